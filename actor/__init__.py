@@ -1,0 +1,1 @@
+"""The vLLM actor: claims tickets, samples groups, verifies them."""

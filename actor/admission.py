@@ -1,0 +1,152 @@
+"""Which tickets an actor has in service. Pure: no engine, no clock.
+
+Train tickets obey the policy:
+
+* fifo: as many as the engine has room for, counted in sequences;
+* frontier(width): RolloutPipe eq. 5-6. F is the `width` lowest orders among the groups that are not
+  serving-complete, and a request is admitted if and only if its group is in F. A slot frees when all K
+  requests of a group have ended, whether or not its rewards are known;
+* window(width): at most `width` groups, and no more than the engine has room for.
+
+The store is the deferred queue: it hands out the lowest orders first, and `num_to_claim` asks only for
+what could start now, so the rest stays there for other actors. Evaluations and probes go first, take
+only room in the engine, and leave the frontier alone.
+
+A ticket that wants newer weights than the ones served waits in hand and takes no slot; servable ones of
+a higher order pass it. But it counts in `num_to_claim`: its weights exist already (the learner issues
+after it publishes), so they are a moment away, and an actor that is behind must not drain the store.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from bridge.types import Ticket, Version
+
+Policy = Literal["fifo", "frontier", "window"]
+
+
+@dataclasses.dataclass(slots=True)
+class _Served:
+    ticket: Ticket
+    num_left: int
+    """Requests that have not ended."""
+
+
+class Admission:
+    """The tickets in hand: waiting, and in service until their last request has ended."""
+
+    def __init__(self, policy: Policy, *, width: int = 0, max_sequences: int, samples_per_group: int) -> None:
+        """`max_sequences` is what the engine runs at once; `width` counts groups (not for fifo).
+
+        Raises:
+          ValueError: a bound below one.
+        """
+        if max_sequences < 1 or samples_per_group < 1 or (policy != "fifo" and width < 1):
+            raise ValueError(
+                f"admission {policy} wants bounds >= 1, got width={width} "
+                f"max_sequences={max_sequences} samples_per_group={samples_per_group}"
+            )
+        self.policy: Policy = policy
+        self.width = width
+        """Groups of the frontier or window; may be changed at any time, also below what is in service."""
+        self._max_sequences = max_sequences
+        self._samples_per_group = samples_per_group
+        self._waiting: dict[str, Ticket] = {}
+        self._served: dict[str, _Served] = {}
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        """Claimed but not admitted, lowest order first."""
+        return sorted(self._waiting.values(), key=_rank)
+
+    @property
+    def in_service(self) -> list[Ticket]:
+        """Admitted and not serving-complete, lowest order first."""
+        return sorted((s.ticket for s in self._served.values()), key=_rank)
+
+    @property
+    def num_sequences(self) -> int:
+        """Requests in the engine."""
+        return sum(s.num_left for s in self._served.values())
+
+    def num_to_claim(self) -> int:
+        """How many more tickets could start now."""
+        if self.policy == "frontier":
+            free = self._num_free_slots()
+        else:
+            room = self._max_sequences - self.num_sequences
+            free = -(-max(0, room) // self._samples_per_group)
+            if self.policy == "window":
+                free = min(free, self._num_free_slots())
+        return max(0, free - len(self._waiting))
+
+    def offer(self, tickets: Iterable[Ticket]) -> None:
+        """Takes claimed tickets.
+
+        Raises:
+          ValueError: one is here already.
+        """
+        for ticket in tickets:
+            if ticket.id in self._waiting or ticket.id in self._served:
+                raise ValueError(f"ticket {ticket.id} was offered twice")
+            self._waiting[ticket.id] = ticket
+
+    def admit(self, served: Version | None) -> list[Ticket]:
+        """Moves into service what may start on the weights now served, lowest order first."""
+        admitted = []
+        for ticket in self.waiting:
+            if served is None or ticket.min_version > served:
+                continue
+            if not self._has_room(ticket):
+                break  # whatever follows is of a higher order
+            del self._waiting[ticket.id]
+            self._served[ticket.id] = _Served(ticket, ticket.num_samples)
+            admitted.append(ticket)
+        return admitted
+
+    def finish_sample(self, ticket_id: str) -> None:
+        """Books one request as ended; after the group's last one its slot is free.
+
+        Raises:
+          KeyError: the ticket is not in service.
+        """
+        entry = self._served[ticket_id]
+        entry.num_left -= 1
+        if entry.num_left == 0:
+            del self._served[ticket_id]
+
+    def remove(self, ticket_id: str) -> None:
+        """Forgets a ticket, wherever it is; an unknown one is fine."""
+        self._waiting.pop(ticket_id, None)
+        self._served.pop(ticket_id, None)
+
+    def _num_free_slots(self) -> int:
+        return max(0, self.width - sum(not _is_pinned(s.ticket) for s in self._served.values()))
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        # A group may start in a place too small for it: what is over waits inside the engine, by order.
+        engine_has_room = self.num_sequences < self._max_sequences
+        if _is_pinned(ticket) or self.policy == "fifo":
+            return engine_has_room
+        has_slot = self._num_free_slots() > 0
+        return has_slot and (self.policy == "frontier" or engine_has_room)
+
+
+def frontier_share(width: int, actors: Sequence[str], me: str) -> int:
+    """This actor's part of a frontier that several actors serve.
+
+    The parts add up to `width`; with more actors than that each keeps one group, rather than stand
+    still on the word of a heartbeat.
+    """
+    names = sorted({*actors, me})
+    share, rest = divmod(width, len(names))
+    return max(1, share + (names.index(me) < rest))
+
+
+def _is_pinned(ticket: Ticket) -> bool:
+    return ticket.kind != "train"
+
+
+def _rank(ticket: Ticket) -> tuple[bool, int, str]:
+    return (not _is_pinned(ticket), ticket.order, ticket.id)

@@ -1,0 +1,69 @@
+"""Puts a ticket's K samples and rewards together; a group exists only when it is complete. Pure."""
+
+import math
+
+import numpy as np
+
+from actor.engine import Sample
+from bridge.types import Group, Rollout, Ticket
+
+
+class GroupBuilder:
+    """One attempt at one ticket."""
+
+    def __init__(self, ticket: Ticket, *, actor: str, started_s: float) -> None:
+        """Starts empty; `started_s` is the Unix time at which the first request entered the engine."""
+        self._ticket = ticket
+        self._actor = actor
+        self._started_s = started_s
+        self._members: dict[int, tuple[Sample, float]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all K samples have their rewards."""
+        return len(self._members) == self._ticket.num_samples
+
+    def add(self, index: int, sample: Sample, reward: float) -> None:
+        """Books sample `index` of 0..K-1.
+
+        Raises:
+          ValueError: no such index, twice the same, or a reward that is no number.
+        """
+        if not 0 <= index < self._ticket.num_samples or index in self._members:
+            raise ValueError(f"ticket {self._ticket.id}: sample {index} is out of range or here already")
+        if not math.isfinite(reward):
+            raise ValueError(f"ticket {self._ticket.id}: sample {index} has reward {reward}")
+        self._members[index] = (sample, reward)
+
+    def build(self, *, finished_s: float) -> Group:
+        """The complete group, its rollouts in order of index.
+
+        Raises:
+          ValueError: it is not complete.
+        """
+        if not self.is_complete:
+            raise ValueError(f"ticket {self._ticket.id} has {len(self._members)} of {self._ticket.num_samples} samples")
+        members = [self._members[i] for i in range(self._ticket.num_samples)]
+        return Group(
+            ticket_id=self._ticket.id,
+            kind=self._ticket.kind,
+            round=self._ticket.round,
+            order=self._ticket.order,
+            prompt_tokens=self._ticket.prompt_tokens,
+            rollouts=tuple(_rollout(sample, reward) for sample, reward in members),
+            incarnation=max(v.incarnation for sample, _ in members for v in sample.token_versions),
+            actor=self._actor,
+            started_s=self._started_s,
+            finished_s=finished_s,
+        )
+
+
+def _rollout(sample: Sample, reward: float) -> Rollout:
+    return Rollout(
+        tokens=sample.tokens,
+        loss_mask=np.ones(sample.tokens.size, np.bool_),
+        behavior_logprobs=sample.logprobs,
+        token_versions=np.asarray([v.step for v in sample.token_versions], np.int32),
+        finish=sample.finish,
+        reward=reward,
+    )

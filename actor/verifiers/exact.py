@@ -1,0 +1,14 @@
+"""Exact match after normalisation."""
+
+import unicodedata
+
+from bridge.types import Task
+
+
+def score(response_text: str, task: Task) -> float:
+    """1 if response and answer are the same text, else 0; case, Unicode form and white space don't count."""
+    return float(_normalize(response_text) == _normalize(task.answer))
+
+
+def _normalize(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

@@ -1,0 +1,136 @@
+"""Verifier workers: off the event loop, with a deadline, killed and started again when they hang.
+
+What goes wrong here is the infrastructure's fault, never the response's: it is tried again, then
+reported as a `VerifierError`. It never becomes a reward.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import pathlib
+import struct
+import sys
+from collections.abc import Sequence
+
+import msgspec
+from absl import logging
+
+from actor.verifiers import worker
+from actor.verifiers.worker import Answer, Question
+from bridge.types import Task
+
+LOAD_TIMEOUT_S = 120.0
+"""For starting a worker and importing a verifier's library; the deadline proper begins after that."""
+COMMAND = (sys.executable, "-m", worker.__name__)
+_PROJECT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class VerifierError(RuntimeError):
+    """A response could not be judged."""
+
+
+class VerifierPool:
+    """A number of worker processes, each with one response at a time."""
+
+    def __init__(self, *, num_workers: int, timeout_s: float, retries: int, command: Sequence[str] = COMMAND) -> None:
+        """Workers are started when they are first needed."""
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._workers = [_Worker(command) for _ in range(num_workers)]
+        for w in self._workers:
+            self._idle.put_nowait(w)
+        self.num_failures = 0
+        """Attempts that failed, whether or not a later one succeeded."""
+
+    async def score(self, response_text: str, task: Task) -> float:
+        """The reward of a response.
+
+        Raises:
+          VerifierError: every attempt failed, hung or gave no finite number.
+        """
+        problem = ""
+        for _ in range(1 + self._retries):
+            one = await self._idle.get()
+            try:
+                return await self._attempt(one, Question(task=task, response_text=response_text))
+            except VerifierError as e:
+                problem = str(e)
+                self.num_failures += 1
+                logging.warning("verifier failed verifier=%s problem=%r", task.verifier, problem)
+            finally:
+                self._idle.put_nowait(one)
+        raise VerifierError(f"verifier {task.verifier}: {problem} ({1 + self._retries} attempts)")
+
+    async def close(self) -> None:
+        """Ends the workers."""
+        for w in self._workers:
+            await w.kill()
+
+    async def _attempt(self, one: "_Worker", question: Question) -> float:
+        name = question.task.verifier
+        try:
+            if name not in one.loaded:
+                await self._ask(one, Question(task=question.task, response_text=None), LOAD_TIMEOUT_S)
+                one.loaded.add(name)
+            reward = await self._ask(one, question, self._timeout_s)
+        except asyncio.CancelledError:
+            await one.kill()  # its next answer would be to a question nobody asks any more
+            raise
+        if reward is None or not math.isfinite(reward):
+            raise VerifierError(f"the reward is {reward}")
+        return reward
+
+    async def _ask(self, one: "_Worker", question: Question, timeout_s: float) -> float | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await one.ask(question)
+        except TimeoutError as e:
+            await one.kill()
+            raise VerifierError(f"no answer after {timeout_s} s") from e
+        except (asyncio.IncompleteReadError, OSError, struct.error, msgspec.MsgspecError, ValueError) as e:
+            await one.kill()
+            raise VerifierError(f"the worker broke down: {type(e).__name__}: {e}") from e
+        if answer.error:
+            raise VerifierError(answer.error)
+        return answer.reward
+
+
+class _Worker:
+    """One process; started by its first question, and again after each kill."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+        self.loaded: set[str] = set()
+
+    async def ask(self, question: Question) -> Answer:
+        if self._process is None or self._process.returncode is not None:
+            await self.kill()
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                # One thread each: the cores are the engine's.
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(_PROJECT),
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+            )
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(worker.frame(question))
+        await stdin.drain()
+        length = worker.frame_length(await stdout.readexactly(4))
+        return msgspec.msgpack.decode(await stdout.readexactly(length), type=Answer)
+
+    async def kill(self) -> None:
+        process, self._process = self._process, None
+        self.loaded.clear()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

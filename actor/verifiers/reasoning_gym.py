@@ -1,0 +1,27 @@
+"""reasoning-gym's own verifiers; the task's metadata is the library's entry, as JSON."""
+
+import functools
+import json
+from typing import Any
+
+import reasoning_gym
+
+from bridge.types import Task
+
+
+def score(response_text: str, task: Task) -> float:
+    """What the task family's `score_answer` gives for the whole response, stripped; 0 to 1.
+
+    Raises:
+      ValueError: the metadata names no task family.
+    """
+    entry = json.loads(task.metadata)
+    family = entry.get("metadata", {}).get("source_dataset")
+    if not family:
+        raise ValueError("Task.metadata holds no reasoning-gym entry (metadata.source_dataset is missing)")
+    return float(_score_answer(family)(response_text.strip(), entry))
+
+
+@functools.cache
+def _score_answer(family: str) -> Any:  # the library annotates it as taking nothing
+    return reasoning_gym.get_score_answer_fn(family)

@@ -1,0 +1,94 @@
+"""A process that judges responses: `python -m actor.verifiers.worker`, spoken to over its pipes.
+
+A message is four bytes of length (big-endian) and msgpack. There is one answer to each question, in
+order. It ends with its input, or with its parent.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+import msgspec
+
+from actor.verifiers import registry
+from bridge.types import Task
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+MAX_MEMORY_BYTES = 4 * 2**30
+"""Of address space; beyond it the verifier fails instead of the machine."""
+_LENGTH = struct.Struct(">I")
+_PR_SET_PDEATHSIG = 1
+
+
+class Question(msgspec.Struct):
+    """One response to judge; without one, the verifier is only loaded."""
+
+    task: Task
+    response_text: str | None
+
+
+class Answer(msgspec.Struct):
+    """A reward, or what went wrong."""
+
+    reward: float | None = None
+    error: str = ""
+
+
+def frame(message: Question | Answer) -> bytes:
+    """A message as it is sent.
+
+    Raises:
+      ValueError: it is too large.
+    """
+    body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes, at most {MAX_MESSAGE_BYTES} may be sent")
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_length(head: bytes) -> int:
+    """How many bytes follow these four.
+
+    Raises:
+      ValueError: too many.
+    """
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes, at most {MAX_MESSAGE_BYTES} may come")
+    return length
+
+
+def serve(load: Callable[[str], registry.Verifier], source: BinaryIO, sink: BinaryIO) -> None:
+    """Answers questions until the input ends."""
+    while head := source.read(_LENGTH.size):
+        question = msgspec.msgpack.decode(source.read(frame_length(head)), type=Question)
+        sink.write(frame(_answer(load, question)))
+        sink.flush()
+
+
+def main(load: Callable[[str], registry.Verifier] = registry.load) -> None:
+    """Serves on standard input and output."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also in a hung verifier
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    # What a verifier prints must not end up between the answers.
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(load, sys.stdin.buffer, sink)
+
+
+def _answer(load: Callable[[str], registry.Verifier], question: Question) -> Answer:
+    try:
+        score = load(question.task.verifier)
+        return Answer(reward=None if question.response_text is None else score(question.response_text, question.task))
+    except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
+        return Answer(error=f"{type(e).__name__}: {e}")
+
+
+if __name__ == "__main__":
+    main()

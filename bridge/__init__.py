@@ -1,0 +1,1 @@
+"""The contract between learner and actor, and the two places where they meet."""

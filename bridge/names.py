@@ -1,0 +1,172 @@
+"""Flax parameter paths <-> Hugging Face tensor names, for the Qwen2 and Qwen3 families.
+
+The learner stacks the layers of one kind of tensor in one array, `[layers, ...]`, and keeps Hugging
+Face's layout inside (`[out, in]` for a kernel). So a Hugging Face tensor is either a whole leaf or one
+contiguous slice of a leaf, and nothing is ever transposed. The families differ only in which tensors
+exist; their names are the same.
+
+Pure python, no numpy, no jax: leaves are whatever the caller has, as long as `leaf[layer]` is a layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+STACKED_PREFIX = "layers/"
+
+_HEAD_PATH = "lm_head/kernel"
+_WHOLE = {
+    "embed/embedding": "model.embed_tokens.weight",
+    "final_norm/scale": "model.norm.weight",
+    _HEAD_PATH: "lm_head.weight",
+}
+_IN_LAYER = {
+    "layers/input_norm/scale": "input_layernorm.weight",
+    "layers/q_proj/kernel": "self_attn.q_proj.weight",
+    "layers/q_proj/bias": "self_attn.q_proj.bias",
+    "layers/k_proj/kernel": "self_attn.k_proj.weight",
+    "layers/k_proj/bias": "self_attn.k_proj.bias",
+    "layers/v_proj/kernel": "self_attn.v_proj.weight",
+    "layers/v_proj/bias": "self_attn.v_proj.bias",
+    "layers/q_norm/scale": "self_attn.q_norm.weight",
+    "layers/k_norm/scale": "self_attn.k_norm.weight",
+    "layers/o_proj/kernel": "self_attn.o_proj.weight",
+    "layers/o_proj/bias": "self_attn.o_proj.bias",
+    "layers/post_norm/scale": "post_attention_layernorm.weight",
+    "layers/gate_proj/kernel": "mlp.gate_proj.weight",
+    "layers/up_proj/kernel": "mlp.up_proj.weight",
+    "layers/down_proj/kernel": "mlp.down_proj.weight",
+}
+_QKV_BIAS = frozenset({"layers/q_proj/bias", "layers/k_proj/bias", "layers/v_proj/bias"})
+_QK_NORM = frozenset({"layers/q_norm/scale", "layers/k_norm/scale"})
+_HF_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]*)\.(.+)")
+_PATH_IN_LAYER = {suffix: path for path, suffix in _IN_LAYER.items()}
+_PATH_OF_WHOLE = {name: path for path, name in _WHOLE.items()}
+
+
+def is_stacked(path: str) -> bool:
+    """Whether the leaf at `path` holds one slice a layer along its first dim."""
+    return path.startswith(STACKED_PREFIX)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ParamNames:
+    """The parameters of one model, under both names."""
+
+    num_layers: int
+    tie_word_embeddings: bool
+    """The output head is the embedding: there is no `lm_head` on either side."""
+    qkv_bias: bool
+    o_bias: bool
+    qk_norm: bool
+
+    def __post_init__(self) -> None:
+        """Refuses a model without layers."""
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers must be >= 1, got {self.num_layers}")
+
+    def paths(self) -> tuple[str, ...]:
+        """Every Flax path of this model: embedding, the layers' leaves, final norm, head."""
+        layer_paths = (path for path in _IN_LAYER if self._has(path))
+        head = () if self.tie_word_embeddings else (_HEAD_PATH,)
+        return ("embed/embedding", *layer_paths, "final_norm/scale", *head)
+
+    def hf_names(self, path: str) -> tuple[str, ...]:
+        """The Hugging Face names behind one leaf: one a layer when stacked, otherwise one.
+
+        Raises:
+          ValueError: this model has no such path.
+        """
+        if not self._has(path):
+            raise ValueError(f"no parameter {path!r} in this model, wanted one of {list(self.paths())}")
+        if is_stacked(path):
+            return tuple(f"model.layers.{i}.{_IN_LAYER[path]}" for i in range(self.num_layers))
+        return (_WHOLE[path],)
+
+    def all_hf_names(self) -> tuple[str, ...]:
+        """Every Hugging Face name of this model, leaf by leaf."""
+        return tuple(name for path in self.paths() for name in self.hf_names(path))
+
+    def locate(self, hf_name: str) -> tuple[str, int | None]:
+        """Where a Hugging Face tensor lives: (path, layer), layer None when it is the whole leaf.
+
+        Raises:
+          ValueError: this model has no such tensor.
+        """
+        path, layer = _PATH_OF_WHOLE.get(hf_name), None
+        if match := _HF_LAYER.fullmatch(hf_name):
+            path, layer = _PATH_IN_LAYER.get(match[2]), int(match[1])
+        if path is None or not self._has(path) or (layer is not None and layer >= self.num_layers):
+            raise ValueError(f"no tensor {hf_name!r} in this model ({self})")
+        return path, layer
+
+    def iter_tensors(self, leaves: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Walks the leaves of a model in order and yields (Hugging Face name, whole leaf or layer slice).
+
+        Args:
+          leaves: path -> array, as `flatten` gives it; stacked leaves are `[layers, ...]`.
+
+        Raises:
+          ValueError: a path is missing or unexpected, or a stack has another number of layers.
+        """
+        check_same_names("parameter", got=leaves, wanted=self.paths())
+        for path in self.paths():
+            leaf, names = leaves[path], self.hf_names(path)
+            if not is_stacked(path):
+                yield names[0], leaf
+                continue
+            if leaf.shape[0] != self.num_layers:
+                raise ValueError(f"{path}: got {leaf.shape[0]} layers, wanted {self.num_layers}")
+            for layer, name in enumerate(names):
+                yield name, leaf[layer]
+
+    def _has(self, path: str) -> bool:
+        if path in _QKV_BIAS:
+            return self.qkv_bias
+        if path in _QK_NORM:
+            return self.qk_norm
+        if path == "layers/o_proj/bias":
+            return self.o_bias
+        if path == _HEAD_PATH:
+            return not self.tie_word_embeddings
+        return path in _IN_LAYER or path in _WHOLE
+
+
+def check_same_names(kind: str, *, got: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
+    """Compares two sets of names.
+
+    Raises:
+      ValueError: they differ; says what is missing and what is unexpected (the first 8 of each).
+    """
+    missing = [name for name in wanted if name not in got]
+    unexpected = sorted(set(got) - set(wanted))
+    if missing or unexpected:
+        raise ValueError(
+            f"{kind} names differ: {len(missing)} missing {missing[:8]}, {len(unexpected)} unexpected {unexpected[:8]}"
+        )
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested dict of parameters as {"layers/q_proj/kernel": leaf, ...}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{key}/{rest}": leaf for rest, leaf in flatten(value).items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree

@@ -1,0 +1,116 @@
+"""Warm shared memory: a file whose pages are allocated and mapped once and then reused.
+
+Writing to pages that the kernel has yet to find and clear costs several times the copy itself, so
+a segment is allocated in full, touched once, kept mapped, and only ever grows.
+"""
+
+import fcntl
+import mmap
+import os
+import pathlib
+import time
+
+import blake3
+import numpy as np
+
+ALIGN_BYTES = 64  # a cache line, and enough for every dtype and vector instruction
+_COPY_BYTES = 4 * 2**20
+_THREADS_PAY_BYTES = 2**20
+
+
+class Segment:
+    """A file that stays mapped; grows, never shrinks."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Opens or makes the file; it is mapped by `reserve`."""
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._map: mmap.mmap | None = None
+        self._num_mapped_bytes = 0
+
+    def missing_bytes(self, num_bytes: int) -> int:
+        """Memory that `reserve(num_bytes)` would take beyond what the file holds."""
+        return max(0, num_bytes - os.fstat(self._fd).st_blocks * 512)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Makes at least so many bytes warm; what the file holds stays.
+
+        Raises:
+          OSError: the file system is full (ENOSPC).
+        """
+        if self._num_mapped_bytes >= max(num_bytes, 1):
+            return
+        size = max(num_bytes, os.fstat(self._fd).st_size, 1)
+        os.posix_fallocate(self._fd, 0, size)
+        # Views of an older, smaller map keep that one alive; both show the same memory.
+        self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._num_mapped_bytes = size
+
+    def bytes_view(self, num_bytes: int) -> np.ndarray:
+        """The first `num_bytes` as a writable uint8 vector."""
+        if self._map is None or num_bytes > self._num_mapped_bytes:
+            raise ValueError(f"{self.path}: {num_bytes} bytes wanted, {self._num_mapped_bytes} reserved")
+        return np.frombuffer(self._map, np.uint8, num_bytes)
+
+    def lock(self, *, timeout_s: float) -> bool:
+        """Keeps readers out; False if one is still copying when the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while not try_flock(self._fd, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def unlock(self) -> None:
+        """Lets readers in."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def copy_from(self, fd: int, num_bytes: int) -> str:
+        """Copies a file's first bytes here and returns the BLAKE3 of what arrived.
+
+        Raises:
+          EOFError: the file is shorter.
+        """
+        target = self.bytes_view(num_bytes)
+        hasher = blake3.blake3(max_threads=_num_threads(num_bytes))
+        position = 0
+        while position < num_bytes:
+            block = target[position : position + _COPY_BYTES]
+            num_read = os.preadv(fd, [block.data], position)
+            if num_read == 0:
+                raise EOFError(f"ends at byte {position}, {num_bytes} expected")
+            hasher.update(block[:num_read].data)  # still in cache
+            position += num_read
+        return hasher.hexdigest()
+
+    def close(self) -> None:
+        """Lets go of the file; views handed out stay valid."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._map, self._num_mapped_bytes = None, 0
+
+
+def try_flock(fd: int, operation: int) -> bool:
+    """Takes a lock if nobody is in the way; the kernel drops it when its holder dies."""
+    try:
+        fcntl.flock(fd, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def hash_bytes(data: np.ndarray) -> str:
+    """BLAKE3 of a uint8 vector, on all cores when it is large."""
+    return blake3.blake3(data.data, max_threads=_num_threads(data.size)).hexdigest()
+
+
+def replace_file(path: pathlib.Path, data: bytes) -> None:
+    """Writes a small file so that others see the old one or the new one, whole."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(data)
+    os.replace(part, path)
+
+
+def _num_threads(num_bytes: int) -> int:
+    return blake3.blake3.AUTO if num_bytes >= _THREADS_PAY_BYTES else 1

@@ -1,0 +1,141 @@
+"""The store: where tickets, complete groups and heartbeats meet.
+
+Small, durable, transactional. Every call is one transaction; a process may be killed between any
+two of them. Implementations: `sqlite_store.SqliteStore` (one machine).
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from bridge.types import Group, Heartbeat, Ticket
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group and its place in the order of arrival."""
+
+    seq: int
+    group: Group
+
+
+class GroupStore(Protocol):
+    """What every store does, whatever is behind it.
+
+    A ticket is `open`, `claimed` (leased by one actor), `done` (its group is here) or `acknowledged`
+    (its group was trained and the checkpoint that says so is on disk).
+    """
+
+    def put_tickets(self, tickets: Iterable[Ticket]) -> int:
+        """Offers tickets; ids the store already knows are left alone. Returns how many were new."""
+        ...
+
+    def claim(self, actor: str, *, limit: int, lease_s: float) -> list[Ticket]:
+        """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
+
+        Raises:
+          FencedError: the learner has fenced this actor.
+        """
+        ...
+
+    def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
+        """Extends leases; returns the ids this actor still holds (the others were taken over)."""
+        ...
+
+    def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
+        """Gives leased tickets back unserved; the next claim offers them at once."""
+        ...
+
+    def put_group(self, group: Group) -> bool:
+        """Stores a complete group. False if a group of that ticket is here or was acknowledged.
+
+        Raises:
+          KeyError: no ticket of that id was ever put.
+          ValueError: the group does not fit its ticket (prompt, number of rollouts, kind).
+        """
+        ...
+
+    def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
+        """Unacknowledged groups of a kind in order of arrival, from the first after `after_seq`."""
+        ...
+
+    def acknowledge(self, ticket_ids: Sequence[str]) -> None:
+        """Forgets these groups' data; their ids stay known, so a late copy is refused."""
+        ...
+
+    def reissue(self, ticket_ids: Sequence[str]) -> int:
+        """Drops these tickets' groups, if any, and offers the tickets again. Returns how many."""
+        ...
+
+    def withdraw(self, ticket_ids: Sequence[str]) -> None:
+        """Forgets tickets that nobody needs any more, wherever they are."""
+        ...
+
+    def withdraw_pinned(self) -> None:
+        """Forgets all evaluation and probe tickets, and their groups: nobody waits for them any more."""
+        ...
+
+    def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
+        """Goes back to a checkpoint: what was open then and acknowledged since is offered again; returns how many.
+
+        Tickets issued after it are forgotten, since the learner issues the same ones anew when it gets there;
+        but one whose group is here, made by weights of no later step, stays: it need not be generated again.
+
+        Args:
+          open_ids: training tickets that were open then.
+          next_order: the order that was to be issued next then.
+          step: the checkpoint's.
+        """
+        ...
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        """Records that a process lives."""
+        ...
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """The last heartbeat of every process."""
+        ...
+
+    def fence(self, actor: str, reason: str) -> None:
+        """Refuses this actor's claims and groups from now on; what it holds or made goes to others."""
+        ...
+
+    def fenced(self, actor: str) -> str | None:
+        """Why an actor is fenced; None if it isn't."""
+        ...
+
+    def fenced_actors(self) -> set[str]:
+        """The names of all fenced actors."""
+        ...
+
+    def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
+        """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
+        ...
+
+    def failed(self) -> dict[str, str]:
+        """Tickets that nobody could make a group for, and why."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Tickets by state: open, claimed, done, acknowledged, failed; also reissued (a running total)."""
+        ...
+
+    def next_incarnation(self) -> int:
+        """A new learner incarnation, one higher than the last; the first is 0."""
+        ...
+
+    def record_restore(self, incarnation: int, step: int) -> None:
+        """Records the step that a learner's incarnation began at: later ones of those before it are abandoned."""
+        ...
+
+    def restores(self) -> dict[int, int]:
+        """Incarnation -> the step it began at."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the store; its contents stay."""
+        ...
+
+
+class FencedError(RuntimeError):
+    """This actor may not serve: what it generated did not match the learner's weights."""

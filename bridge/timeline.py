@@ -1,0 +1,123 @@
+"""The event log: what each process did when, in Chrome's trace format (opens in Perfetto).
+
+Every process appends whole lines to a file of its own, so a killed process loses at most the line
+it was writing. `merge` joins them into one JSON object with one track a process name, over
+restarts and machines (process ids repeat; names do not).
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+
+class Timeline:
+    """Appends one process's events; times are Unix microseconds. Safe to use from several threads."""
+
+    def __init__(self, folder: str | os.PathLike[str], process: str) -> None:
+        """Opens `folder/process.jsonl` for appending.
+
+        Raises:
+          ValueError: `process` is no plain file name.
+        """
+        if not process or os.path.basename(process) != process:
+            raise ValueError(f"a process's name must do as a file name, got {process!r}")
+        path = pathlib.Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._file = open(path / f"{process}.jsonl", "a+b", buffering=0)
+        # A predecessor killed in the middle of a line left no end to it.
+        size = self._file.seek(0, os.SEEK_END)
+        if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
+            self._file.write(b"\n")
+        self._write({"name": "process_name", "ph": "M", "ts": 0, "args": {"name": process}})
+
+    def span(self, name: str, start_s: float, end_s: float, *, lane: int = 0, **args: Any) -> None:
+        """Records something that took from `start_s` to `end_s` (Unix seconds).
+
+        `lane` is the row inside the process's track; overlapping spans belong in different lanes.
+        """
+        self._span(name, start_s, end_s, lane, args)
+
+    def instant(self, name: str, *, time_s: float | None = None, **args: Any) -> None:
+        """Records something that happened at one moment (default: now)."""
+        when = time.time() if time_s is None else time_s
+        self._write({"name": name, "ph": "i", "s": "p", "ts": when * 1e6, "tid": 0, "args": args})
+
+    @contextlib.contextmanager
+    def measure(self, name: str, *, lane: int = 0, **args: Any) -> Iterator[dict[str, Any]]:
+        """Records the time its block takes; entries put into the yielded dict become arguments."""
+        start = time.time()
+        try:
+            yield args
+        finally:
+            self._span(name, start, time.time(), lane, args)
+
+    def close(self) -> None:
+        """Closes the file; what is recorded after that goes nowhere."""
+        with self._lock:
+            self._file.close()
+
+    def _span(self, name: str, start_s: float, end_s: float, lane: int, args: Mapping[str, Any]) -> None:
+        duration_s = max(0.0, end_s - start_s)
+        self._write({"name": name, "ph": "X", "ts": start_s * 1e6, "dur": duration_s * 1e6, "tid": lane, "args": args})
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        event = {**event, "pid": os.getpid()}
+        try:
+            line = json.dumps(event, allow_nan=False, default=_plain)
+        except ValueError:
+            # JSON has no NaN or infinity, and a log must not stop a run whose loss became one.
+            args = {k: str(v) for k, v in event["args"].items()}
+            line = json.dumps({**event, "args": args}, allow_nan=False)
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(line.encode() + b"\n")  # unbuffered: one write call, one whole line
+
+
+def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All events of a folder, in order of time; a torn line of a killed process is left out.
+
+    `pid` is the file's number, from 1 in order of name: one for each process name.
+
+    Raises:
+      ValueError: a line in the middle of a process's life is no JSON.
+    """
+    events = []
+    for track, path in enumerate(sorted(pathlib.Path(folder).glob("*.jsonl")), start=1):
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        for i, line in enumerate(lines):
+            if not line:
+                continue
+            try:
+                events.append({**json.loads(line), "pid": track})
+            except json.JSONDecodeError as e:
+                # Killed while writing: nothing follows, or the first line of the process that took over.
+                following = lines[i + 1] if i + 1 < len(lines) else ""
+                if following and '"process_name"' not in following:
+                    raise ValueError(f"{path}:{i + 1}: not a JSON event") from e
+    return sorted(events, key=lambda e: e["ts"])
+
+
+def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Writes `folder`'s events as one Chrome trace file, with times from the first event on."""
+    events = read(folder)
+    origin = min((e["ts"] for e in events if e["ph"] != "M"), default=0.0)
+    for e in events:
+        if e["ph"] != "M":
+            e["ts"] -= origin
+    target = pathlib.Path(target)
+    part = target.with_name(target.name + ".part")
+    body = {"traceEvents": events, "displayTimeUnit": "ms", "metadata": {"start_unix_s": origin / 1e6}}
+    part.write_text(json.dumps(body), encoding="utf-8")
+    os.replace(part, target)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)

@@ -1,0 +1,265 @@
+"""Wire types: everything that travels between processes, validated when it is made.
+
+A value that violates its type's contract cannot be built, so whatever comes out of the codec is
+as good as what went in. Arrays are numpy; shapes use P (prompt tokens), T (response tokens).
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32
+
+TicketKind = Literal["train", "eval", "probe"]
+"""`train` groups are learned from; `eval` groups are held-out problems; `probe` groups exist to
+compare the engine's logprobs with the learner's after a publish."""
+
+Finish = Literal["stop", "length"]
+"""Why a response ended: an end-of-sequence or stop token, or the token limit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Version:
+    """Which weights: the learner's incarnation and the optimizer step they were exported at.
+
+    The incarnation goes up each time a learner starts, so weights of an abandoned future (written
+    after the checkpoint that a restarted learner went back to) can be told from the ones it serves.
+    """
+
+    incarnation: int
+    step: int
+
+    def __post_init__(self) -> None:
+        """Refuses negative counts."""
+        if self.incarnation < 0 or self.step < 0:
+            raise ValueError(f"version counts must be >= 0, got {self}")
+
+    def __str__(self) -> str:
+        """`incarnation:step`, the form the engine stamps on its tokens."""
+        return f"{self.incarnation}:{self.step}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Version":
+        """Reads `incarnation:step`.
+
+        Raises:
+          ValueError: the text has another form.
+        """
+        head, sep, tail = text.partition(":")
+        if not (sep and head.isdigit() and tail.isdigit()):
+            raise ValueError(f"a version reads incarnation:step, got {text!r}")
+        return cls(incarnation=int(head), step=int(tail))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the engine samples one response."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses values the engine would reject or read otherwise."""
+        if self.max_tokens < 1 or not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(
+                f"want 1 <= max_tokens and 0 <= min_tokens <= max_tokens, "
+                f"got max_tokens={self.max_tokens} min_tokens={self.min_tokens}"
+            )
+        if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(
+                "want a finite temperature >= 0, 0 < top_p <= 1, top_k >= 0, "
+                f"got temperature={self.temperature} top_p={self.top_p} top_k={self.top_k}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a response is judged by: a verifier's name and what that verifier needs."""
+
+    verifier: str
+    answer: str
+    metadata: str = "{}"
+    """JSON that only the verifier reads."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """One prompt to sample K times: the only credit in the system."""
+
+    id: str
+    kind: TicketKind
+    round: int
+    order: int
+    """Submission order; the lowest is served first. Evaluation and probe tickets use negative orders."""
+    prompt_tokens: Int32[np.ndarray, " P"]
+    task: Task
+    num_samples: int
+    sampling: Sampling
+    min_version: Version
+    """No token of this ticket's group may come from weights of an earlier step."""
+
+    def __post_init__(self) -> None:
+        """Refuses a ticket that no actor could serve."""
+        _check_vector("prompt_tokens", self.prompt_tokens, np.int32)
+        if not self.id:
+            raise ValueError("a ticket needs an id")
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples must be >= 1, got {self.num_samples} for ticket {self.id}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One verified response, exactly as the engine sampled it."""
+
+    tokens: Int32[np.ndarray, " T"]
+    """What follows the prompt: sampled tokens, and in multi-turn rollouts the environment's."""
+    loss_mask: Bool[np.ndarray, " T"]
+    """True where the policy sampled the token; only those train."""
+    behavior_logprobs: Float32[np.ndarray, " T"]
+    """Nats, under the engine's processed distribution (temperature, top-p, top-k); 0 where not sampled."""
+    token_versions: Int32[np.ndarray, " T"]
+    """Learner step of the weights behind each token; never decreases."""
+    finish: Finish
+    reward: float
+
+    def __post_init__(self) -> None:
+        """Refuses ragged, empty or non-finite data."""
+        _check_vector("tokens", self.tokens, np.int32)
+        _check_vector("loss_mask", self.loss_mask, np.bool_)
+        _check_vector("behavior_logprobs", self.behavior_logprobs, np.float32)
+        _check_vector("token_versions", self.token_versions, np.int32)
+        sizes = {
+            self.tokens.size,
+            self.loss_mask.size,
+            self.behavior_logprobs.size,
+            self.token_versions.size,
+        }
+        if len(sizes) != 1:
+            raise ValueError(f"a rollout's arrays must share one length T, got {sorted(sizes)}")
+        if not self.loss_mask.any():
+            raise ValueError("a rollout needs at least one sampled token (loss_mask is all False)")
+        # Compared, not subtracted: an int32 difference can wrap around.
+        if np.any(self.token_versions[1:] < self.token_versions[:-1]) or self.token_versions[0] < 0:
+            raise ValueError("token_versions must be >= 0 and must not decrease")
+        if not np.all(np.isfinite(self.behavior_logprobs)) or np.any(self.behavior_logprobs > 1e-3):
+            raise ValueError("behavior_logprobs must be finite and <= 0")
+        if not np.isfinite(self.reward):
+            raise ValueError(f"reward must be finite, got {self.reward}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A ticket's K rollouts; it exists only when complete."""
+
+    ticket_id: str
+    kind: TicketKind
+    round: int
+    order: int
+    prompt_tokens: Int32[np.ndarray, " P"]
+    rollouts: tuple[Rollout, ...]
+    incarnation: int
+    """Incarnation of the newest weights that made any of its tokens."""
+    actor: str
+    started_s: float
+    """Unix time at which its first sample entered the engine."""
+    finished_s: float
+    """Unix time at which its last reward was known."""
+
+    def __post_init__(self) -> None:
+        """Refuses an empty group."""
+        _check_vector("prompt_tokens", self.prompt_tokens, np.int32)
+        if not self.rollouts:
+            raise ValueError(f"group {self.ticket_id} has no rollouts")
+
+    @property
+    def min_step(self) -> int:
+        """Step of the oldest weights behind any of its tokens."""
+        return min(int(r.token_versions[0]) for r in self.rollouts)
+
+    @property
+    def max_step(self) -> int:
+        """Step of the newest weights behind any of its tokens."""
+        return max(int(r.token_versions[-1]) for r in self.rollouts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the learner computes: K prompts and K responses."""
+        return sum(self.prompt_tokens.size + r.tokens.size for r in self.rollouts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Where one tensor lies in a snapshot's data file."""
+
+    name: str
+    """Hugging Face name."""
+    dtype: str
+    """numpy's or ml_dtypes' name: float32, bfloat16, float16."""
+    shape: tuple[int, ...]
+    offset_bytes: int
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One data file of a snapshot and what its bytes hash to."""
+
+    name: str
+    num_bytes: int
+    blake3: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightManifest:
+    """A weight snapshot's table of contents; what it does not list is not in the snapshot."""
+
+    run: str
+    version: Version
+    tensors: tuple[TensorEntry, ...]
+    file: FileEntry
+    tokenizer_hash: str
+    base_version: Version | None = None
+    """Set on a delta: the version whose tensors this one changes."""
+    hmac: str | None = None
+    """Keyed hash over the rest of the manifest, where snapshots cross machines."""
+    created_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses overlapping or out-of-range tensors and double names."""
+        names = [t.name for t in self.tensors]
+        if len(set(names)) != len(names):
+            raise ValueError("a manifest names a tensor twice")
+        end = 0
+        for t in sorted(self.tensors, key=lambda t: t.offset_bytes):
+            if t.offset_bytes < end or t.num_bytes < 0:
+                raise ValueError(f"tensor {t.name} overlaps the one before it at byte {t.offset_bytes}")
+            end = t.offset_bytes + t.num_bytes
+        if end > self.file.num_bytes:
+            raise ValueError(f"tensors end at byte {end}, the file has {self.file.num_bytes}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A process saying that it lives, and what it is doing."""
+
+    process: str
+    role: Literal["learner", "actor"]
+    pid: int
+    time_s: float
+    version: Version | None = None
+    """An actor's: the weights it serves."""
+    detail: str = ""
+
+
+def _check_vector(name: str, value: np.ndarray, dtype: type[np.generic]) -> None:
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype != np.dtype(dtype):
+        got = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueError(f"{name} must be a {np.dtype(dtype).name} vector, got {got}")
+    if value.size == 0:
+        raise ValueError(f"{name} must not be empty")

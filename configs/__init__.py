@@ -1,0 +1,1 @@
+"""Frozen, validated configuration and one file per preset."""

@@ -1,0 +1,235 @@
+"""Presets and typed command-line overrides: `--config=FILE --config.section.field=value`.
+
+Values are converted to the field's declared type by msgspec; what does not fit is refused by name
+before anything starts.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import os
+import pathlib
+import typing
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from configs.schema import Config
+
+
+def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Takes the `--config.a.b=v` arguments out of a command line.
+
+    Returns the other arguments and the overrides by dotted path.
+
+    Raises:
+      ValueError: an override has no value, or is there twice.
+    """
+    rest, overrides = [], {}
+    for arg in argv:
+        body = arg.lstrip("-")
+        if not (arg.startswith("-") and body.startswith("config.")):
+            rest.append(arg)
+            continue
+        path, sep, value = body.removeprefix("config.").partition("=")
+        if not sep:
+            raise ValueError(f"{arg}: an override needs a value, as in --config.{path}=VALUE")
+        if path in overrides:
+            raise ValueError(f"--config.{path} is given twice")
+        overrides[path] = value
+    return rest, overrides
+
+
+def load_preset(path: str) -> Config:
+    """Runs a preset file's `get_config()`; `FILE.py:SIZE` hands it a size.
+
+    Raises:
+      ValueError: no such file (the presets that exist are named), or it returns something else.
+    """
+    name, _, size = path.partition(":")
+    file = pathlib.Path(name)
+    if not file.is_file():
+        folder = pathlib.Path(__file__).parent
+        names = [f"configs/{p.name}" for p in sorted(folder.glob("*.py")) if "\ndef get_config" in p.read_text()]
+        raise ValueError(f"no config file {name!r}; presets are {', '.join(names)}")
+    spec = importlib.util.spec_from_file_location(f"sluice_preset_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{name!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        config = module.get_config(*([size] if size else []))
+    except TypeError as e:
+        raise ValueError(f"{path}: {e}") from e
+    if not isinstance(config, Config):
+        raise ValueError(f"{path}: get_config() must return a configs.schema.Config, got {type(config)}")
+    return config
+
+
+def apply(config: Config, overrides: Mapping[str, str]) -> Config:
+    """Replaces fields by dotted path and validates the result as a whole.
+
+    Raises:
+      ValueError: an unknown field (the nearest valid one is named), or a value of another type.
+    """
+    raw = dataclasses.asdict(config)
+    for path, text in overrides.items():
+        kind = _field_type(path)
+        parents, _, leaf = path.rpartition(".")
+        node = raw
+        for part in parents.split(".") if parents else ():
+            node = node[part]
+        node[leaf] = _parse(path, text, kind)
+    return from_dict(raw)
+
+
+def from_dict(raw: Mapping[str, Any]) -> Config:
+    """Builds a `Config` from plain data, refusing unknown fields and other types.
+
+    Raises:
+      ValueError: naming the field.
+    """
+    for path in _leaves(raw):
+        _field_type(path)
+    try:
+        return msgspec.convert(raw, Config)
+    except msgspec.ValidationError as e:
+        raise ValueError(f"config: {e}".replace("`$.", "`config.")) from e
+
+
+def to_json(config: Config) -> str:
+    """The config as indented JSON; `from_dict(json.loads(...))` reads it back."""
+    return json.dumps(dataclasses.asdict(config), indent=2, sort_keys=True) + "\n"
+
+
+def check_run_folder(config: Config) -> None:
+    """Checks that the run folder is new, or belongs to this very config.
+
+    A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ.
+
+    Raises:
+      ValueError: the folder holds another config (the fields that differ are named), or other files.
+    """
+    folder = pathlib.Path(config.run_dir)
+    file = folder / "config.json"
+    if file.is_file():
+        try:
+            old = json.loads(file.read_text())
+        except ValueError as e:
+            raise ValueError(f"{file} is not JSON ({e}); choose another --config.run.dir") from e
+        if not isinstance(old, dict):
+            raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
+        differing = _differences(old, dataclasses.asdict(config))
+        differing = [d for d in differing if not d.startswith(("run.num_updates ", "run.dir "))]
+        if differing:
+            raise ValueError(
+                f"{folder} is the run of another config: {'; '.join(differing)}. "
+                "Choose another --config.run.dir, or remove the folder."
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(
+            f"{folder} has files but no config.json, so it is no run of ours; choose another --config.run.dir"
+        )
+    elif folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; choose another --config.run.dir")
+
+
+def open_run(config: Config) -> pathlib.Path:
+    """Makes or opens the run folder and writes the config into it.
+
+    Raises:
+      ValueError: see `check_run_folder`.
+    """
+    check_run_folder(config)
+    folder = pathlib.Path(config.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".config.json.{os.getpid()}"
+    part.write_text(to_json(config))
+    os.replace(part, folder / "config.json")
+    if not (folder / "run_id").is_file():
+        (folder / "run_id").write_text(f"{uuid.uuid4().hex[:12]}\n")
+    return folder
+
+
+def run_id(folder: str | os.PathLike[str]) -> str:
+    """The run's own name in the world: two runs never share one, even in the same folder one after the other."""
+    return (pathlib.Path(folder) / "run_id").read_text().strip()
+
+
+def snapshot_folder(config: Config) -> pathlib.Path:
+    """Where this run's weight snapshots live: shared memory unless the config says otherwise."""
+    root = pathlib.Path(config.publish.snapshot_dir or "/dev/shm")
+    return root / f"sluice-{config.run.name}-{run_id(config.run_dir)}"
+
+
+def _field_type(path: str) -> Any:
+    """The declared type of a dotted path; a dict field accepts any key below it."""
+    node: Any = Config
+    seen: list[str] = []
+    for part in path.split("."):
+        if typing.get_origin(node) is dict:
+            return typing.get_args(node)[1]
+        if not dataclasses.is_dataclass(node):
+            raise ValueError(f"config.{'.'.join(seen)} is a value, it has no field {part!r}")
+        hints = typing.get_type_hints(node)
+        if part not in hints:
+            near = difflib.get_close_matches(path, _all_paths(), n=1, cutoff=0.3) or difflib.get_close_matches(
+                part, list(hints), n=1, cutoff=0.0
+            )
+            raise ValueError(f"config has no field {path!r}; did you mean {near[0]!r}?")
+        node = hints[part]
+        seen.append(part)
+    return node
+
+
+def _all_paths(node: Any = Config, prefix: str = "") -> list[str]:
+    paths = []
+    for name, kind in typing.get_type_hints(node).items():
+        paths += _all_paths(kind, f"{prefix}{name}.") if dataclasses.is_dataclass(kind) else [prefix + name]
+    return paths
+
+
+def _parse(path: str, text: str, kind: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        raise ValueError(f"config.{path} is a section; set one of its fields, as in --config.{path}.FIELD=VALUE")
+    if typing.get_origin(kind) is dict:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.DecodeError as e:
+            raise ValueError(f"--config.{path} wants a JSON object, got {text!r} ({e})") from e
+    if text.lower() in ("none", "null") and type(None) in typing.get_args(kind):
+        return None
+    if {int, str} <= set(typing.get_args(kind)):  # any plain value (a task's argument): what reads as JSON is not text
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.DecodeError:
+            return text
+    try:
+        # strict=False reads numbers and booleans from text; ints are not taken from "1.5" nor bools from "2".
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError as e:
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        wanted = f"one of {', '.join(map(str, choices))}" if choices else getattr(kind, "__name__", str(kind))
+        raise ValueError(f"--config.{path} wants {wanted}, got {text!r}") from e
+
+
+def _leaves(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
+    paths = []
+    for name, value in raw.items():
+        path = prefix + name
+        paths += _leaves(value, path + ".") if isinstance(value, Mapping) and value else [path]
+    return paths
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for name in sorted({*old, *new}):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append(f"{prefix}{name} was {a!r}, now {b!r}")
+    return found

@@ -1,0 +1,439 @@
+"""The configuration: frozen, validated dataclasses, one section a part of the system.
+
+A preset (`configs/<name>.py`) is a function `get_config()` that returns a `Config`. Every field can
+be overridden on the command line as `--config.section.field=value` (`configs/overrides.py`).
+Checks of one section live in its `__post_init__`; checks across sections in `Config`'s.
+"""
+
+import dataclasses
+import re
+from typing import Literal
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def _positive(section: str, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{section}.{name} must be > 0, got {value}")
+
+
+def _not_negative(section: str, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value >= 0:
+            raise ValueError(f"{section}.{name} must be >= 0, got {value}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a run lives and when it ends."""
+
+    name: str = "run"
+    dir: str = ""
+    """The run's folder; empty means runs/<name>. A folder of the same config is resumed."""
+    seed: int = 0
+    num_updates: int = 100
+    """Optimizer steps to train for."""
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise ValueError(
+                f"run.name must be letters, digits, '.', '_' or '-' (it names a folder), got {self.name!r}"
+            )
+        _positive("run", num_updates=self.num_updates)
+        _not_negative("run", seed=self.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The policy: a Hugging Face folder, and the precisions it is held in."""
+
+    path: str = ""
+    """A Hugging Face folder (config.json, safetensors, tokenizer.json). Empty: the tiny recipe below,
+    made once and cached."""
+    param_dtype: Dtype = "float32"
+    """Master weights and optimizer state."""
+    compute_dtype: Dtype = "float32"
+    """Matrix products in the learner."""
+    served_dtype: Dtype = "float32"
+    """What is published and what the engine computes in."""
+    remat: Literal["full", "dots", "none"] = "full"
+    """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
+    max_tokens: int = 64
+    """Longest prompt and response together; also the engine's context length."""
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive("model", max_tokens=self.max_tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptsConfig:
+    """Where problems come from and how answers are judged."""
+
+    path: str = ""
+    """A .jsonl or .parquet file; empty means the reasoning-gym task below."""
+    prompt_field: str = "prompt"
+    answer_field: str = "answer"
+    eval_path: str = ""
+    """Held-out problems; empty: one in `held_out_one_in` of the problems, chosen by a hash of the prompt."""
+    held_out_one_in: int = 10
+    task: str = "chain_sum"
+    """A reasoning-gym task family."""
+    task_args: dict[str, int | float | str | bool] = dataclasses.field(default_factory=dict)
+    pattern: str = ""
+    """A regular expression whose first group is the part of the question to show; empty shows it all."""
+    verifier: Literal["reasoning_gym", "exact", "math"] = "exact"
+    chat_template: Literal["auto", "on", "off"] = "auto"
+    """auto: applied when the tokenizer has one."""
+    system_prompt: str = ""
+    add_bos: bool = False
+    """Put the tokenizer's BOS token before a prompt that no chat template was applied to."""
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        if self.held_out_one_in < 2:
+            raise ValueError(f"prompts.held_out_one_in must be >= 2, got {self.held_out_one_in}")
+        if self.path and self.verifier == "reasoning_gym":
+            raise ValueError(
+                "prompts.verifier=reasoning_gym needs a reasoning-gym task; for prompts.path use exact or math"
+            )
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as e:
+            raise ValueError(f"prompts.pattern is no regular expression: {e}") from e
+        if self.pattern and groups < 1:
+            raise ValueError(f"prompts.pattern needs a group in parentheses, got {self.pattern!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How the actors sample."""
+
+    max_response_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive("sampling", max_response_tokens=self.max_response_tokens, temperature=self.temperature)
+        if self.top_p != 1.0 or self.top_k != 0:
+            raise ValueError(
+                "sampling.top_p and sampling.top_k must stay 1.0 and 0: importance ratios need the learner's "
+                f"distribution truncated alike, got top_p={self.top_p} top_k={self.top_k}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundsConfig:
+    """Rounds of R groups of K samples, U groups an optimizer step (RolloutPipe, section 3)."""
+
+    groups_per_round: int = 32
+    """R. With publish.when=every, R only numbers the rounds."""
+    samples_per_group: int = 8
+    """K."""
+    groups_per_update: int = 8
+    """U = B / K."""
+    train_start: Literal["round_complete", "group_ready"] = "group_ready"
+    """When training on a round may begin: all R groups there, or each as it arrives (CGP)."""
+    max_lag_steps: int | None = None
+    """Hard bound on the lag of a group's oldest token. A window is kept narrow enough for it, and groups over it
+    when they are dequeued are dropped, counted and issued again."""
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        if self.samples_per_group < 2:
+            raise ValueError(
+                f"rounds.samples_per_group (K) must be >= 2 (an advantage compares a group's members), "
+                f"got {self.samples_per_group}"
+            )
+        _positive("rounds", groups_per_round=self.groups_per_round, groups_per_update=self.groups_per_update)
+        if self.groups_per_round % self.groups_per_update:
+            raise ValueError(
+                f"rounds.groups_per_update (U={self.groups_per_update}) must divide "
+                f"rounds.groups_per_round (R={self.groups_per_round})"
+            )
+        _not_negative("rounds", max_lag_steps=self.max_lag_steps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdmissionConfig:
+    """Which tickets an actor has in service at once."""
+
+    policy: Literal["fifo", "frontier", "window"] = "fifo"
+    """fifo: all that are open; frontier: the `width` lowest orders (RolloutPipe eq. 5-6); window: `width`
+    groups kept in progress, issued as others are consumed (PipelineRL Algorithm 2, H = width K)."""
+    width: int = 0
+    """Groups; 0 means U for frontier and 4 U for window."""
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _not_negative("admission", width=self.width)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishConfig:
+    """When new weights go to the engines, and what happens to running requests then."""
+
+    when: Literal["round_end", "every"] = "round_end"
+    every_n_steps: int = 1
+    """With when=every."""
+    kv_cache: Literal["keep", "recompute"] = "keep"
+    """What running requests do with the keys and values of older weights (PipelineRL section 5.1)."""
+    probe_every_n_publishes: int = 10
+    """After every n-th publish the learner compares the engine's logprobs of fresh samples with its own
+    before the next step; 0 never."""
+    parity_bound: float = 0.0
+    """Largest |dlogprob| a probe may show; 0 means 1e-4 for float32 and 0.25 for bfloat16."""
+    snapshot_dir: str = ""
+    """Folder in which the run keeps its snapshots; empty: shared memory."""
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive("publish", every_n_steps=self.every_n_steps)
+        _not_negative("publish", probe_every_n_publishes=self.probe_every_n_publishes, parity_bound=self.parity_bound)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The objective: advantages, the per-token loss, and how token losses are averaged."""
+
+    name: Literal["grpo_clip", "truncated_is"] = "grpo_clip"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    max_weight: float = 5.0
+    """c of truncated importance sampling (PipelineRL eq. 5)."""
+    advantage: Literal["grpo", "mean_baseline"] = "grpo"
+    advantage_eps: float = 1e-6
+    """Added to the standard deviation (RolloutPipe eq. 1)."""
+    normalization: Literal["token", "sequence", "constant"] = "token"
+    """Mean over the update's tokens (DAPO); over each sequence, then over sequences (GRPO); sum over
+    tokens divided by sequences times sampling.max_response_tokens (Dr.GRPO)."""
+    entropy_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive("loss", max_weight=self.max_weight, advantage_eps=self.advantage_eps)
+        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
+            raise ValueError(
+                f"want 0 <= loss.clip_low <= 1 and loss.clip_high >= 0, got {self.clip_low} and {self.clip_high}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with global-norm clipping and linear warm-up."""
+
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """What follows the warm-up, over run.num_updates."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive("optimizer", learning_rate=self.learning_rate, eps=self.eps, max_grad_norm=self.max_grad_norm)
+        _not_negative("optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay)
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"optimizer betas must be in [0, 1), got {self.beta1} and {self.beta2}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackingConfig:
+    """The one shape a training micro-batch has: rows of packed sequences."""
+
+    rows: int = 4
+    row_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive("packing", rows=self.rows, row_tokens=self.row_tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """The learner's device mesh; the product must be the number of devices."""
+
+    devices: str = ""
+    """CUDA_VISIBLE_DEVICES of a learner that launch.local starts; empty leaves it as it is."""
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive("mesh", data=self.data, fsdp=self.fsdp, tensor=self.tensor)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the learner saves, and how many saves are kept."""
+
+    every_n_steps: int = 50
+    """With publish.when=round_end a save that falls due inside a round waits for the round's end."""
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive("checkpoint", every_n_steps=self.every_n_steps)
+        if self.keep < 2:
+            raise ValueError(
+                "checkpoint.keep must be >= 2 (while one is being written, the one before is all there is to fall "
+                f"back on), got {self.keep}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Held-out evaluation through the engine that serves the policy."""
+
+    num_problems: int = 256
+    every_n_steps: int = 50
+    """Also at the start and at the end; 0 only there."""
+    temperature: float = 1.0
+    """0 is greedy."""
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _not_negative("evaluation", every_n_steps=self.every_n_steps, temperature=self.temperature)
+        _positive("evaluation", num_problems=self.num_problems)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """The engine and the loop around it."""
+
+    max_num_seqs: int = 64
+    """Sequences the engine runs at once."""
+    devices: str = ""
+    """CUDA_VISIBLE_DEVICES of an actor that launch.local starts; empty leaves it as it is."""
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    """On a GPU."""
+    kv_cache_gib: int = 1
+    """On a CPU."""
+    enforce_eager: bool = False
+    prefix_caching: bool = False
+    cpu_cores: str = ""
+    """Cores the engine is pinned to on a CPU ("0" or "0-3"); empty leaves it to the engine."""
+    lease_s: float = 30.0
+    """A dead actor's tickets are offered again after this long."""
+    verifier_timeout_s: float = 10.0
+    verifier_retries: int = 2
+    verifier_workers: int = 1
+    """Processes that judge responses, off the event loop."""
+    max_restarts: int = 5
+    """How often the supervisor starts an actor again that died."""
+    start_timeout_s: float = 600.0
+    """An engine that is not up by then has hung; its actor ends."""
+    max_attempts: int = 3
+    """How often a prompt is tried whose responses can't be judged; then another takes its place."""
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        _positive(
+            "actor",
+            max_num_seqs=self.max_num_seqs,
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            kv_cache_gib=self.kv_cache_gib,
+            lease_s=self.lease_s,
+            verifier_timeout_s=self.verifier_timeout_s,
+            verifier_workers=self.verifier_workers,
+            start_timeout_s=self.start_timeout_s,
+            max_attempts=self.max_attempts,
+        )
+        _not_negative("actor", verifier_retries=self.verifier_retries, max_restarts=self.max_restarts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    preset: str
+    """Name of the preset it came from; a label."""
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    rounds: RoundsConfig = RoundsConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    publish: PublishConfig = PublishConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    packing: PackingConfig = PackingConfig()
+    mesh: MeshConfig = MeshConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    actor: ActorConfig = ActorConfig()
+
+    def __post_init__(self) -> None:
+        """Checks what one section alone can't."""
+        if self.model.max_tokens > self.packing.row_tokens:
+            raise ValueError(
+                f"packing.row_tokens ({self.packing.row_tokens}) must hold the longest sequence, "
+                f"model.max_tokens ({self.model.max_tokens})"
+            )
+        if self.sampling.max_response_tokens >= self.model.max_tokens:
+            raise ValueError(
+                f"sampling.max_response_tokens ({self.sampling.max_response_tokens}) must leave room for a "
+                f"prompt in model.max_tokens ({self.model.max_tokens})"
+            )
+        if (self.admission.policy == "window") != (self.publish.when == "every"):
+            raise ValueError(
+                "admission.policy=window and publish.when=every go together (a window has no round to end), "
+                f"got {self.admission.policy} and {self.publish.when}"
+            )
+        if self.publish.when == "every" and self.rounds.train_start == "round_complete":
+            raise ValueError("rounds.train_start=round_complete needs publish.when=round_end")
+        if self.admission.policy == "window" and self.admission_width < self.rounds.groups_per_update:
+            raise ValueError(
+                f"admission.width ({self.admission.width}) must be at least rounds.groups_per_update "
+                f"({self.rounds.groups_per_update}), or an update never fills"
+            )
+        steps_per_round = self.rounds.groups_per_round // self.rounds.groups_per_update
+        if (
+            self.publish.when == "round_end"
+            and self.rounds.max_lag_steps is not None
+            and self.rounds.max_lag_steps < steps_per_round - 1
+        ):
+            raise ValueError(
+                f"rounds.max_lag_steps ({self.rounds.max_lag_steps}) is below R/U - 1 = {steps_per_round - 1}, "
+                "the lag of a round's last update; such a run would drop groups for ever"
+            )
+        if self.publish.when == "round_end" and self.run.num_updates % steps_per_round:
+            raise ValueError(
+                f"run.num_updates ({self.run.num_updates}) must be a multiple of the round's "
+                f"{steps_per_round} updates (R/U)"
+            )
+        if (self.packing.rows % (self.mesh.data * self.mesh.fsdp)) != 0:
+            raise ValueError(
+                f"packing.rows ({self.packing.rows}) must be a multiple of mesh.data * mesh.fsdp "
+                f"({self.mesh.data * self.mesh.fsdp})"
+            )
+
+    @property
+    def admission_width(self) -> int:
+        """Groups in service at most, with the default filled in; 0 means no bound (fifo)."""
+        defaults = {
+            "fifo": 0,
+            "frontier": self.rounds.groups_per_update,
+            "window": 4 * self.rounds.groups_per_update,
+        }
+        return self.admission.width or defaults[self.admission.policy]
+
+    @property
+    def run_dir(self) -> str:
+        """The run's folder."""
+        return self.run.dir or f"runs/{self.run.name}"
+
+    @property
+    def parity_bound(self) -> float:
+        """Largest |dlogprob| a probe may show, with the default filled in."""
+        return self.publish.parity_bound or (1e-4 if self.model.served_dtype == "float32" else 0.25)

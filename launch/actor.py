@@ -1,0 +1,167 @@
+"""An actor: `python -m launch.actor --run_dir=FOLDER [--name=actor-0]`."""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from absl import flags, logging
+
+from actor import duties
+from actor.admission import Admission
+from actor.local_copy import LocalCopy
+from actor.loop import Actor, Limits
+from actor.model_folder import read_model_folder
+from actor.verifiers.pool import VerifierPool
+from actor.weight_client import WeightClient
+from bridge.sqlite_store import SqliteStore
+from bridge.timeline import Timeline
+from configs.overrides import run_id, snapshot_folder
+from launch import command_line
+from launch.lifeline import die_with_parent
+
+_NAME = flags.DEFINE_string("name", "actor-0", "This actor's name in the store; one process may use it at a time.")
+_WAIT_S = flags.DEFINE_float("wait_s", 120.0, "How long to wait for the run folder to be set up.")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_POLL_S = 0.1
+_LATE_SIGNAL_S = 0.5
+
+
+def main() -> int:
+    """Serves until it is told to stop (0) or fails (1, with one line that says why)."""
+    die_with_parent()
+    command_line.log_to_stderr()
+    for number in _SIGNALS:  # while the engine is being built there is nothing to bring in order
+        signal.signal(number, lambda *_: sys.exit(0))
+    with command_line.usage_errors():
+        prepared = _wait_for_run()
+        config, folder = prepared.config, prepared.folder
+        model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
+        snapshots = snapshot_folder(config)
+        copy = LocalCopy(snapshots, _NAME.value)
+    store = SqliteStore(folder / "store.sqlite")
+    timeline = Timeline(folder / "events", _NAME.value)
+    try:
+        store.heartbeat(duties.heartbeat(_NAME.value, None, {}))
+        from actor.vllm_engine import VllmEngine  # vLLM is loaded only once the input is known to be good
+
+        with timeline.measure("start engine"):
+            with _deadline(config.actor.start_timeout_s):
+                engine = VllmEngine.start(model.path, config, expected=model.tensors)
+        weights = WeightClient(
+            snapshots,
+            copy.file,
+            engine,
+            run=run_id(folder),
+            tokenizer_hash=model.tokenizer_hash,
+            expected=model.tensors,
+            timeline=timeline,
+        )
+        logging.info("actor ready name=%s model=%s", _NAME.value, model.path)
+
+        async def serve() -> None:
+            # Made inside the loop that uses them.
+            verifiers = VerifierPool(
+                num_workers=config.actor.verifier_workers,
+                timeout_s=config.actor.verifier_timeout_s,
+                retries=config.actor.verifier_retries,
+            )
+            actor = Actor(
+                _NAME.value,
+                store=store,
+                engine=engine,
+                weights=weights,
+                verifiers=verifiers,
+                decode=model.decode,
+                admission=Admission(
+                    config.admission.policy,
+                    width=config.admission_width,
+                    max_sequences=config.actor.max_num_seqs,
+                    samples_per_group=config.rounds.samples_per_group,
+                ),
+                timeline=timeline,
+                limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
+            )
+            try:
+                await _run_until_stopped(actor)
+            finally:
+                await verifiers.close()
+                await engine.close()
+
+        asyncio.run(serve())
+        weights.close()
+    except Exception as e:
+        logging.info("actor failed", exc_info=True)
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    finally:
+        timeline.close()
+        store.close()
+        copy.close()
+    return 0
+
+
+async def _run_until_stopped(actor: Actor) -> None:
+    stop = asyncio.Event()
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    serving, stopping = asyncio.create_task(actor.run()), asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not stop.is_set():
+        # A signal to the whole process group reaches the engine too, perhaps before us.
+        await asyncio.wait({stopping}, timeout=_LATE_SIGNAL_S)
+    serving.cancel()
+    stopping.cancel()
+    (outcome,) = await asyncio.gather(serving, return_exceptions=True)
+    if stop.is_set():
+        logging.info("actor stopped groups=%d", actor.num_emitted)
+    elif isinstance(outcome, BaseException):
+        raise _first_cause(outcome)
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Ends the process if its block takes longer: what hangs in there can't be interrupted."""
+
+    def end() -> None:
+        print(f"error: the engine did not start within {seconds:.0f} s (actor.start_timeout_s)", file=sys.stderr)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _wait_for_run() -> command_line.Prepared:
+    """The run folder, as soon as it is set up.
+
+    Raises:
+      ValueError: it was not in time.
+    """
+    folder = flags.FLAGS.run_dir
+    if folder is None:
+        raise ValueError("give --run_dir=FOLDER of a run that was set up")
+    deadline = time.monotonic() + _WAIT_S.value
+    while not (pathlib.Path(folder) / command_line.MODEL_PATH_FILE).is_file() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return command_line.open_prepared(folder)
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,152 @@
+"""What the entry points share: flags, typed overrides, and everything checked before anything starts."""
+
+import contextlib
+import dataclasses
+import json
+import logging as stdlib_logging
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from absl import app, flags, logging
+
+from configs import overrides
+from configs.schema import Config
+from configs.tiny_model import TinyModelRecipe
+
+_CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "A preset, as in --config=configs/tiny.py; any field of it is set by --config.section.field=value.",
+)
+_RUN_DIR = flags.DEFINE_string("run_dir", None, "The folder of a run that was set up before.")
+
+_PROJECT = pathlib.Path(__file__).resolve().parent.parent
+MODEL_PATH_FILE = "model_path.txt"
+USAGE_ERROR = 2
+"""Exit code of a process that was started with something it can't use; starting it again is no help."""
+STOPPED = 3
+"""Exit code of a learner that was asked to stop before its run was done."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A run that may start."""
+
+    config: Config
+    folder: pathlib.Path
+    model_folder: pathlib.Path
+
+
+def run(main: Callable[[], int]) -> None:
+    """`app.run` with --config.section.field=value."""
+    found: dict[str, str] = {}
+
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            rest, given = overrides.split_argv(argv)
+        except ValueError as e:
+            _end(e)
+        found.update(given)
+        return flags.FLAGS(rest)
+
+    def inner(argv: list[str]) -> None:
+        if len(argv) > 1:
+            _end(ValueError(f"unexpected argument {argv[1]!r}"))
+        global _overrides
+        _overrides = found
+        sys.exit(main())
+
+    app.run(inner, flags_parser=parse)
+
+
+_overrides: dict[str, str] = {}
+
+
+def prepare() -> Prepared:
+    """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
+
+    With --run_dir alone the run's own config.json is read.
+
+    Raises:
+      ValueError: one line that says what is wrong; nothing was changed.
+    """
+    if _CONFIG.value is None:
+        if _RUN_DIR.value is None:
+            raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
+        if _overrides:
+            raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
+        return open_prepared(_RUN_DIR.value)
+    from launch import preflight  # the learner's reading code: not for an actor's process
+    from launch.tiny_model import cached_tiny_model
+
+    config = overrides.load_preset(_CONFIG.value)
+    if _RUN_DIR.value is not None:
+        _overrides.setdefault("run.dir", _RUN_DIR.value)
+    config = overrides.apply(config, _overrides)
+    overrides.check_run_folder(config)
+    _check_tiny_model_fits(config)
+    model_folder = (
+        pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config)
+    )
+    for note in preflight.check(config, model_folder):
+        print(note, flush=True)
+    folder = overrides.open_run(config)
+    (folder / MODEL_PATH_FILE).write_text(f"{model_folder}\n")
+    return Prepared(config, folder, model_folder)
+
+
+def _check_tiny_model_fits(config: Config) -> None:
+    longest = TinyModelRecipe().max_position_embeddings
+    if not config.model.path and config.model.max_tokens > longest:
+        raise ValueError(
+            f"this config is for a real model (model.max_tokens={config.model.max_tokens}): give "
+            "--config.model.path=FOLDER and --config.prompts.path=FILE, or take a preset at tiny size, "
+            "as in --config=configs/rolloutpipe.py:tiny"
+        )
+
+
+def open_prepared(run_dir: str) -> Prepared:
+    """A run folder that was set up before.
+
+    Raises:
+      ValueError: it was not.
+    """
+    folder = pathlib.Path(run_dir)
+    for name in ("config.json", MODEL_PATH_FILE):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} is no run folder (it has no {name}); set it up with --config")
+    try:
+        config = overrides.from_dict(json.loads((folder / "config.json").read_text()))
+    except ValueError as e:
+        raise ValueError(f"{folder / 'config.json'}: {e}") from e
+    # The folder may have been moved since, or be named from another working directory.
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
+    return Prepared(config, folder, pathlib.Path((folder / MODEL_PATH_FILE).read_text().strip()))
+
+
+def log_to_stderr() -> None:
+    """Absl's log lines at INFO, on stderr, with nothing from libraries below WARNING."""
+    logging.set_verbosity(logging.INFO)
+    logging.use_absl_handler()
+    handler = logging.get_absl_handler()
+    handler.addFilter(lambda record: record.levelno > stdlib_logging.INFO or _is_ours(record.pathname))
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns what is wrong with the input into one line on stderr and exit code 2; bugs keep their traceback."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, FileExistsError) as e:
+        _end(e)
+
+
+def _is_ours(pathname: str) -> bool:
+    return pathlib.Path(pathname).is_relative_to(_PROJECT) and "site-packages" not in pathname
+
+
+def _end(error: Exception) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(USAGE_ERROR)

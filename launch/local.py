@@ -1,0 +1,26 @@
+"""One machine, one command: `python -m launch.local --config=configs/tiny.py [--config.section.field=value]`.
+
+Starts a learner and an actor, watches them, shows how the run goes, and stops both whatever ends it.
+"""
+
+import sys
+
+from launch import command_line
+from launch.summary import finish
+from launch.supervisor import Outcome, Supervisor
+
+
+def main() -> int:
+    """Runs to the end; 0 when the run is complete, 130 when it was interrupted, 1 when it failed."""
+    with command_line.usage_errors():
+        prepared = command_line.prepare()
+        supervisor = Supervisor(prepared)
+    outcome = supervisor.run()
+    finish(prepared, outcome)
+    if outcome is Outcome.FAILED:
+        print(f"error: {supervisor.last_error}", file=sys.stderr)
+    return {Outcome.DONE: 0, Outcome.INTERRUPTED: 130, Outcome.FAILED: 1}[outcome]
+
+
+if __name__ == "__main__":
+    command_line.run(main)

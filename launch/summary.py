@@ -1,0 +1,97 @@
+"""What is left when a run ends: the merged event log, summary.json, and a few lines to read."""
+
+import json
+import statistics
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bridge import timeline
+from launch.command_line import Prepared
+from launch.supervisor import Outcome
+from launch.view import MetricsTail
+
+
+def finish(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
+    """Merges the event log, writes summary.json and prints the summary."""
+    folder = prepared.folder
+    timeline.merge(folder / "events", folder / "trace.json")
+    summary = summarize(prepared, outcome)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    _print(prepared, summary)
+    return summary
+
+
+def summarize(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
+    """The run in a few numbers; null where nothing was measured."""
+    _, rows = MetricsTail(prepared.folder / "metrics.jsonl").new_rows()  # whole lines: a killed learner tears one
+    steps = [r for r in rows if r["kind"] == "step"]
+    evals = [r for r in rows if r["kind"] == "eval"]
+    rounds = [r for r in rows if r["kind"] == "round"]
+    probes = [r for r in rows if r["kind"] == "probe"]
+
+    def known(rows: list[dict[str, Any]], name: str) -> list[float]:
+        return [r[name] for r in rows if r.get(name) is not None]
+
+    def mean(rows: list[dict[str, Any]], name: str) -> float | None:
+        values = known(rows, name)
+        return statistics.fmean(values) if values else None
+
+    return {
+        "preset": prepared.config.preset,
+        "outcome": outcome.value,
+        "steps": steps[-1]["step"] if steps else 0,
+        "held_out_reward_start": evals[0]["eval/reward"] if evals else None,
+        "held_out_reward_end": evals[-1]["eval/reward"] if evals else None,
+        "held_out_problems": evals[-1]["problems"] if evals else 0,
+        "held_out": [[r["step"], r["eval/reward"]] for r in evals],
+        "training_s": sum(r["time/step_s"] for r in steps),
+        "tokens_per_s": mean(steps, "tokens_per_s"),
+        "lag_mean": mean(steps, "lag/mean"),
+        "lag_max": max(known(steps, "lag/max"), default=None),
+        "ess": mean(steps, "ess"),
+        "pause_s": mean(steps, "actor/pause_s"),
+        "waiting_ratio": mean(rounds, "round/waiting_ratio"),
+        "waiting_ratio_eq4": mean(rounds, "round/waiting_ratio_eq4"),
+        "parity_max_abs_dlogprob": max(known(probes, "parity/max_abs_dlogprob"), default=None),
+        "trained_groups": sum(len(r["groups"]) for r in steps),
+        "dropped_groups": steps[-1]["groups/dropped"] if steps else 0,
+    }
+
+
+def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
+    console = Console()
+    table = Table(title=f"{prepared.config.run.name}: {summary['outcome']}", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+
+    def row(title: str, value: float | None, form: str = ".3f", unit: str = "") -> None:
+        if value is not None:
+            table.add_row(title, f"{value:{form}}{unit}")
+
+    row("optimizer steps", summary["steps"], "d")
+    row("held-out reward, start", summary["held_out_reward_start"])
+    row("held-out reward, end", summary["held_out_reward_end"])
+    row("held-out problems", summary["held_out_problems"], "d")
+    row("training time", summary["training_s"], ".0f", " s")
+    row("tokens trained per second", summary["tokens_per_s"], ",.0f")
+    row("lag, mean", summary["lag_mean"], ".2f", " steps")
+    row("lag, max", summary["lag_max"], ".0f", " steps")
+    row("effective sample size", summary["ess"])
+    row("generation pause per update", _scale(summary["pause_s"], 1e3), ".0f", " ms")
+    row("trainer waiting ratio (eq. 4)", summary["waiting_ratio_eq4"])
+    row("trainer waiting ratio (5.1)", summary["waiting_ratio"])
+    row("engine vs learner, max |dlogprob|", summary["parity_max_abs_dlogprob"], ".1e", " nats")
+    console.print(table)
+    folder = prepared.folder
+    console.print(f"metrics      {folder}/metrics.jsonl   (tensorboard --logdir {folder}/tensorboard)", soft_wrap=True)
+    console.print(f"event log    {folder}/trace.json   (open it at https://ui.perfetto.dev)", soft_wrap=True)
+    console.print(f"checkpoints  {folder}/checkpoints", soft_wrap=True)
+    model = folder / f"model-{summary['steps']}"
+    if model.is_dir():
+        console.print(f"model        {model}   (Hugging Face format)", soft_wrap=True)
+
+
+def _scale(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,69 @@
+"""The tiny model, made once and cached; `python -m launch.tiny_model` makes it in a process of its own."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from configs import overrides
+from configs.schema import Config
+from configs.tiny_model import TinyModelRecipe
+
+
+def cached_tiny_model(config: Config) -> pathlib.Path:
+    """The folder of the tiny model for this task; made first if it is not there (about a minute).
+
+    Raises:
+      ValueError: it could not be made; the log says why.
+    """
+    recipe = TinyModelRecipe()
+    depends_on = {
+        "recipe": dataclasses.asdict(recipe),
+        "task": config.prompts.task,
+        "task_args": config.prompts.task_args,
+        "pattern": config.prompts.pattern,
+        "held_out_one_in": config.prompts.held_out_one_in,
+    }
+    key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:12]
+    folder = cache_folder() / f"tiny-{config.prompts.task}-{key}"
+    if not (folder / "config.json").is_file():
+        print(f"making the tiny model in {folder} (once, about a minute)", flush=True)
+        # In a process of its own: this one never loads jax.
+        made = subprocess.run(
+            [sys.executable, "-m", "launch.tiny_model", str(folder)],
+            input=overrides.to_json(config),
+            text=True,
+            cwd=pathlib.Path(__file__).resolve().parent.parent,
+        )
+        if made.returncode != 0:
+            raise ValueError(f"the tiny model could not be made (exit code {made.returncode}; see above)")
+    return folder
+
+
+def cache_folder() -> pathlib.Path:
+    """$SLUICE_CACHE, or sluice in the user's cache folder."""
+    if "SLUICE_CACHE" in os.environ:
+        return pathlib.Path(os.environ["SLUICE_CACHE"])
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "sluice"
+
+
+def main() -> None:
+    """Makes the model in the folder named on the command line, for the config on standard input."""
+    from learner.warmup import make_tiny_model
+
+    config = overrides.from_dict(json.load(sys.stdin))
+    recipe = TinyModelRecipe()
+
+    def show(step: int, loss: float) -> None:
+        total = recipe.num_clean_steps + recipe.num_typo_steps
+        print(f"\r  supervised step {step}/{total}  loss {loss:.3f}", end="", flush=True)
+
+    make_tiny_model(pathlib.Path(sys.argv[1]), recipe, config.prompts, on_progress=show)
+    print()
+
+
+if __name__ == "__main__":
+    main()

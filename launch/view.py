@@ -1,0 +1,169 @@
+"""The live terminal view: where a run stands, from its metrics file; plain lines where there is no terminal."""
+
+import datetime
+import json
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import rich.box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from configs.schema import Config
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_HISTORY = 50
+"""Block characters of a curve; with its title and last value a line of 80 columns."""
+
+
+class MetricsTail:
+    """Reads what was appended to a JSONL file since last asked; starts over when it was replaced."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """The file need not exist yet."""
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+
+    def new_rows(self) -> tuple[bool, list[dict[str, Any]]]:
+        """(whether the file was replaced and everything read before is void, rows)."""
+        try:
+            file = open(self._path, "rb")
+        except FileNotFoundError:
+            return False, []
+        with file:
+            stat = os.fstat(file.fileno())  # of what is read, whatever has the name by now
+            replaced = stat.st_ino != self._inode or stat.st_size < self._offset
+            if replaced:
+                self._inode, self._offset = stat.st_ino, 0
+            file.seek(self._offset)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        return replaced, [json.loads(line) for line in data[:whole].splitlines()]
+
+
+class RunView:
+    """What the terminal shows of a run."""
+
+    def __init__(self, config: Config, folder: pathlib.Path) -> None:
+        """Reads nothing yet."""
+        self._config = config
+        self._folder = folder
+        self._tail = MetricsTail(folder / "metrics.jsonl")
+        self._started_s = time.monotonic()
+        self._first_step: tuple[int, float] | None = None
+        self.steps: list[dict[str, Any]] = []
+        self.evals: list[dict[str, Any]] = []
+        self.rounds: list[dict[str, Any]] = []
+        self.status: dict[str, str] = {}
+        """Process -> what it is doing."""
+
+    def update(self) -> list[dict[str, Any]]:
+        """Reads new metrics; returns the rows."""
+        replaced, rows = self._tail.new_rows()
+        if replaced:
+            self.steps, self.evals, self.rounds = [], [], []
+            self._first_step = None
+        for row in rows:
+            kinds = {"step": self.steps, "eval": self.evals, "round": self.rounds}
+            kinds.get(row["kind"], []).append(row)
+        if self.steps and self._first_step is None:
+            self._first_step = (self.steps[-1]["step"], time.monotonic())
+        return rows
+
+    def line(self) -> str:
+        """The latest step in one line."""
+        if not self.steps:
+            return f"starting ({', '.join(f'{k}: {v}' for k, v in self.status.items())})"
+        s = self.steps[-1]
+        return (
+            f"step {s['step']}/{self._config.run.num_updates} reward {_number(s, 'reward/mean')} "
+            f"lag {_number(s, 'lag/mean', 1)} ess {_number(s, 'ess')} "
+            f"tokens/s {_number(s, 'tokens_per_s', 0)} eta {self._eta()}"
+        )
+
+    def render(self) -> RenderableType:
+        """The whole view."""
+        step = self.steps[-1]["step"] if self.steps else 0
+        total = self._config.run.num_updates
+        head = Table.grid(expand=True, padding=(0, 1))
+        head.add_column(width=14)
+        head.add_column(ratio=1)
+        head.add_column(justify="right", width=28)
+        elapsed = datetime.timedelta(seconds=int(time.monotonic() - self._started_s))
+        head.add_row(f"step {step}/{total}", ProgressBar(total=total, completed=step), f"{elapsed}  eta {self._eta()}")
+        status = Text(
+            "   ".join(f"{name}: {doing}" for name, doing in self.status.items()),
+            style="dim",
+            overflow="fold",
+        )
+        return Panel(
+            Group(head, self._numbers(), self._curves(), status),
+            # Text: in a plain string square brackets are markup.
+            title=Text(f"sluice  {self._config.run.name}  [{self._config.preset}]"),
+            subtitle=Text(str(self._folder)),
+            box=rich.box.ROUNDED,
+        )
+
+    def _numbers(self) -> Table:
+        table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box has a space between columns
+        columns = (
+            ("reward", "reward/mean", 3),
+            ("lag", "lag/mean", 2),
+            ("lag max", "lag/max", 0),
+            ("ESS", "ess", 3),
+            ("KL", "mismatch_kl_k3", 4),
+            ("entropy", "entropy", 3),
+            ("tokens/s", "tokens_per_s", 0),
+            ("wait s", "time/wait_s", 2),
+            ("train s", "time/train_s", 2),
+        )
+        last = self.steps[-1] if self.steps else {}
+        for title, _, _ in columns:
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("waiting", justify="right", no_wrap=True)
+        table.add_row(
+            *(_number(last, name, digits) for _, name, digits in columns),
+            _number(self.rounds[-1], "round/waiting_ratio") if self.rounds else "-",
+        )
+        return table
+
+    def _curves(self) -> Table:
+        table = Table.grid(padding=(0, 1))
+        table.add_row("train reward", Text(sparkline([r["reward/mean"] for r in self.steps]), style="green"))
+        shown = [f"{e['eval/reward']:.3f}@{e['step']}" for e in self.evals[-6:]]
+        table.add_row("held-out", Text("  ".join(shown) or "-", style="bold cyan"))
+        return table
+
+    def _eta(self) -> str:
+        if self._first_step is None or self.steps[-1]["step"] <= self._first_step[0]:
+            return "-"
+        done = self.steps[-1]["step"] - self._first_step[0]
+        left = self._config.run.num_updates - self.steps[-1]["step"]
+        seconds = (time.monotonic() - self._first_step[1]) / done * left
+        return str(datetime.timedelta(seconds=int(seconds)))
+
+
+def sparkline(values: Sequence[float | None], width: int = _HISTORY) -> str:
+    """The values as block characters, averaged down to `width`."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return "-"
+    size = -(-len(known) // width)
+    means = [sum(known[i : i + size]) / len(known[i : i + size]) for i in range(0, len(known), size)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    bars = "".join(_BLOCKS[int((v - low) * scale)] for v in means)
+    return f"{bars}  {known[-1]:.3f}"
+
+
+def _number(row: dict[str, Any], name: str, digits: int = 3) -> str:
+    value = row.get(name)
+    return "-" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,1 @@
+"""The JAX learner: trains on complete groups as they arrive."""

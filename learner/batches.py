@@ -1,0 +1,72 @@
+"""The stream of micro-batches: groups in order of arrival, U to an update, R to a round."""
+
+from collections.abc import Callable, Iterator
+
+from bridge.store import GroupStore
+from bridge.types import Group
+from configs.schema import Config
+from learner.group_queue import GroupQueueIterator
+from learner.packing import MicroBatch, pack_groups, select_groups
+from learner.rounds import RoundPlanner
+
+
+def micro_batches(
+    config: Config,
+    *,
+    store: GroupStore,
+    queue: GroupQueueIterator,
+    planner: RoundPlanner,
+    step: Callable[[], int],
+    on_issue: Callable[[int], None] = lambda num_tickets: None,
+) -> Iterator[MicroBatch]:
+    """Issues tickets, waits for groups and packs them; endless.
+
+    Tickets are issued before every wait, so by rounds the next round starts only once the caller comes
+    back from the last update's publish, and then under the step it published.
+
+    Args:
+      config: U, R, K, the shape of a micro-batch and the normalisation.
+      store: where tickets go.
+      queue: where groups come from.
+      planner: the books.
+      step: reads the learner's step.
+      on_issue: told how many tickets were issued, when any were.
+    """
+
+    def issue() -> None:
+        tickets = planner.issue(step=step())
+        if tickets:
+            store.put_tickets(tickets)
+            on_issue(len(tickets))
+
+    while True:
+        issue()
+        if config.rounds.train_start == "round_complete":
+            yield from _whole_round(config, queue, planner)
+            continue
+        groups = [next(queue)]
+        groups += queue.take_ready(planner.num_left_in_update - 1)
+        chosen = select_groups(groups, config.packing)
+        queue.put_back(groups[chosen:])
+        yield from _consume(config, planner, groups[:chosen])
+
+
+def _whole_round(config: Config, queue: GroupQueueIterator, planner: RoundPlanner) -> Iterator[MicroBatch]:
+    """The papers' serial baseline: nothing is trained before all R groups are there; submission order."""
+    groups = sorted((next(queue) for _ in range(planner.num_outstanding)), key=lambda g: g.order)
+    while groups:
+        chosen = select_groups(groups[: planner.num_left_in_update], config.packing)
+        yield from _consume(config, planner, groups[:chosen])
+        groups = groups[chosen:]
+
+
+def _consume(config: Config, planner: RoundPlanner, groups: list[Group]) -> list[MicroBatch]:
+    done = [planner.consume(group.ticket_id) for group in groups]
+    return pack_groups(
+        groups,
+        packing=config.packing,
+        loss=config.loss,
+        max_response_tokens=config.sampling.max_response_tokens,
+        ends_update=done[-1].ends_update,
+        ends_round=done[-1].ends_round,
+    )

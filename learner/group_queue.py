@@ -1,0 +1,175 @@
+"""Complete groups from the store as a grain IterDataset, in order of arrival, with state.
+
+The queue decides nothing about training; it keeps out what must not be trained: copies, groups made by
+weights of an abandoned future, and groups over the lag bound. Those are counted and issued again.
+"""
+
+import collections
+import time
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import grain
+from absl import logging
+
+from bridge.store import GroupStore
+from bridge.types import Group
+
+POLL_S = 0.002
+
+
+class GroupQueue(grain.IterDataset[Group]):
+    """The store's training groups.
+
+    Args:
+      store: where they arrive.
+      restores: the step that each learner incarnation began at; tells weights of an abandoned future.
+      current_step: reads the learner's step, for the lag bound.
+      max_lag_steps: None for no bound.
+      is_wanted: whether a group's ticket is open.
+      min_step: the earliest step that a group's ticket takes tokens of.
+      fenced_actors: names of actors whose groups are refused; may grow.
+      while_waiting: called on every poll that found nothing (heartbeats, watchdogs); may raise.
+    """
+
+    def __init__(
+        self,
+        store: GroupStore,
+        *,
+        restores: Mapping[int, int],
+        current_step: Callable[[], int],
+        max_lag_steps: int | None,
+        is_wanted: Callable[[Group], bool],
+        min_step: Callable[[Group], int] = lambda group: 0,
+        fenced_actors: Set[str] = frozenset(),
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Reads nothing yet."""
+        super().__init__()
+        self.store = store
+        self.restores = restores
+        self.current_step = current_step
+        self.max_lag_steps = max_lag_steps
+        self.is_wanted = is_wanted
+        self.min_step = min_step
+        self.fenced_actors = fenced_actors
+        self.while_waiting = while_waiting
+
+    def __iter__(self) -> "GroupQueueIterator":
+        """One reader; a run has one."""
+        return GroupQueueIterator(self)
+
+
+class GroupQueueIterator(grain.DatasetIterator[Group]):
+    """Reads groups once each. Not thread-safe.
+
+    State: the ids handed out and not yet acknowledged. Those are skipped when the store, after a crash,
+    hands everything unacknowledged out again.
+    """
+
+    def __init__(self, queue: GroupQueue) -> None:
+        super().__init__()
+        self._queue = queue
+        self._after_seq = 0
+        self._ready: collections.deque[Group] = collections.deque()
+        self._unacknowledged: list[str] = []
+        self._seen: set[str] = set()
+        self.dropped: collections.Counter[str] = collections.Counter()
+        """Groups kept out since the start, by reason: abandoned, unwanted, early, fenced, stale."""
+        self.wait_s = 0.0
+        """Seconds spent waiting for groups since the start."""
+
+    def __next__(self) -> Group:
+        """The next group in order of arrival; waits until there is one."""
+        start = time.perf_counter()
+        while not self._fill():
+            self._queue.while_waiting()
+            time.sleep(POLL_S)
+        self.wait_s += time.perf_counter() - start
+        return self._hand_out()
+
+    def take_ready(self, limit: int) -> list[Group]:
+        """Up to `limit` more groups, without waiting."""
+        groups = []
+        while len(groups) < limit and self._fill():
+            groups.append(self._hand_out())
+        return groups
+
+    def put_back(self, groups: list[Group]) -> None:
+        """Returns groups that were taken and not used; they come first again, in this order."""
+        for group in reversed(groups):
+            self._ready.appendleft(group)
+            self._unacknowledged.remove(group.ticket_id)
+            self._seen.discard(group.ticket_id)
+
+    def get_state(self) -> dict[str, Any]:
+        """The ids handed out and not acknowledged, in order; JSON."""
+        return {"unacknowledged": list(self._unacknowledged)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where `get_state` was called: reads from the start, skipping those ids."""
+        self._ready.clear()
+        self._after_seq = 0
+        self._unacknowledged = list(state["unacknowledged"])
+        self._seen = set(self._unacknowledged)
+
+    def acknowledge(self, ticket_ids: list[str]) -> None:
+        """Lets the store forget groups whose training is safe in a checkpoint."""
+        self._queue.store.acknowledge(ticket_ids)
+        gone = set(ticket_ids)
+        self._unacknowledged = [i for i in self._unacknowledged if i not in gone]
+        self._seen -= gone
+
+    def _hand_out(self) -> Group:
+        group = self._ready.popleft()
+        self._unacknowledged.append(group.ticket_id)
+        self._seen.add(group.ticket_id)
+        return group
+
+    def _fill(self) -> bool:
+        """Whether a group that may be trained is at the head of the line."""
+        while True:
+            if not self._ready:
+                stored = self._queue.store.read_groups(after_seq=self._after_seq, limit=64)
+                if not stored:
+                    return False
+                self._after_seq = stored[-1].seq
+                self._ready.extend(s.group for s in stored)
+            group = self._ready[0]
+            if group.ticket_id in self._seen:  # trained, and in the checkpoint this learner started from
+                self._ready.popleft()
+                continue
+            reason = self._objection(group)
+            if reason is None:
+                return True
+            self._ready.popleft()
+            self._drop(group, reason)
+
+    def _objection(self, group: Group) -> str | None:
+        q = self._queue
+        if any(step < group.max_step for later, step in q.restores.items() if later > group.incarnation):
+            return "abandoned"
+        if not q.is_wanted(group):
+            return "unwanted"
+        if group.min_step < q.min_step(group):
+            return "early"
+        if group.actor in q.fenced_actors:
+            return "fenced"
+        if q.max_lag_steps is not None and q.current_step() - group.min_step > q.max_lag_steps:
+            return "stale"
+        return None
+
+    def _drop(self, group: Group, reason: str) -> None:
+        self.dropped[reason] += 1
+        logging.info(
+            "group dropped ticket=%s reason=%s steps=%d..%d incarnation=%d",
+            group.ticket_id,
+            reason,
+            group.min_step,
+            group.max_step,
+            group.incarnation,
+        )
+        if reason == "unwanted":
+            self._queue.store.acknowledge([group.ticket_id])
+        else:
+            self._queue.store.reissue([group.ticket_id])

@@ -1,0 +1,137 @@
+"""The learner's main loop: learn from groups as they arrive, step, publish, save."""
+
+import dataclasses
+import time
+
+import jax
+from absl import logging
+
+from bridge.types import Sampling
+from learner import parity
+from learner.model import hf_io
+from learner.packing import MicroBatch
+from learner.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS, evaluation_metrics
+from learner.rounds import training_sampling
+from learner.run import Run, acknowledge_committed, save
+from learner.step_books import StepBooks
+
+
+def train(run: Run) -> None:
+    """Trains until `run.num_updates` steps are done; the result is in the run folder."""
+    publish(run)  # actors need a first version
+    batches = run.micro_batches()
+    books = StepBooks(run)
+    while run.step < run.config.run.num_updates:
+        micro = next(batches)  # waits until complete groups are there
+        accumulate(run, micro, books)
+        if not micro.ends_update:
+            continue
+        settle_probe(run)
+        apply(run, books)
+        if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
+            publish(run)
+        if micro.ends_round:
+            run.metrics.write("round", run.step, run.clock.finish(time.time()))
+        if is_save_due(run, ends_round=micro.ends_round):
+            save(run)
+        acknowledge_committed(run, run.checkpoints.committed())
+    finish(run)
+
+
+def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
+    """Adds a micro-batch's gradient."""
+    start = time.time()
+    run.state = run.steps.accumulate(run.state, micro.batch)
+    jax.block_until_ready(run.state.accumulator.denominator)
+    books.add(micro, start, time.time())
+
+
+def apply(run: Run, books: StepBooks) -> None:
+    """Steps the optimizer and writes the step's metrics."""
+    start = time.time()
+    run.state, metrics = run.steps.apply(run.state)
+    metrics = jax.device_get(metrics)
+    run.step += 1
+    books.write(metrics, start, time.time())
+    run.heart.check()
+
+
+def publish(run: Run) -> None:
+    """Announces the current weights, then sends out the evaluation and the probe that are due for them."""
+    settle_evaluation(run)
+    with run.timeline.measure("publish", step=run.step):
+        run.publisher.publish(run.state.params, step=run.step)
+    version = run.publisher.version
+    assert version is not None
+    config = run.config
+    if run.publisher.probe_is_due:
+        sampling = training_sampling(config, run.tokenizer.stop_token_ids)
+        # The next step waits for it, so it is short.
+        sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
+        problems = [(p, PROBE_SAMPLES) for p in run.held_out[:PROBE_PROBLEMS]]
+        run.probe.start(problems, sampling, version=version, round=run.planner.round)
+    if is_evaluation_due(run):
+        run.last_evaluated_step = run.step
+        sampling = Sampling(
+            max_tokens=config.sampling.max_response_tokens,
+            temperature=config.evaluation.temperature,
+            stop_token_ids=run.tokenizer.stop_token_ids,
+        )
+        run.evaluation.start([(p, 1) for p in run.held_out], sampling, version=version, round=run.planner.round)
+
+
+def settle_evaluation(run: Run) -> None:
+    """Waits for the evaluation that is out, if one is, and writes its row."""
+    version = run.evaluation.version
+    if version is not None:
+        groups = run.evaluation.settle(lambda group: group.actor not in run.fenced_actors)
+        if not groups:
+            logging.error("eval version=%s: no response could be judged; see the actors' logs", version)
+            return
+        row = evaluation_metrics(groups)
+        run.metrics.write("eval", version.step, row, problems=len(groups), version=str(version))
+        logging.info("eval version=%s reward=%.3f problems=%d", version, row["eval/reward"], len(groups))
+
+
+def settle_probe(run: Run) -> None:
+    """Waits for the probe that is out, if one is, and compares it with the learner's own logprobs."""
+    version = run.probe.version
+    if version is not None:
+        worst = parity.settle(run)
+        run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
+
+
+def is_evaluation_due(run: Run) -> bool:
+    """At the start, every n steps (at the first publish from there on), and at the end."""
+    every, step, last = run.config.evaluation.every_n_steps, run.step, run.last_evaluated_step
+    if last is None or (step == run.config.run.num_updates and last != step):
+        return True
+    return every > 0 and step // every > last // every
+
+
+def is_save_due(run: Run, *, ends_round: bool) -> bool:
+    """Every n steps; by rounds the first round's end after.
+
+    Saved at a round's end, a checkpoint's weights are the ones the next round is sampled by, so a restart
+    can use every group of that round.
+    """
+    every = run.config.checkpoint.every_n_steps
+    if run.config.publish.when == "round_end" and not ends_round:
+        return False
+    return run.step // every > run.last_saved_step // every
+
+
+def finish(run: Run) -> None:
+    """The last evaluation, checkpoint and the model in Hugging Face's format."""
+    if run.publisher.version is None or run.publisher.version.step != run.step:
+        publish(run)
+    settle_probe(run)
+    settle_evaluation(run)
+    acknowledge_committed(run, run.checkpoints.wait())
+    if run.last_saved_step != run.step:
+        save(run)
+        acknowledge_committed(run, run.checkpoints.wait())
+    target = run.folder / f"model-{run.step}"
+    if not target.exists():
+        hf_io.save(target, run.model_config, run.state.params, tokenizer_from=run.tokenizer.folder)
+    logging.info("finished step=%d model=%s", run.step, target)

@@ -1,0 +1,149 @@
+"""Every metric's name and unit, and the writers: JSONL (the record) and TensorBoard (the view)."""
+
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+METRICS: dict[str, str] = {
+    # name: unit and meaning
+    "reward/mean": "mean reward of the update's rollouts",
+    "real_tokens": "prompt and response tokens computed in this step",
+    "reward/std": "standard deviation of the update's rewards",
+    "reward/zero_variance_groups": "fraction of groups whose rewards are all alike",
+    "response/mean_tokens": "tokens, mean response length",
+    "loss": "nats, the objective as normalised",
+    "entropy": "nats, mean over trained tokens",
+    "grad_norm": "global norm before clipping",
+    "learning_rate": "per step",
+    "ess": "effective sample size over tokens, 0 to 1 (PipelineRL eq. 6)",
+    "ess_sequence": "effective sample size over sequences, 0 to 1",
+    "lag/mean": "steps, mean over trained tokens",
+    "lag/max": "steps, oldest trained token",
+    "mismatch_kl": "nats, mean of log mu - log pi (k1)",
+    "mismatch_kl_k3": "nats, Schulman's k3 estimate of KL(mu, pi)",
+    "max_abs_dlogprob": "nats, largest |log pi - log mu|",
+    "max_abs_dlogprob_lag0": "nats, the same over tokens of the current weights: engine against learner",
+    "clip_fraction": "fraction of trained tokens whose ratio was clipped or truncated",
+    "ratio/mean": "mean of pi / mu over trained tokens",
+    "tokens": "tokens trained in this step",
+    "sequences": "sequences trained in this step",
+    "skipped_updates": "updates left out so far because loss or gradient was not finite",
+    "num_compilations": "XLA programs compiled for training so far",
+    "tokens_per_s": "real tokens (prompts too) the learner trained per second of wall time",
+    "packing/fill": "real tokens per computed token",
+    "groups/dropped": "groups kept out so far: abandoned, stale or unwanted",
+    "groups/reissued": "tickets offered again so far",
+    "time/step_s": "seconds since the step before",
+    "time/train_s": "seconds the learner computed in this step",
+    "time/wait_s": "seconds the learner waited for groups in this step",
+    "time/publish_s": "seconds the last publish took the learner",
+    "actor/pause_s": "seconds generation stood still in the actors' last weight update",
+    "actor/load_s": "seconds of that spent loading",
+    "actor/prefetch_s": "seconds the copy before it took, while generating",
+    "round/waiting_ratio_eq4": "trainer's wait before a round's first step over the round (RolloutPipe eq. 4)",
+    "round/waiting_ratio": "wait / (wait + compute) over a round (RolloutPipe section 5.1)",
+    "round/rollout_to_train_end_s": "seconds from a round's first ticket to its last step",
+    "round/first_dispatch_s": "seconds from a round's first ticket to its first training",
+    "eval/reward": "mean reward on the held-out problems",
+    "eval/version": "step of the weights evaluated",
+    "eval/response_tokens": "tokens, mean response length in evaluation",
+    "parity/max_abs_dlogprob": "nats, engine against learner on a probe right after a publish",
+}
+
+TIMINGS = ("time/step_s", "time/train_s", "time/wait_s", "time/publish_s", "tokens_per_s")
+"""What two runs of the same stream may differ in."""
+
+
+class MetricsWriter:
+    """Appends one row a step to metrics.jsonl and TensorBoard.
+
+    A restarted learner goes back to its checkpoint's step: rows after it belong to an abandoned future and
+    are moved to metrics.abandoned.jsonl, so that the steps of metrics.jsonl are contiguous.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, restored_step: int, incarnation: int) -> None:
+        """Opens the files for rows after `restored_step`."""
+        self._folder = pathlib.Path(folder)
+        self._incarnation = incarnation
+        self._path = self._folder / "metrics.jsonl"
+        self._set_aside_after(restored_step)
+        self._file = open(self._path, "a", buffering=1, encoding="utf-8")
+        # tensorboard's own writer: the usual wrappers around it import torch. The suffix keeps files of one
+        # second apart.
+        self._board = EventFileWriter(
+            str(self._folder / "tensorboard"), flush_secs=10, filename_suffix=f".{incarnation}"
+        )
+        # Whatever an earlier process wrote from this step on is void.
+        start = SessionLog(status=SessionLog.START)
+        self._board.add_event(Event(wall_time=time.time(), step=restored_step + 1, session_log=start))
+
+    def write(self, kind: str, step: int, values: Mapping[str, Any], **extra: Any) -> None:
+        """Writes a row.
+
+        Args:
+          kind: "step", "eval", "round" or "probe"; a step has exactly one "step" row.
+          step: the optimizer step it belongs to.
+          values: scalars by the names of `METRICS`; NaN is written as null.
+          extra: JSON for the record only (group ids).
+
+        Raises:
+          KeyError: a name that `METRICS` does not have.
+        """
+        unknown = sorted(set(values) - METRICS.keys())
+        if unknown:
+            raise KeyError(f"metrics without a name and unit in learner/metrics.py: {unknown}")
+        scalars = {k: float(v) for k, v in values.items()}
+        row = {
+            "kind": kind,
+            "step": step,
+            "incarnation": self._incarnation,
+            **{k: v if math.isfinite(v) else None for k, v in scalars.items()},
+            **extra,
+        }
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        finite = [Summary.Value(tag=k, simple_value=v) for k, v in scalars.items() if math.isfinite(v)]
+        self._board.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=finite)))
+
+    def last_step(self, kind: str) -> int | None:
+        """The step of the last row of a kind; None if there is none."""
+        return max((r["step"] for r in read_rows(self._path) if r["kind"] == kind), default=None)
+
+    def close(self) -> None:
+        """Flushes and closes both."""
+        self._file.close()
+        self._board.close()
+
+    def _set_aside_after(self, step: int) -> None:
+        if not self._path.is_file():
+            return
+        rows = read_rows(self._path)
+        keep = [r for r in rows if r["step"] <= step]
+        rest = [r for r in rows if r["step"] > step]
+        with open(self._folder / "metrics.abandoned.jsonl", "a", encoding="utf-8") as out:
+            out.writelines(json.dumps(r) + "\n" for r in rest)
+        part = self._path.with_name("metrics.jsonl.part")
+        part.write_text("".join(json.dumps(r) + "\n" for r in keep), encoding="utf-8")
+        os.replace(part, self._path)
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All rows of a metrics file; a torn last line of a killed process is left out."""
+    rows = []
+    lines = pathlib.Path(path).read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as e:
+            if number != len(lines):
+                raise ValueError(f"{path}:{number}: not JSON") from e
+    return rows

@@ -1,0 +1,1 @@
+"""The policy: Qwen decoders in Flax NNX, attention, log-probabilities, Hugging Face files."""

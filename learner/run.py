@@ -1,0 +1,300 @@
+"""Puts a learner together for a run folder, and brings it back to where its last checkpoint left it."""
+
+import base64
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from bridge import codec
+from bridge.run_lock import RunLock
+from bridge.snapshot import SnapshotWriter
+from bridge.sqlite_store import SqliteStore
+from bridge.store import GroupStore
+from bridge.timeline import Timeline
+from bridge.types import Group, Ticket
+from configs.overrides import run_id, snapshot_folder
+from configs.schema import Config
+from learner.batches import micro_batches
+from learner.checkpoint import CheckpointError, Checkpoints
+from learner.group_queue import GroupQueue, GroupQueueIterator
+from learner.heart import Heart
+from learner.mesh import make_mesh, param_shardings
+from learner.metrics import MetricsWriter
+from learner.model import hf_io
+from learner.model.config import ModelConfig
+from learner.model.decoder import abstract_params
+from learner.packing import MicroBatch
+from learner.pinned import Pinned
+from learner.problems import Problem, write_quarantine
+from learner.prompts import PromptStream, load_prompts
+from learner.publisher import Publisher
+from learner.round_clock import RoundClock
+from learner.rounds import RoundPlanner, training_sampling
+from learner.state import TrainState
+from learner.step import Steps, build_steps
+from learner.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclasses.dataclass
+class Run:
+    """The parts of one learner process."""
+
+    config: Config
+    folder: pathlib.Path
+    incarnation: int
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+    held_out: list[Problem]
+    store: GroupStore
+    queue: GroupQueueIterator
+    planner: RoundPlanner
+    prompts: PromptStream
+    steps: Steps
+    state: TrainState
+    step: int
+    """The optimizer step, on the host."""
+    last_saved_step: int
+    last_evaluated_step: int | None
+    """Of the last evaluation whose row is written or which is out; None before the first."""
+    publisher: Publisher
+    checkpoints: Checkpoints
+    evaluation: Pinned
+    probe: Pinned
+    metrics: MetricsWriter
+    timeline: Timeline
+    clock: RoundClock
+    heart: Heart
+    unacknowledged: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+    """Groups each save in progress contains, by its step."""
+    fenced_actors: set[str] = dataclasses.field(default_factory=set)
+    lock: RunLock | None = None
+
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """The training stream."""
+
+        def on_issue(num_tickets: int) -> None:
+            self.clock.rollout_started(time.time())
+            self.timeline.instant("issue", tickets=num_tickets, step=self.step)
+
+        return micro_batches(
+            self.config,
+            store=self.store,
+            queue=self.queue,
+            planner=self.planner,
+            step=lambda: self.step,
+            on_issue=on_issue,
+        )
+
+    def books(self) -> dict[str, Any]:
+        """The host's part of a checkpoint; JSON."""
+        return {
+            "model": self.model_config.to_hf(),
+            "planner": self.planner.get_state(),
+            "open_tickets": [base64.b64encode(codec.encode(t)).decode() for t in self.planner.open_tickets],
+            "prompts": self.prompts.get_state(),
+            "queue": self.queue.get_state(),
+        }
+
+    def close(self) -> None:
+        """Lets go of everything; a save in progress is finished first. The next start publishes anew."""
+        with contextlib.ExitStack() as parts:  # each of them, also when one fails
+            for part in (self.store, self.timeline, self.metrics, self.checkpoints, self.publisher):
+                parts.callback(part.close)
+            self.heart.stop()
+        if self.lock is not None:
+            self.lock.release()
+
+
+def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -> Run:
+    """Builds a learner; resumes if the folder has a checkpoint.
+
+    Raises:
+      ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
+      CheckpointError: there are checkpoints, and none is intact or fits.
+    """
+    model_config = ModelConfig.from_hf(model_folder)
+    tokenizer = load_tokenizer(model_folder, vocab_size=model_config.vocab_size)
+    prompts, held_out, bad_rows = load_prompts(config, tokenizer)
+    if bad_rows and not (folder / "quarantine.jsonl").exists():
+        write_quarantine(folder / "quarantine.jsonl", config.prompts.path, bad_rows)
+    if bad_rows:
+        logging.warning("rows set aside count=%d see=%s", len(bad_rows), folder / "quarantine.jsonl")
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    steps = build_steps(model_config, config, mesh)
+
+    lock = RunLock(folder / "learner.lock", "learner")
+    store = SqliteStore(folder / "store.sqlite")
+    incarnation = store.next_incarnation()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
+    restored = checkpoints.restore_latest(_saved_part(steps.abstract_state()))
+    if restored is None:
+        step, books = 0, None
+        shardings = param_shardings(abstract_params(model_config), mesh)
+        _, params = hf_io.load(
+            model_folder,
+            dtype=config.model.param_dtype,
+            sharding_fn=lambda path, shape: _at(shardings, path),
+        )
+        state = steps.init(params)
+    else:
+        step, arrays, books = restored
+        _check_model(books["model"], model_config, folder)
+        state = TrainState(**arrays, accumulator=steps.zero_accumulator())
+    store.record_restore(incarnation, step)
+
+    planner = RoundPlanner(
+        config,
+        training_sampling(config, tokenizer.stop_token_ids),
+        lambda: next(prompts),
+        incarnation=incarnation,
+    )
+    writer = SnapshotWriter(snapshot_folder(config), run=run_id(folder), tokenizer_hash=tokenizer.fingerprint)
+    heart = Heart(store, stop)
+    metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
+    run = Run(
+        config=config,
+        folder=folder,
+        incarnation=incarnation,
+        model_config=model_config,
+        tokenizer=tokenizer,
+        held_out=held_out,
+        store=store,
+        queue=None,  # type: ignore[arg-type]  # needs the run itself; set below
+        planner=planner,
+        prompts=prompts,
+        steps=steps,
+        state=state,
+        step=step,
+        last_saved_step=step,
+        last_evaluated_step=metrics.last_step("eval"),
+        publisher=Publisher(
+            writer,
+            model_config.param_names,
+            config.publish,
+            incarnation=incarnation,
+            dtype=config.model.served_dtype,
+        ),
+        checkpoints=checkpoints,
+        evaluation=Pinned("eval", store, while_waiting=heart.check),
+        probe=Pinned("probe", store, while_waiting=heart.check),
+        metrics=metrics,
+        timeline=Timeline(folder / "events", "learner"),
+        clock=RoundClock(),
+        heart=heart,
+        fenced_actors=store.fenced_actors(),
+        lock=lock,
+    )
+    run.queue = iter(
+        GroupQueue(
+            store,
+            restores=store.restores(),
+            current_step=lambda: run.step,
+            max_lag_steps=config.rounds.max_lag_steps,
+            is_wanted=lambda group: _is_wanted(run, group),
+            min_step=lambda group: planner.min_step(group.ticket_id),
+            fenced_actors=run.fenced_actors,
+            while_waiting=lambda: _while_waiting(run),
+        )
+    )
+    if books is not None:
+        _restore_books(run, books)
+    store.withdraw_pinned()
+    store.rewind([t.id for t in planner.open_tickets], next_order=planner.get_state()["num_issued"], step=step)
+    heart.start()
+    logging.info(
+        "learner ready run=%s incarnation=%d step=%d params=%d devices=%d",
+        config.run.name,
+        incarnation,
+        step,
+        sum(int(np.prod(x.shape)) for x in jax.tree.leaves(state.params)),
+        jax.device_count(),
+    )
+    return run
+
+
+def _while_waiting(run: Run) -> None:
+    """What the learner sees to while no group comes.
+
+    Raises:
+      Stopped: the process was asked to end.
+    """
+    run.heart.check()
+    for ticket_id, reason in run.store.failed().items():
+        if run.planner.is_open(ticket_id):
+            logging.error("ticket replaced ticket=%s reason=%s", ticket_id, reason)
+            run.queue.dropped["failed"] += 1
+            run.store.withdraw([ticket_id])
+            run.store.put_tickets([run.planner.replace(ticket_id)])
+
+
+def _is_wanted(run: Run, group: Group) -> bool:
+    """Whether a group's ticket is open.
+
+    A restarted learner may meet groups of tickets that it issued after its checkpoint and has yet to issue
+    again; prompts and ids are deterministic, so it does so now.
+    """
+    run.store.put_tickets(run.planner.issue_up_to(group.order, step=run.step))
+    return run.planner.is_open(group.ticket_id)
+
+
+def _restore_books(run: Run, books: dict[str, Any]) -> None:
+    tickets = [codec.decode(Ticket, base64.b64decode(t)) for t in books["open_tickets"]]
+    run.planner.set_state(books["planner"], tickets)
+    run.prompts.set_state(books["prompts"])
+    run.queue.set_state(books["queue"])
+    # The checkpoint that contains these groups is committed, so they may go now if they are still there.
+    run.queue.acknowledge(books["queue"]["unacknowledged"])
+    run.store.put_tickets(tickets)
+
+
+def _saved_part(state: TrainState) -> dict[str, Any]:
+    """What a checkpoint holds of the state; it is saved between updates, where the accumulator is empty."""
+    return {
+        "params": state.params,
+        "opt_state": state.opt_state,
+        "step": state.step,
+        "skipped_updates": state.skipped_updates,
+    }
+
+
+def save(run: Run) -> None:
+    """Starts a checkpoint of the run as it is between two updates; the one before is finished first."""
+    acknowledge_committed(run, run.checkpoints.wait())
+    run.unacknowledged[run.step] = run.queue.get_state()["unacknowledged"]
+    run.checkpoints.save(run.step, _saved_part(run.state), run.books())
+    run.last_saved_step = run.step
+
+
+def acknowledge_committed(run: Run, step: int | None) -> None:
+    """Lets the store forget the groups that a committed checkpoint contains."""
+    if step is not None:
+        run.queue.acknowledge(run.unacknowledged.pop(step))
+        run.timeline.instant("checkpoint", step=step)
+
+
+def _check_model(saved: dict[str, Any], model_config: ModelConfig, folder: pathlib.Path) -> None:
+    now = model_config.to_hf()
+    differing = sorted(k for k in {*saved, *now} if saved.get(k) != now.get(k))
+    if differing:
+        field = differing[0]
+        raise CheckpointError(
+            f"the checkpoint of {folder} is of another model: {field} was {saved.get(field)!r}, is {now.get(field)!r}"
+        )
+
+
+def _at(tree: dict[str, Any], path: str) -> Any:
+    for part in path.split("/"):
+        tree = tree[part]
+    return tree

@@ -1,0 +1,99 @@
+"""An engine without a model: responses are made up, and end when the test says so."""
+
+import asyncio
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from actor.engine import AbortedError, EngineDeadError, Sample, SwapTimings, WeightLoadError
+from bridge.types import Sampling, Version, WeightManifest
+
+
+@dataclasses.dataclass
+class Request:
+    prompt_tokens: np.ndarray
+    sampling: Sampling
+    priority: int
+    versions: list[Version]
+    """Of the tokens so far."""
+    done: asyncio.Future[None]
+
+
+class FakeEngine:
+    """Implements `actor.engine.Engine`; with `auto` it answers at once."""
+
+    def __init__(self, *, auto: bool = False, reply: bytes = b"42") -> None:
+        self.auto, self.reply = auto, np.frombuffer(reply, np.uint8).astype(np.int32)
+        self.version: Version | None = None
+        self.num_sampled_tokens = 0
+        self.running: dict[str, Request] = {}
+        self.aborted: list[str] = []
+        self.swapped: list[Version] = []
+        self.refuse: set[Version] = set()
+        self.hang_swaps = False
+        self.is_closed = False
+
+    async def sample(self, prompt_tokens: np.ndarray, sampling: Sampling, *, request_id: str, priority: int) -> Sample:
+        assert self.version is not None
+        done = asyncio.get_running_loop().create_future()
+        request = Request(prompt_tokens, sampling, priority, [], done)
+        self.running[request_id] = request
+        try:
+            if self.auto:
+                self.step(request_id, self.reply.size)
+                await asyncio.sleep(0)
+            else:
+                await done
+        except asyncio.CancelledError:
+            self.aborted.append(request_id)
+            raise
+        finally:
+            del self.running[request_id]
+        size = len(request.versions)
+        return Sample(
+            tokens=np.resize(self.reply, size),
+            logprobs=np.full(size, -0.5, np.float32),
+            token_versions=tuple(request.versions),
+            finish="stop",
+        )
+
+    def step(self, request_id: str, num_tokens: int = 1) -> None:
+        """Samples tokens for a request with the weights now served."""
+        assert self.version is not None
+        self.running[request_id].versions += [self.version] * num_tokens
+        self.num_sampled_tokens += num_tokens
+
+    def finish(self, request_id: str) -> None:
+        """Ends a request, after a first pass over the reply if it has no token yet."""
+        if not self.running[request_id].versions:
+            self.step(request_id, self.reply.size)
+        self.running[request_id].done.set_result(None)
+
+    def die(self) -> None:
+        for request in self.running.values():
+            request.done.set_exception(EngineDeadError("the fake engine died"))
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self.running:
+            self.running[request_id].done.set_exception(AbortedError(request_id))
+
+    async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
+        if self.hang_swaps:
+            await asyncio.Event().wait()
+        if manifest.version in self.refuse:
+            raise WeightLoadError(f"no {manifest.version}")
+        self.version = manifest.version
+        self.swapped.append(manifest.version)
+        return SwapTimings(check_s=0.001, pause_s=0.02, load_s=0.01)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+async def until(condition, what: str, *, deadline_s: float = 30.0) -> None:
+    """Lets the loop run until the condition holds; fails the test if it never does."""
+    end = asyncio.get_running_loop().time() + deadline_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < end, f"{what}: not within {deadline_s} s"
+        await asyncio.sleep(0.001)

@@ -1,0 +1,82 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actor.engine import Sample
+from actor.group_builder import GroupBuilder
+from bridge.types import Version
+from tests.bridge.factories import make_ticket
+
+
+def sample(token: int, *versions: tuple[int, int]) -> Sample:
+    size = len(versions)
+    return Sample(
+        tokens=np.full(size, token, np.int32),
+        logprobs=np.full(size, -0.25, np.float32),
+        token_versions=tuple(Version(incarnation=i, step=s) for i, s in versions),
+        finish="length",
+    )
+
+
+def builder(num_samples: int) -> GroupBuilder:
+    return GroupBuilder(make_ticket(num_samples=num_samples), actor="a", started_s=3.0)
+
+
+@settings(deadline=None)
+@given(order=st.permutations(range(4)))
+def test_build_in_any_order_of_arrival_gives_rollouts_by_index(order):
+    b = builder(4)
+    for number, index in enumerate(order):
+        assert not b.is_complete
+        with pytest.raises(ValueError, match=f"has {number} of 4"):
+            b.build(finished_s=4.0)
+        b.add(index, sample(index, (0, 0)), float(index))
+    group = b.build(finished_s=4.0)
+    assert [int(r.tokens[0]) for r in group.rollouts] == [0, 1, 2, 3]
+    assert [r.reward for r in group.rollouts] == [0.0, 1.0, 2.0, 3.0]
+    assert (group.actor, group.started_s, group.finished_s) == ("a", 3.0, 4.0)
+
+
+def test_build_over_an_update_keeps_every_tokens_step():
+    b = builder(1)
+    b.add(0, sample(7, (0, 4), (0, 4), (1, 5)), 1.0)
+    group = b.build(finished_s=4.0)
+    (rollout,) = group.rollouts
+    assert rollout.token_versions.tolist() == [4, 4, 5]
+    assert rollout.loss_mask.tolist() == [True] * 3
+    assert rollout.behavior_logprobs.tolist() == [-0.25] * 3
+    assert rollout.finish == "length"
+    assert group.incarnation == 1
+
+
+def test_incarnation_is_the_newest_of_any_sample():
+    for versions in itertools.permutations([(0, 3), (2, 3), (1, 3)]):
+        b = builder(3)
+        for i, v in enumerate(versions):
+            b.add(i, sample(0, v), 0.0)
+        assert b.build(finished_s=4.0).incarnation == 2
+
+
+@pytest.mark.parametrize("index", [-1, 2, 0])
+def test_add_of_a_wrong_index_is_refused(index):
+    b = builder(2)
+    b.add(0, sample(0, (0, 0)), 0.0)
+    with pytest.raises(ValueError, match="out of range or here already"):
+        b.add(index, sample(0, (0, 0)), 0.0)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_add_of_a_reward_that_is_no_number_is_refused(reward):
+    with pytest.raises(ValueError, match="reward"):
+        builder(1).add(0, sample(0, (0, 0)), reward)
+
+
+def test_build_of_decreasing_steps_is_refused():
+    b = builder(1)
+    b.add(0, sample(0, (0, 5), (1, 4)), 0.0)
+    with pytest.raises(ValueError, match="must not decrease"):
+        b.build(finished_s=4.0)

@@ -1,0 +1,73 @@
+import json
+
+import pytest
+import reasoning_gym
+
+from actor.verifiers import exact, math, registry
+from actor.verifiers import reasoning_gym as gym
+from bridge.types import Task
+
+
+def task(answer: str, verifier: str = "exact", metadata: str = "{}") -> Task:
+    return Task(verifier=verifier, answer=answer, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("42", "42", 1.0),
+        ("  42\n", "42", 1.0),
+        ("The  Answer", "the answer", 1.0),
+        ("\uff14\uff12", "42", 1.0),  # full-width digits
+        ("42.", "42", 0.0),
+        ("", "42", 0.0),
+        ("142", "42", 0.0),
+    ],
+)
+def test_exact_score(response, answer, reward):
+    assert exact.score(response, task(answer)) == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("the answer is $\\frac{1}{2}$", "0.5", 1.0),
+        ("so it is 42", "42", 1.0),
+        ("so it is 43", "42", 0.0),
+        ("\\boxed{x+1}", "1+x", 1.0),
+        ("1/3", "\\frac13", 1.0),
+        ("I don't know", "7", 0.0),
+        ("", "7", 0.0),
+    ],
+)
+def test_math_score(response, answer, reward):
+    assert math.score(response, task(answer)) == reward
+
+
+def test_math_on_an_answer_that_is_no_expression_fails_rather_than_scores():
+    with pytest.raises(ValueError, match="no mathematical expression"):
+        math.score("7", task(""))
+
+
+@pytest.mark.parametrize("family", ["chain_sum", "leg_counting", "gcd"])
+def test_reasoning_gym_score_agrees_with_the_library(family):
+    dataset = reasoning_gym.create_dataset(family, size=3, seed=5)
+    for entry in dataset:
+        judged = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
+        assert gym.score(f" {entry['answer']}\n", judged) == 1.0
+        assert gym.score("nonsense", judged) == dataset.score_answer("nonsense", entry)
+
+
+def test_reasoning_gym_without_an_entry_fails_rather_than_scores():
+    with pytest.raises(ValueError, match="source_dataset"):
+        gym.score("7", task("7", "reasoning_gym"))
+
+
+def test_registry_of_every_name_gives_a_verifier():
+    assert {name: registry.load(name)("7", task("7")) for name in ("exact", "math")} == {
+        "exact": 1.0,
+        "math": 1.0,
+    }
+    assert registry.load("reasoning_gym") is gym.score
+    with pytest.raises(ValueError, match="there are exact, math, reasoning_gym"):
+        registry.load("nope")

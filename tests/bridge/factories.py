@@ -1,0 +1,65 @@
+"""Small valid wire values for tests; every field can be overridden."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from bridge.types import Group, Rollout, Sampling, Task, Ticket, Version
+
+
+def make_rollout(num_tokens: int = 3, *, step: int = 0, **fields: Any) -> Rollout:
+    values: dict[str, Any] = {
+        "tokens": np.arange(num_tokens, dtype=np.int32),
+        "loss_mask": np.ones(num_tokens, np.bool_),
+        "behavior_logprobs": np.full(num_tokens, -0.5, np.float32),
+        "token_versions": np.full(num_tokens, step, np.int32),
+        "finish": "stop",
+        "reward": 1.0,
+    }
+    return Rollout(**(values | fields))
+
+
+def make_ticket(id_: str = "t", **fields: Any) -> Ticket:
+    values: dict[str, Any] = {
+        "id": id_,
+        "kind": "train",
+        "round": 0,
+        "order": 0,
+        "prompt_tokens": np.array([7, 8], np.int32),
+        "task": Task(verifier="exact", answer="42"),
+        "num_samples": 2,
+        "sampling": Sampling(max_tokens=16),
+        "min_version": Version(incarnation=0, step=0),
+    }
+    return Ticket(**(values | fields))
+
+
+def make_group(ticket: Ticket, *, actor: str = "a", **fields: Any) -> Group:
+    values: dict[str, Any] = {
+        "ticket_id": ticket.id,
+        "kind": ticket.kind,
+        "round": ticket.round,
+        "order": ticket.order,
+        "prompt_tokens": ticket.prompt_tokens,
+        "rollouts": tuple(make_rollout() for _ in range(ticket.num_samples)),
+        "incarnation": 0,
+        "actor": actor,
+        "started_s": 1.0,
+        "finished_s": 2.0,
+    }
+    return Group(**(values | fields))
+
+
+def as_plain(value: Any) -> Any:
+    """A wire value as nested tuples that `==` compares exactly: arrays by dtype and bytes."""
+    if isinstance(value, np.ndarray):
+        return ("array", str(value.dtype), value.shape, value.tobytes())
+    if dataclasses.is_dataclass(value):
+        return (
+            type(value).__name__,
+            *(as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)),
+        )
+    if isinstance(value, tuple):
+        return tuple(as_plain(v) for v in value)
+    return value

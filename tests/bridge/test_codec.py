@@ -1,0 +1,324 @@
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis.extra import numpy as npst
+
+from bridge import codec
+from bridge.types import (
+    FileEntry,
+    Group,
+    Heartbeat,
+    Rollout,
+    Sampling,
+    Task,
+    TensorEntry,
+    Ticket,
+    Version,
+    WeightManifest,
+)
+from tests.bridge.factories import as_plain, make_group, make_rollout, make_ticket
+
+UNHURRIED = settings(deadline=None, max_examples=200)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+COUNTS = st.integers(0, 2**63 - 1)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+KINDS = st.sampled_from(["train", "eval", "probe"])
+PROMPTS = npst.arrays(np.int32, st.integers(1, 20))
+VERSIONS = st.builds(Version, incarnation=COUNTS, step=COUNTS)
+SAMPLINGS = st.builds(
+    Sampling,
+    max_tokens=st.integers(10, 1000),
+    temperature=st.floats(0, 10),
+    top_p=st.floats(0.1, 1),
+    top_k=COUNTS,
+    min_tokens=st.integers(0, 10),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.lists(INT64, max_size=3).map(tuple),
+)
+TICKETS = st.builds(
+    Ticket,
+    id=st.text(min_size=1),
+    kind=KINDS,
+    round=INT64,
+    order=INT64,
+    prompt_tokens=PROMPTS,
+    task=st.builds(Task, verifier=st.text(), answer=st.text(), metadata=st.text()),
+    num_samples=st.integers(1, 2**63 - 1),
+    sampling=SAMPLINGS,
+    min_version=VERSIONS,
+)
+
+
+@st.composite
+def rollouts(draw) -> Rollout:
+    n = draw(st.integers(1, 20))
+    mask = draw(npst.arrays(np.bool_, n))
+    mask[draw(st.integers(0, n - 1))] = True
+    return Rollout(
+        tokens=draw(npst.arrays(np.int32, n)),
+        loss_mask=mask,
+        behavior_logprobs=draw(npst.arrays(np.float32, n, elements=st.floats(-(2.0**99), 0, width=32))),
+        token_versions=np.sort(draw(npst.arrays(np.int32, n, elements=st.integers(0, 2**31 - 1)))),
+        finish=draw(st.sampled_from(["stop", "length"])),
+        reward=draw(FINITE),
+    )
+
+
+GROUPS = st.builds(
+    Group,
+    ticket_id=st.text(),
+    kind=KINDS,
+    round=INT64,
+    order=INT64,
+    prompt_tokens=PROMPTS,
+    rollouts=st.lists(rollouts(), min_size=1, max_size=3).map(tuple),
+    incarnation=INT64,
+    actor=st.text(),
+    started_s=FINITE,
+    finished_s=FINITE,
+)
+HEARTBEATS = st.builds(
+    Heartbeat,
+    process=st.text(),
+    role=st.sampled_from(["learner", "actor"]),
+    pid=INT64,
+    time_s=FINITE,
+    version=st.none() | VERSIONS,
+    detail=st.text(),
+)
+
+
+@st.composite
+def manifests(draw) -> WeightManifest:
+    names = draw(st.lists(st.text(), max_size=4, unique=True))
+    tensors = tuple(
+        TensorEntry(name=n, dtype="bfloat16", shape=(4, 8), offset_bytes=64 * i, num_bytes=64)
+        for i, n in enumerate(names)
+    )
+    return WeightManifest(
+        run=draw(st.text()),
+        version=draw(VERSIONS),
+        tensors=tensors,
+        file=FileEntry(name="slot-0", num_bytes=64 * len(names), blake3=draw(st.text())),
+        tokenizer_hash=draw(st.text()),
+        base_version=draw(st.none() | VERSIONS),
+        hmac=draw(st.none() | st.text()),
+        created_s=draw(FINITE),
+    )
+
+
+VALUES = TICKETS | GROUPS | HEARTBEATS | manifests()
+TYPES = (Ticket, Group, WeightManifest, Heartbeat)
+
+
+def change(data: bytes, edit) -> bytes:
+    """The message with `edit` applied to its body, read and written by msgpack alone."""
+    format_, name, body = msgspec.msgpack.decode(data)
+    edit(body)
+    return msgspec.msgpack.encode([format_, name, body])
+
+
+def try_decode(data: bytes) -> None:
+    """Anything but a value of the type or a ValueError fails the test."""
+    for type_ in TYPES:
+        try:
+            value = codec.decode(type_, data)
+        except ValueError:
+            continue
+        assert type(value) is type_
+
+
+@UNHURRIED
+@given(VALUES)
+def test_round_trip_gives_an_equal_value(value):
+    assert as_plain(codec.decode(type(value), codec.encode(value))) == as_plain(value)
+
+
+@UNHURRIED
+@given(st.binary(max_size=200))
+@example(b"\x93\x01\xa6Ticket" + b"\x91" * 100_000)  # nested too deep
+@example(b"\x93\x01\xa6Ticket\xdf\xff\xff\xff\xff")  # claims four billion entries
+@example(b"\x93\x01\xa5Group\xc6\xff\xff\xff\xff")  # claims four gigabytes
+def test_decode_random_bytes_raise_only_value_error(data):
+    try_decode(data)
+
+
+@UNHURRIED
+@given(VALUES, st.data())
+def test_decode_truncated_or_extended_refused(value, data):
+    message = codec.encode(value)
+    end = data.draw(st.integers(0, len(message) - 1))
+    for bad in (message[:end], message + b"\x00"):
+        with pytest.raises(ValueError):
+            codec.decode(type(value), bad)
+
+
+@UNHURRIED
+@given(VALUES, st.data())
+def test_decode_bit_flipped_raises_only_value_error(value, data):
+    message = bytearray(codec.encode(value))
+    for _ in range(data.draw(st.integers(1, 3))):
+        bit = data.draw(st.integers(0, 8 * len(message) - 1))
+        message[bit // 8] ^= 1 << bit % 8
+    try_decode(bytes(message))
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@UNHURRIED
+@given(VALUES, st.data())
+def test_decode_field_of_another_kind_raises_only_value_error(value, data):
+    """Reaches deeper than random bytes: a well-formed message with one wrong value in it."""
+
+    def put_junk(node: Any) -> None:
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        if not keys:
+            return
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(node[key], dict | list) and data.draw(st.booleans()):
+            put_junk(node[key])
+        else:
+            node[key] = data.draw(JUNK)
+
+    try_decode(change(codec.encode(value), put_junk))
+
+
+def nested(body: dict, path: tuple) -> dict:
+    for step in path:
+        body = body[step]
+    return body
+
+
+@pytest.mark.parametrize("path", [(), ("task",), ("sampling",), ("min_version",)])
+def test_decode_unknown_field_refused(path):
+    data = codec.encode(make_ticket())
+    with pytest.raises(ValueError, match="unknown field"):
+        codec.decode(Ticket, change(data, lambda body: nested(body, path).update(new=1)))
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [((), "id"), (("task",), "metadata"), (("sampling",), "top_k"), (("min_version",), "step")],
+)
+def test_decode_missing_field_refused_even_with_a_default(path, field):
+    data = codec.encode(make_ticket())
+    with pytest.raises(ValueError, match="missing required field"):
+        codec.decode(Ticket, change(data, lambda body: nested(body, path).pop(field)))
+
+
+def test_decode_optional_and_repeated_parts_are_strict_too():
+    beat = Heartbeat(process="p", role="actor", pid=1, time_s=0.0, version=Version(incarnation=0, step=1))
+    with pytest.raises(ValueError, match="unknown field"):
+        codec.decode(Heartbeat, change(codec.encode(beat), lambda body: body["version"].update(new=1)))
+    group = codec.encode(make_group(make_ticket()))
+    with pytest.raises(ValueError, match="unknown field"):
+        codec.decode(Group, change(group, lambda body: body["rollouts"][1].update(new=1)))
+
+
+def test_decode_runs_the_types_own_checks():
+    data = codec.encode(make_group(make_ticket()))
+    nan = np.full(3, np.nan, np.float32).tobytes()
+
+    def spoil(body):
+        body["rollouts"][0]["behavior_logprobs"][1] = nan
+
+    with pytest.raises(ValueError, match="finite"):
+        codec.decode(Group, change(data, spoil))
+
+
+@pytest.mark.parametrize(
+    ("array", "complaint"),
+    [
+        (["<i8", bytes(16)], "dtype"),
+        (["<f4", bytes(8)], "int32 vector|Expected"),
+        (["|O", bytes(8)], "dtype"),
+        (["<i4", bytes(7)], "whole number"),
+        (["<i4", b""], "must not be empty"),
+        (["<i4", bytes(8), 1], "length"),
+        ([1, 2], "str"),
+        (None, "array"),
+    ],
+)
+def test_decode_array_of_another_form_refused(array, complaint):
+    data = codec.encode(make_ticket())
+    with pytest.raises(ValueError, match=complaint):
+        codec.decode(Ticket, change(data, lambda body: body.update(prompt_tokens=array)))
+
+
+def test_decode_bool_array_with_other_bytes_refused():
+    data = codec.encode(make_group(make_ticket()))
+
+    def spoil(body):
+        body["rollouts"][0]["loss_mask"][1] = b"\x01\x02\x01"
+
+    with pytest.raises(ValueError, match="bool"):
+        codec.decode(Group, change(data, spoil))
+
+
+def test_decode_arrays_are_native_and_read_only():
+    group = codec.decode(Group, codec.encode(make_group(make_ticket())))
+    for array in (group.prompt_tokens, group.rollouts[0].loss_mask, group.rollouts[1].behavior_logprobs):
+        assert array.dtype.isnative and not array.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def test_wire_arrays_are_little_endian_bytes():
+    body = msgspec.msgpack.decode(codec.encode(make_ticket(prompt_tokens=np.array([1, -2], np.int32))))[2]
+    assert body["prompt_tokens"] == ["<i4", b"\x01\x00\x00\x00\xfe\xff\xff\xff"]
+
+
+def test_decode_other_format_or_type_refused():
+    format_, name, body = msgspec.msgpack.decode(codec.encode(make_ticket()))
+    with pytest.raises(ValueError, match="wire format 2"):
+        codec.decode(Ticket, msgspec.msgpack.encode([format_ + 1, name, body]))
+    with pytest.raises(ValueError, match="'Ticket', wanted a Group"):
+        codec.decode(Group, codec.encode(make_ticket()))
+    with pytest.raises(ValueError, match="no wire type"):
+        codec.decode(Rollout, b"")  # pyright: ignore[reportArgumentType]
+
+
+def test_size_limit_holds_on_both_sides():
+    data = codec.encode(make_ticket())
+    assert codec.decode(Ticket, data, max_bytes=len(data)).id == "t"
+    with pytest.raises(ValueError, match="limit"):
+        codec.decode(Ticket, data, max_bytes=len(data) - 1)
+    with pytest.raises(ValueError, match="limit"):
+        codec.encode(make_ticket(), max_bytes=len(data) - 1)
+
+
+def test_encode_numpy_scalars_arrive_as_plain_numbers():
+    ticket = make_ticket(order=np.int64(5), num_samples=1)
+    group = make_group(ticket, rollouts=(make_rollout(reward=np.float32(0.5)),))
+    got = codec.decode(Group, codec.encode(group))
+    assert (got.order, got.rollouts[0].reward) == (5, 0.5)
+    assert (type(got.order), type(got.rollouts[0].reward)) == (int, float)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"order": 2**63}, {"order": 2**70}, {"order": 1.5}, {"round": "0"}, {"id_": "\ud800"}]
+)
+def test_encode_what_no_reader_would_take_refused(fields):
+    with pytest.raises(ValueError):
+        codec.encode(make_ticket(**fields))
+
+
+def test_encode_array_changed_after_its_check_refused():
+    rollout = make_rollout()
+    rollout.behavior_logprobs[0] = np.nan
+    with pytest.raises(ValueError, match="finite"):
+        codec.encode(make_group(make_ticket(num_samples=1), rollouts=(rollout,)))
+
+
+def test_encode_part_of_a_wire_type_refused():
+    with pytest.raises(ValueError, match="no wire type"):
+        codec.encode(make_rollout())  # pyright: ignore[reportArgumentType]

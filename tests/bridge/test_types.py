@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+
+from bridge.types import FileEntry, Sampling, TensorEntry, Version, WeightManifest
+from tests.bridge.factories import make_group, make_rollout, make_ticket
+
+
+def test_version_parse_reads_what_str_writes():
+    assert Version.parse("3:14") == Version(incarnation=3, step=14)
+    assert str(Version(incarnation=3, step=14)) == "3:14"
+
+
+@pytest.mark.parametrize("text", ["", "3", "3:", ":3", "3:-1", "3:4:5", "a:b", " 3:4"])
+def test_version_parse_other_forms_refused(text):
+    with pytest.raises(ValueError):
+        Version.parse(text)
+
+
+def test_version_order_puts_incarnation_before_step():
+    assert Version(incarnation=1, step=0) > Version(incarnation=0, step=99)
+    with pytest.raises(ValueError, match=">= 0"):
+        Version(incarnation=0, step=-1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": 4, "min_tokens": 5},
+        {"max_tokens": 4, "min_tokens": -1},
+        {"max_tokens": 4, "temperature": -0.1},
+        {"max_tokens": 4, "temperature": float("nan")},
+        {"max_tokens": 4, "temperature": float("inf")},
+        {"max_tokens": 4, "top_p": 0.0},
+        {"max_tokens": 4, "top_p": 1.1},
+        {"max_tokens": 4, "top_p": float("nan")},
+        {"max_tokens": 4, "top_k": -1},
+    ],
+)
+def test_sampling_unusable_values_refused(fields):
+    with pytest.raises(ValueError):
+        Sampling(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id_": ""},
+        {"num_samples": 0},
+        {"prompt_tokens": np.zeros(0, np.int32)},
+        {"prompt_tokens": np.zeros(2, np.int64)},
+        {"prompt_tokens": np.zeros((1, 2), np.int32)},
+        {"prompt_tokens": [1, 2]},
+    ],
+)
+def test_ticket_unservable_refused(fields):
+    with pytest.raises(ValueError):
+        make_ticket(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"tokens": np.zeros(2, np.int32)}, "one length"),
+        ({"loss_mask": np.zeros(3, np.bool_)}, "at least one sampled"),
+        ({"loss_mask": np.ones(3, np.int32)}, "bool vector"),
+        ({"behavior_logprobs": np.zeros(3, np.float64)}, "float32 vector"),
+        ({"behavior_logprobs": np.array([0, np.nan, 0], np.float32)}, "finite"),
+        ({"behavior_logprobs": np.array([0, 0.5, 0], np.float32)}, "<= 0"),
+        ({"token_versions": np.array([0, 2, 1], np.int32)}, "not decrease"),
+        ({"token_versions": np.array([-1, 0, 0], np.int32)}, ">= 0"),
+        ({"reward": float("nan")}, "reward"),
+        ({"reward": float("inf")}, "reward"),
+    ],
+)
+def test_rollout_bad_data_refused(fields, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        make_rollout(**fields)
+
+
+def test_rollout_version_drop_that_wraps_int32_refused():
+    # 5 - (-2**31) does not fit an int32: a subtraction would come out positive.
+    with pytest.raises(ValueError, match="not decrease"):
+        make_rollout(token_versions=np.array([5, -(2**31), -(2**31)], np.int32))
+
+
+def test_group_steps_and_tokens_over_all_rollouts():
+    ticket = make_ticket(num_samples=2)
+    rollouts = (
+        make_rollout(3, token_versions=np.array([4, 4, 6], np.int32)),
+        make_rollout(2, token_versions=np.array([3, 5], np.int32)),
+    )
+    group = make_group(ticket, rollouts=rollouts)
+    assert (group.min_step, group.max_step) == (3, 6)
+    assert group.num_tokens == (2 + 3) + (2 + 2)
+    with pytest.raises(ValueError, match="no rollouts"):
+        make_group(ticket, rollouts=())
+
+
+def make_manifest(*tensors: tuple[str, int, int], num_bytes: int) -> WeightManifest:
+    return WeightManifest(
+        run="r",
+        version=Version(incarnation=0, step=0),
+        tensors=tuple(
+            TensorEntry(name=n, dtype="float32", shape=(s // 4,), offset_bytes=o, num_bytes=s) for n, o, s in tensors
+        ),
+        file=FileEntry(name="f", num_bytes=num_bytes, blake3=""),
+        tokenizer_hash="t",
+    )
+
+
+def test_manifest_tensors_in_any_order_accepted():
+    make_manifest(("b", 8, 4), ("a", 0, 8), num_bytes=12)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [("a", 0, 8), ("a", 8, 4)],
+        [("a", 0, 8), ("b", 4, 4)],
+        [("a", -4, 4)],
+        [("a", 0, -4)],
+        [("a", 12, 4)],
+    ],
+)
+def test_manifest_double_overlapping_or_outside_refused(tensors):
+    with pytest.raises(ValueError):
+        make_manifest(*tensors, num_bytes=12)

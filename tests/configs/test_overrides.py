@@ -1,0 +1,256 @@
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from configs import overrides
+from configs.schema import Config, PromptsConfig, RunConfig
+
+FOLDER = pathlib.Path(overrides.__file__).parent
+PRESETS = ("serial", "cgp", "rolloutpipe", "pipelinerl")
+CONFIG = Config(preset="test")
+
+
+def preset(name: str) -> Config:
+    return overrides.load_preset(f"{FOLDER}/{name}")
+
+
+@pytest.mark.parametrize("size", ["", ":tiny", ":paper"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_load_preset_every_preset_comes_in_every_size(name, size):
+    config = preset(f"{name}.py{size}")
+    assert config.preset == name
+    # Of the two sizes the tiny one alone serves float32.
+    assert config.model.served_dtype == ("float32" if size == ":tiny" else "bfloat16")
+
+
+def test_load_preset_tiny_is_rolloutpipe_at_tiny_size():
+    tiny, full = preset("tiny.py"), preset("rolloutpipe.py:tiny")
+    assert dataclasses.replace(tiny, preset=full.preset, run=full.run) == full
+    assert (tiny.preset, tiny.run.name) == ("tiny", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "train_start", "admission", "publish"),
+    [  # The table of presets in the design.
+        ("serial", "round_complete", "fifo", "round_end"),
+        ("cgp", "group_ready", "fifo", "round_end"),
+        ("rolloutpipe", "group_ready", "frontier", "round_end"),
+        ("pipelinerl", "group_ready", "window", "every"),
+    ],
+)
+def test_load_preset_knobs_are_the_design_tables(name, train_start, admission, publish):
+    config = preset(f"{name}.py")
+    assert (config.rounds.train_start, config.admission.policy, config.publish.when) == (
+        train_start,
+        admission,
+        publish,
+    )
+
+
+def test_load_preset_missing_file_names_the_presets():
+    with pytest.raises(ValueError, match=r"configs/cgp.py.*configs/tiny.py") as e:
+        overrides.load_preset("configs/nosuch.py")
+    assert "schema.py" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["rolloutpipe.py:huge", "tiny.py:paper"])
+def test_load_preset_unknown_size_is_refused(name):
+    with pytest.raises(ValueError, match="size|argument"):
+        preset(name)
+
+
+def test_load_preset_that_returns_something_else_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("def get_config():\n    return {}\n")
+    with pytest.raises(ValueError, match=r"must return a configs.schema.Config, got <class 'dict'>"):
+        overrides.load_preset(str(tmp_path / "mine.py"))
+
+
+def test_split_argv_takes_the_overrides_and_leaves_the_rest():
+    rest, found = overrides.split_argv(
+        ["prog", "--config=configs/tiny.py", "--config.run.name=a=b", "-v", "--config.prompts.pattern=", "x"]
+    )
+    assert rest == ["prog", "--config=configs/tiny.py", "-v", "x"]
+    assert found == {"run.name": "a=b", "prompts.pattern": ""}
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--config.run.seed"], "needs a value, as in --config.run.seed=VALUE"),
+        (["--config.run.seed=1", "--config.run.seed=1"], "--config.run.seed is given twice"),
+    ],
+)
+def test_split_argv_without_value_or_twice_is_refused(argv, said):
+    with pytest.raises(ValueError, match=said):
+        overrides.split_argv(argv)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "want"),
+    [
+        ("run.seed", "7", 7),
+        ("run.name", "7", "7"),
+        ("optimizer.learning_rate", "3e-4", 3e-4),
+        ("optimizer.learning_rate", "1", 1.0),
+        ("actor.enforce_eager", "true", True),
+        ("actor.enforce_eager", "false", False),
+        ("rounds.max_lag_steps", "9", 9),
+        ("rounds.max_lag_steps", "none", None),
+        ("loss.name", "truncated_is", "truncated_is"),
+        ("prompts.task_args", '{"a": 1, "b": "x"}', {"a": 1, "b": "x"}),
+        ("prompts.task_args.max_terms", "3", {"max_terms": 3}),
+        ("prompts.task_args.rate", "0.5", {"rate": 0.5}),
+        ("prompts.task_args.flag", "true", {"flag": True}),
+        ("prompts.task_args.text", "hello", {"text": "hello"}),
+    ],
+)
+def test_apply_value_gets_the_fields_type(path, text, want):
+    changed = overrides.apply(CONFIG, {path: text})
+    section, field = path.split(".")[:2]
+    got = getattr(getattr(changed, section), field)
+    assert got == want and type(got) is type(want)
+    assert {type(v) for v in got.values()} == {type(v) for v in want.values()} if isinstance(want, dict) else True
+    # Nothing else moved, and the original stays as it was.
+    back = dataclasses.replace(changed, **{section: getattr(CONFIG, section)})
+    assert back == CONFIG == Config(preset="test")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("rounds.samples_per_grup", "did you mean 'rounds.samples_per_group'"),
+        ("round.groups_per_update", "did you mean 'rounds.groups_per_update'"),
+        ("learning_rate", "did you mean 'optimizer.learning_rate'"),
+        ("run.seed.x", "config.run.seed is a value, it has no field 'x'"),
+        ("", "config has no field ''"),
+    ],
+)
+def test_apply_unknown_field_names_the_nearest(path, said):
+    with pytest.raises(ValueError, match=said):
+        overrides.apply(CONFIG, {path: "1"})
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "said"),
+    [
+        ("run.seed", "1.5", "--config.run.seed wants int, got '1.5'"),
+        ("run.seed", "", "--config.run.seed wants int, got ''"),
+        ("run.seed", "none", "--config.run.seed wants int, got 'none'"),
+        ("actor.enforce_eager", "2", "--config.actor.enforce_eager wants bool, got '2'"),
+        ("rounds.max_lag_steps", "few", "--config.rounds.max_lag_steps wants int"),
+        ("loss.name", "ppo", "wants one of grpo_clip, truncated_is, got 'ppo'"),
+        ("prompts.task_args", "3", "--config.prompts.task_args wants a JSON object, got '3'"),
+        ("prompts.task_args", '{"a": [1]}', "wants a JSON object"),
+        ("rounds", "3", "config.rounds is a section; set one of its fields, as in --config.rounds.FIELD=VALUE"),
+    ],
+)
+def test_apply_wrong_type_is_refused_by_name(path, text, said):
+    with pytest.raises(ValueError, match=said):
+        overrides.apply(CONFIG, {path: text})
+
+
+def test_apply_checks_the_result_as_a_whole_not_each_override():
+    # Either alone breaks max_tokens <= row_tokens or the room for a prompt; together they fit.
+    together = {"model.max_tokens": "1024", "packing.row_tokens": "1024"}
+    assert overrides.apply(CONFIG, together).model.max_tokens == 1024
+    with pytest.raises(ValueError, match="must hold the longest sequence"):
+        overrides.apply(CONFIG, {"model.max_tokens": "1024"})
+
+
+@pytest.mark.parametrize("name", [f"{p}.py:{s}" for p in PRESETS for s in ("tiny", "paper")])
+def test_to_json_reads_back_as_the_same_config(name):
+    config = overrides.apply(preset(name), {"rounds.max_lag_steps": "60", "prompts.task_args.flag": "true"})
+    assert overrides.from_dict(json.loads(overrides.to_json(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"preset": "x", "rnu": {}}, "did you mean"),
+        ({"preset": "x", "run": {"seeds": 1}}, "did you mean 'run.seed'"),
+        ({"preset": "x", "run": {"seed": "1"}}, r"config.run.seed"),
+        ({"preset": "x", "run": {"seed": {"a": 1}}}, "config.run.seed is a value"),
+        ({"preset": "x", "run": 5}, r"config.run"),
+        ({}, "preset"),
+    ],
+)
+def test_from_dict_unknown_or_wrong_field_is_refused(raw: dict[str, Any], said):
+    with pytest.raises(ValueError, match=said):
+        overrides.from_dict(raw)
+
+
+def in_folder(folder: pathlib.Path, **fields: Any) -> Config:
+    return Config(preset="test", run=RunConfig(dir=str(folder), **fields))
+
+
+def test_open_run_writes_the_config_and_opens_again(tmp_path):
+    config = in_folder(tmp_path / "a" / "run")
+    folder = overrides.open_run(config)
+    assert overrides.from_dict(json.loads((folder / "config.json").read_text())) == config
+    first_id = overrides.run_id(folder)
+    assert overrides.open_run(config) == folder
+    assert overrides.run_id(folder) == first_id
+    assert not [p.name for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_open_run_longer_is_accepted_and_recorded(tmp_path):
+    overrides.open_run(in_folder(tmp_path / "run"))
+    overrides.open_run(in_folder(tmp_path / "run", num_updates=200))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["num_updates"] == 200
+
+
+def test_open_run_moved_folder_is_accepted(tmp_path):
+    overrides.open_run(in_folder(tmp_path / "here"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    overrides.open_run(in_folder(tmp_path / "there"))
+
+
+def test_open_run_another_config_is_refused_naming_the_fields(tmp_path):
+    old = in_folder(tmp_path / "run")
+    overrides.open_run(old)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    other = dataclasses.replace(old, prompts=PromptsConfig(task="spell_backward"), preset="other")
+    with pytest.raises(ValueError) as e:
+        overrides.open_run(other)
+    assert "prompts.task was 'chain_sum', now 'spell_backward'" in str(e.value)
+    assert "preset was 'test', now 'other'" in str(e.value)
+    assert "run." not in str(e.value).replace("config.run.dir", "")
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_check_run_folder_with_other_files_is_refused_untouched(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="has files but no config.json"):
+        overrides.check_run_folder(in_folder(tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("text", ["{torn", "[]"])
+def test_check_run_folder_with_an_unreadable_config_is_refused(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="choose another --config.run.dir"):
+        overrides.check_run_folder(in_folder(tmp_path))
+
+
+def test_check_run_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        overrides.check_run_folder(in_folder(tmp_path / "run"))
+
+
+def test_check_run_folder_new_or_empty_is_accepted_and_not_made(tmp_path):
+    overrides.check_run_folder(in_folder(tmp_path))
+    overrides.check_run_folder(in_folder(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_snapshot_folder_two_runs_of_one_name_do_not_share_it(tmp_path):
+    folders = set()
+    for name in ("a", "b"):
+        config = in_folder(tmp_path / name)
+        overrides.open_run(config)
+        folders.add(overrides.snapshot_folder(config))
+    assert len(folders) == 2

@@ -1,0 +1,91 @@
+"""Tiny random Hugging Face folders, and what transformers itself computes with their weights."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]
+VOCAB_SIZE = 128
+
+
+def make_folder(
+    path: Path, *, family: Literal["qwen2", "qwen3"] = "qwen3", tied: bool, seed: int = 0, dtype: str = "float32"
+) -> Path:
+    """A 2-layer model of the family with random weights (biases and norms too) and a character tokenizer."""
+    import torch
+    import transformers
+
+    vocab = make_tokenizer(path)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "eos_token_id": vocab["<eos>"],
+        "pad_token_id": vocab["<pad>"],
+        "bos_token_id": None,
+    }
+    if family == "qwen3":
+        config = transformers.Qwen3Config(head_dim=32, **sizes)
+        model = transformers.Qwen3ForCausalLM(config)
+    else:
+        config = transformers.Qwen2Config(**sizes)
+        model = transformers.Qwen2ForCausalLM(config)
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=random)
+    model.to(getattr(torch, dtype)).save_pretrained(path)
+    return path
+
+
+def make_tokenizer(path: Path) -> dict[str, int]:
+    """Writes a character tokenizer; returns its vocabulary."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {c: i for i, c in enumerate([*CHARACTERS, "<pad>", "<eos>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    fast.save_pretrained(path)
+    return vocab
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """The folder's tensors."""
+    from safetensors.numpy import load_file
+
+    return load_file(path / "model.safetensors")
+
+
+def perturbed(weights: Mapping[str, np.ndarray], *, seed: int, scale: float = 0.05) -> dict[str, np.ndarray]:
+    """The weights plus noise: every tensor changes."""
+    random = np.random.default_rng(seed)
+    return {name: (w + scale * random.standard_normal(w.shape)).astype(w.dtype) for name, w in weights.items()}
+
+
+def reference_logprobs(
+    path: Path, weights: Mapping[str, np.ndarray], tokens: np.ndarray, *, temperature: float = 1.0
+) -> np.ndarray:
+    """log p(tokens[i] | tokens[:i]) for i >= 1 by transformers in float32, with these weights in the folder's model."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(path)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    state = {name: torch.from_numpy(w.astype(np.float32)) for name, w in weights.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    model.tie_weights()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, :-1] / temperature
+    logprobs = torch.log_softmax(logits, -1).numpy()
+    return logprobs[np.arange(len(tokens) - 1), tokens[1:]]

@@ -1,0 +1,165 @@
+"""`python -m launch.actor` as a process: it serves, and it leaves nothing behind, whatever ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actor.model_folder import read_model_folder
+from bridge import timeline
+from bridge.snapshot import SnapshotWriter
+from bridge.sqlite_store import SqliteStore
+from bridge.types import Sampling, Task, Version
+from configs import overrides
+from configs.schema import ActorConfig, Config, ModelConfig, PackingConfig, PublishConfig, RunConfig
+from tests.bridge.factories import make_ticket
+from tests.integration import models
+from tests.integration.processes import REPO, wait_until
+
+pytestmark = pytest.mark.integration
+
+START_S = 400.0
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.actor", f"--run_dir={folder}", *arguments],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=open(folder.parent / "stderr.txt", "w"),
+        text=True,
+        start_new_session=True,
+    )
+
+
+def children(pid: int) -> set[int]:
+    """All processes below one."""
+    found, front = set(), [pid]
+    while front:
+        one = front.pop()
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            new = [int(p) for p in task.read_text().split()]
+            found.update(new)
+            front += new
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder as the launcher sets it up, with tickets and a first snapshot."""
+    model = models.make_folder(tmp_path / "model", tied=True)
+    config = Config(
+        preset="test",
+        run=RunConfig(dir=str(tmp_path / "run")),
+        model=ModelConfig(path=str(model), max_tokens=512),
+        packing=PackingConfig(row_tokens=512),
+        publish=PublishConfig(snapshot_dir=str(tmp_path / "snapshots")),
+        actor=ActorConfig(enforce_eager=True, max_num_seqs=8),
+    )
+    folder = overrides.open_run(config)
+    (folder / "model_path.txt").write_text(f"{model}\n")
+    writer = SnapshotWriter(
+        overrides.snapshot_folder(config),
+        run=overrides.run_id(folder),
+        tokenizer_hash=read_model_folder(model, dtype="float32").tokenizer_hash,
+    )
+    store = SqliteStore(folder / "store.sqlite")
+    yield folder, writer, store, models.read_weights(model)
+    store.close()
+    writer.close()
+
+
+def put(store: SqliteStore, *orders: int, max_tokens: int) -> None:
+    store.put_tickets(
+        make_ticket(
+            f"t{o}",
+            order=o,
+            task=Task(verifier="exact", answer="7"),
+            sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
+        )
+        for o in orders
+    )
+
+
+def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_path):
+    folder, writer, store, weights = run
+    writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
+    put(store, *range(3), max_tokens=20)
+    actor = start(folder)
+    try:
+        wait_until(
+            lambda: actor.poll() is not None or len(store.read_groups(after_seq=0, limit=9)) == 3,
+            "three groups",
+            deadline_s=START_S,
+        )
+        assert actor.poll() is None, (tmp_path / "stderr.txt").read_text()[-3000:]
+        engine = children(actor.pid)
+        put(store, *range(3, 40), max_tokens=500)
+        wait_until(lambda: store.counts()["claimed"] > 0, "long ones are in service")
+        writer.write(Version(incarnation=0, step=1), models.perturbed(weights, seed=1, scale=1e-4), dtype="float32")
+        served = Version(incarnation=0, step=1)
+        wait_until(lambda: any(b.version == served for b in store.heartbeats()), "the update is served")
+        wait_until(lambda: store.counts()["claimed"] > 0, "more in service")
+        actor.send_signal(signal.SIGTERM)
+        assert actor.wait(timeout=60) == 0
+    finally:
+        actor.kill()
+    assert store.counts()["claimed"] == 0
+    assert not any(is_alive(pid) for pid in engine)
+    assert [p.name for p in (tmp_path / "snapshots").iterdir() if ".copy-" in p.name] == []
+    for stored in store.read_groups(after_seq=0, limit=99):
+        assert {r.tokens.size for r in stored.group.rollouts} <= {20, 500}
+    (beat,) = store.heartbeats()
+    detail = json.loads(beat.detail)
+    assert detail["pause_s"] > 0 and detail["refused_snapshots"] == 0
+    names = {e["name"] for e in timeline.read(folder / "events")}
+    assert {"rollout", "reward", "prefetch", "pause", "start engine"} <= names
+    assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
+
+
+def test_killed_actor_leaves_no_process_and_a_dead_engine_ends_the_actor(run, tmp_path):
+    folder, writer, store, weights = run
+    writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
+    put(store, 0, max_tokens=20)
+    first = start(folder)
+    try:
+        wait_until(lambda: len(store.read_groups(after_seq=0, limit=9)) == 1, "a group", deadline_s=START_S)
+        engine = children(first.pid)
+        assert engine
+    finally:
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in engine), "engine and verifiers are gone")
+
+    put(store, 1, max_tokens=20)
+    second = start(folder, "--name=actor-0-r1")
+    try:
+        wait_until(lambda: len(store.read_groups(after_seq=0, limit=9)) == 2, "another group", deadline_s=START_S)
+        put(store, *range(2, 30), max_tokens=500)
+        wait_until(lambda: store.counts()["claimed"] > 0, "long ones are in service")
+        core = [p for p in children(second.pid) if b"EngineCore" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        os.kill(core[0], signal.SIGKILL)
+        assert second.wait(timeout=60) == 1
+    finally:
+        second.kill()
+    stderr = (tmp_path / "stderr.txt").read_text()
+    assert sum(line.startswith("error: ") for line in stderr.splitlines()) == 1
+    assert store.counts()["claimed"] == 0
+
+
+def test_actor_without_a_run_folder_says_so(tmp_path):
+    actor = start(tmp_path / "nothing", "--wait_s=0.2")
+    assert actor.wait(timeout=60) == 2
+    (line,) = [x for x in (tmp_path / "stderr.txt").read_text().splitlines() if x.startswith("error: ")]
+    assert "is no run folder" in line

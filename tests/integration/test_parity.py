@@ -1,0 +1,94 @@
+"""After every publish the engine's logprobs are the Flax learner's: tied and untied, Qwen3 and Qwen2.5."""
+
+import asyncio
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from actor.group_builder import GroupBuilder
+from bridge.names import flatten, unflatten
+from bridge.types import Group, Sampling, Task, Ticket, Version
+from learner.mesh import make_mesh
+from learner.model import hf_io
+from learner.parity import max_abs_dlogprob
+from learner.publisher import Publisher
+from learner.step import build_steps
+from tests.integration.engines import Bench, start_bench
+
+pytestmark = pytest.mark.integration
+
+NUM_PUBLISHES = 4
+BOUND = 1e-4
+SAMPLING = Sampling(max_tokens=48, temperature=0.7, ignore_eos=True)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("qwen3", True), ("qwen3", False), ("qwen2", True), ("qwen2", False)],
+    ids=lambda p: f"{p[0]}-{'tied' if p[1] else 'untied'}",
+)
+def bench(request, tmp_path_factory):
+    family, tied = request.param
+    bench = start_bench(tmp_path_factory.mktemp("parity"), family=family, tied=tied, temperature=SAMPLING.temperature)
+    yield bench
+    bench.close()
+
+
+async def sample_group(bench: Bench, version: Version) -> Group:
+    prompt = np.random.default_rng(version.step).integers(0, 95, 12).astype(np.int32)
+    ticket = Ticket(
+        id=f"probe-{version}",
+        kind="probe",
+        round=0,
+        order=-1,
+        prompt_tokens=prompt,
+        task=Task(verifier="exact", answer=""),
+        num_samples=4,
+        sampling=SAMPLING,
+        min_version=version,
+    )
+    requests = [
+        bench.engine.sample(prompt, SAMPLING, request_id=f"{ticket.id}.{i}", priority=0)
+        for i in range(ticket.num_samples)
+    ]
+    builder = GroupBuilder(ticket, actor="actor-0", started_s=time.time())
+    for i, sample in enumerate(await asyncio.gather(*requests)):
+        builder.add(i, sample, 0.0)
+    return builder.build(finished_s=time.time())
+
+
+def moved(params, seed: int):
+    """Every tensor changes, by far more than a training step would."""
+    random = np.random.default_rng(seed)
+    leaves = flatten(params)
+    return unflatten(
+        {k: x + jnp.asarray(0.05 * random.standard_normal(x.shape).astype(np.float32)) for k, x in leaves.items()}
+    )
+
+
+def test_engine_logprobs_are_the_learners_after_every_publish(bench: Bench):
+    config = bench.config
+    model_config, params = hf_io.load(bench.folder, dtype="float32")
+    steps = build_steps(model_config, config, make_mesh(1, 1, jax.device_count()))
+    publisher = Publisher(bench.writer, model_config.param_names, config.publish, incarnation=0, dtype="float32")
+
+    async def serve() -> None:
+        manifest = await bench.client.prefetch()
+        assert manifest is not None and await bench.client.swap(manifest)
+
+    worst, stale = [], []
+    older = params
+    for step in range(NUM_PUBLISHES):
+        publisher.publish(params, step=step)
+        bench.run(serve())
+        group = bench.run(sample_group(bench, Version(incarnation=0, step=step)))
+        assert group.min_step == group.max_step == step
+        worst.append(max_abs_dlogprob(steps, params, group, config.packing))
+        stale.append(max_abs_dlogprob(steps, older, group, config.packing))
+        older, params = params, moved(params, step)
+    print("max |dlogprob| after each publish:", [f"{w:.1e}" for w in worst])
+    assert max(worst) <= BOUND
+    assert min(stale[1:]) > 0.1  # the check would have seen the weights before

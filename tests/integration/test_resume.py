@@ -1,0 +1,148 @@
+"""A killed learner, resumed: with a recorded stream of groups its losses are the uninterrupted run's."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bridge.sqlite_store import SqliteStore
+from bridge.types import Group, Rollout, Ticket
+from learner.metrics import read_rows
+from tests.integration.models import make_folder
+from tests.integration.processes import REPO, wait_until
+
+pytestmark = pytest.mark.integration
+NUM_UPDATES = 16
+
+
+class RecordedActor:
+    """Answers every ticket with a group that depends on the ticket alone, in order: the recording."""
+
+    def __init__(self, store: Path) -> None:
+        self._path = store
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        wait_until(lambda: self._path.is_file() or self._stop.is_set(), "the store")
+        store = SqliteStore(self._path)
+        while not self._stop.wait(0.005):
+            for ticket in store.claim("recorded", limit=64, lease_s=60):
+                store.put_group(answer(ticket))
+        store.close()
+
+
+def answer(ticket: Ticket) -> Group:
+    # A run's evaluation tickets carry its version in their id; only the training stream is the recording.
+    random = np.random.default_rng([abs(ticket.order), ticket.num_samples])
+    rollouts = []
+    for _ in range(ticket.num_samples):
+        n = int(random.integers(1, 5))
+        rollouts.append(
+            Rollout(
+                tokens=random.integers(16, 26, n).astype(np.int32),
+                loss_mask=np.ones(n, np.bool_),
+                behavior_logprobs=-random.uniform(1, 4, n).astype(np.float32),
+                token_versions=np.full(n, ticket.min_version.step, np.int32),
+                finish="stop",
+                reward=float(random.random() < 0.4),
+            )
+        )
+    return Group(
+        ticket_id=ticket.id,
+        kind=ticket.kind,
+        round=ticket.round,
+        order=ticket.order,
+        prompt_tokens=ticket.prompt_tokens,
+        rollouts=tuple(rollouts),
+        incarnation=ticket.min_version.incarnation,
+        actor="recorded",
+        started_s=0.0,
+        finished_s=0.0,
+    )
+
+
+def start_learner(folder: Path, model: Path, config: str) -> subprocess.Popen[bytes]:
+    fields = {
+        "model.path": model,
+        "run.dir": folder,
+        "run.num_updates": NUM_UPDATES,
+        "rounds.groups_per_round": 8,
+        "rounds.groups_per_update": 4,
+        "checkpoint.every_n_steps": 4,
+        "evaluation.num_problems": 20,
+        "evaluation.every_n_steps": 0,
+        "publish.probe_every_n_publishes": 0,  # nobody's logprobs are real here
+    }
+    if "pipelinerl" in config:
+        fields["admission.width"] = 8
+    with open(folder.parent / f"{folder.name}.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launch.learner", f"--config={config}"]
+            + [f"--config.{k}={v}" for k, v in fields.items()],
+            cwd=REPO,
+            env=os.environ | {"PYTHONPATH": str(REPO)},
+            stdout=log,
+            stderr=log,
+        )
+
+
+def step_rows(folder: Path) -> list[dict]:
+    file = folder / "metrics.jsonl"
+    return [r for r in read_rows(file) if r["kind"] == "step"] if file.is_file() else []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
+
+
+def run_to_the_end(folder: Path, model: Path, config: str, *, kill_at: int | None) -> list[dict]:
+    actor = RecordedActor(folder / "store.sqlite")
+    learner = start_learner(folder, model, config)
+    try:
+        if kill_at is not None:
+
+            def reached() -> bool:
+                assert learner.poll() is None, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
+                return len(step_rows(folder)) >= kill_at
+
+            wait_until(reached, f"step {kill_at}")
+            learner.kill()
+            learner.wait()
+            learner = start_learner(folder, model, config)
+        assert learner.wait(timeout=600) == 0, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
+    finally:
+        learner.kill()
+        learner.wait()
+        actor.close()
+    return step_rows(folder)
+
+
+# Whole rounds are packed alike in every run, so serial losses are equal to the last bit. A group at a time, the
+# split into micro-batches depends on when groups arrived, and sums in another order differ by rounding.
+@pytest.mark.parametrize(
+    ("config", "rtol"),
+    [("configs/serial.py:tiny", 0.0), ("configs/cgp.py:tiny", 1e-4), ("configs/pipelinerl.py:tiny", 1e-4)],
+)
+def test_killed_learner_resumes_with_the_losses_of_the_uninterrupted_run(
+    tmp_path: Path, model: Path, config: str, rtol: float
+):
+    wanted = run_to_the_end(tmp_path / "whole", model, config, kill_at=None)
+    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=7)
+    assert [r["step"] for r in got] == list(range(1, NUM_UPDATES + 1))
+    assert {r["incarnation"] for r in got} == {0, 1}
+    trained = [i for r in got for i in r["groups"]]
+    assert sorted(trained) == [f"{i:09d}" for i in range(NUM_UPDATES * 4)]
+    assert [sorted(r["groups"]) for r in got] == [sorted(r["groups"]) for r in wanted]
+    for name in ("loss", "grad_norm", "reward/mean", "entropy", "ess"):
+        np.testing.assert_allclose([r[name] for r in got], [r[name] for r in wanted], rtol=rtol, err_msg=name)

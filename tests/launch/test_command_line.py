@@ -1,0 +1,154 @@
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from configs import overrides
+from configs.schema import Config
+from launch import command_line
+from tests.learner.model_folder import make_model_folder
+
+PROJECT = pathlib.Path(overrides.__file__).parent.parent
+TINY = str(PROJECT / "configs" / "tiny.py")
+
+
+@pytest.fixture
+def model(tmp_path):
+    return make_model_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def prepare(tmp_path, model, monkeypatch):
+    """`prepare()` under some flags and overrides, with a model that needs not be made."""
+
+    def call(config: str | None = TINY, run_dir: str | None = None, **given: str):
+        paths = {k.replace("__", "."): v for k, v in given.items()}
+        if config:
+            paths = {"model.path": str(model), "evaluation.num_problems": "5"} | paths
+        monkeypatch.setattr(command_line, "_overrides", paths)
+        with flagsaver.flagsaver(config=config, run_dir=run_dir):
+            return command_line.prepare()
+
+    flags.FLAGS.mark_as_parsed()
+    yield call
+    flags.FLAGS.unparse_flags()
+
+
+def test_prepare_sets_the_run_folder_up(prepare, tmp_path, model):
+    got = prepare(run__dir=str(tmp_path / "run"), run__seed="7")
+    assert (got.folder, got.model_folder) == (tmp_path / "run", model)
+    assert (got.config.preset, got.config.run.seed) == ("tiny", 7)
+    assert overrides.from_dict(json.loads((tmp_path / "run" / "config.json").read_text())) == got.config
+    assert command_line.open_prepared(str(tmp_path / "run")) == got
+
+
+def test_prepare_run_dir_is_short_for_the_override(prepare, tmp_path):
+    assert prepare(run_dir=str(tmp_path / "run")).config.run.dir == str(tmp_path / "run")
+
+
+def test_prepare_run_dir_alone_reads_the_folder(prepare, tmp_path):
+    first = prepare(run_dir=str(tmp_path / "run"), run__seed="3")
+    assert prepare(None, run_dir=str(tmp_path / "run")) == first
+
+
+def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_path, model):
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no weights"):
+        prepare(run_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (dict(config=None), "give --config=configs/NAME.py"),
+        (dict(config="configs/none.py"), "no config file 'configs/none.py'"),
+        (dict(config=None, run_dir="somewhere", run__seed="1"), "overrides need --config"),
+        (dict(run__sead="1"), "did you mean 'run.seed'"),
+    ],
+)
+def test_prepare_unusable_arguments_are_refused(prepare, arguments, said):
+    with pytest.raises(ValueError, match=said):
+        prepare(**arguments)
+
+
+def test_prepare_another_config_in_the_folder_is_refused(prepare, tmp_path):
+    prepare(run_dir=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="run.seed was 0, now 5"):
+        prepare(run_dir=str(tmp_path / "run"), run__seed="5")
+
+
+def test_open_prepared_moved_folder_is_the_run_where_it_is_now(prepare, tmp_path):
+    first = prepare(run_dir=str(tmp_path / "here"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    got = command_line.open_prepared(str(tmp_path / "there"))
+    assert got.config.run_dir == str(tmp_path / "there")
+    assert dataclasses.replace(got.config, run=first.config.run) == first.config
+    assert overrides.snapshot_folder(got.config).name.endswith(overrides.run_id(tmp_path / "there"))
+
+
+@pytest.mark.parametrize("gone", ["config.json", command_line.MODEL_PATH_FILE])
+def test_open_prepared_folder_that_was_not_set_up_is_refused(prepare, tmp_path, gone):
+    prepare(run_dir=str(tmp_path / "run"))
+    (tmp_path / "run" / gone).unlink()
+    with pytest.raises(ValueError, match=f"is no run folder .it has no {gone}"):
+        command_line.open_prepared(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{torn", "config.json: "), ('{"preset": "x", "rnu": 1}', "no field 'rnu'")]
+)
+def test_open_prepared_unreadable_config_is_refused_by_name(tmp_path, text, said):
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / command_line.MODEL_PATH_FILE).write_text("m\n")
+    with pytest.raises(ValueError, match=said):
+        command_line.open_prepared(str(tmp_path))
+
+
+def test_usage_errors_are_one_line_and_exit_code_two(capsys):
+    with pytest.raises(SystemExit) as e, command_line.usage_errors():
+        overrides.apply(Config(preset="test"), {"run.seed": "x"})
+    assert e.value.code == command_line.USAGE_ERROR == 2
+    assert capsys.readouterr().err == "error: --config.run.seed wants int, got 'x'\n"
+
+
+def test_usage_errors_bugs_keep_their_traceback():
+    with pytest.raises(TypeError), command_line.usage_errors():
+        raise TypeError("a bug")
+
+
+PROGRAM = """
+from launch import command_line
+def main():
+    with command_line.usage_errors():
+        prepared = command_line.prepare()
+    print(prepared.config.run.seed, prepared.config.prompts.task_args["max_terms"])
+    return command_line.STOPPED
+command_line.run(main)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "err"),
+    [
+        (["--config.run.seed=4", "--config.prompts.task_args.max_terms=3"], 3, "4 3\n", ""),
+        (["--config.run.seed"], 2, "", "error: --config.run.seed: an override needs a value, as in"),
+        (["stray"], 2, "", "error: unexpected argument 'stray'\n"),
+    ],
+)
+def test_run_takes_overrides_and_returns_mains_code(tmp_path, model, arguments, code, out, err):
+    given = [f"--config={TINY}", f"--run_dir={tmp_path / 'run'}", f"--config.model.path={model}"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *given, "--config.evaluation.num_problems=5", *arguments],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (code, out), done.stderr
+    assert err in done.stderr and "Traceback" not in done.stderr

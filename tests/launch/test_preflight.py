@@ -1,0 +1,109 @@
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+from configs import schema
+from launch import preflight
+from tests.learner.model_folder import CHAT_TEMPLATE, make_model_folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_model_folder(tmp_path / "model")
+
+
+def config_of(**sections):
+    fields: dict[str, Any] = {
+        "evaluation": schema.EvaluationConfig(num_problems=5),
+        "prompts": schema.PromptsConfig(task_args={"max_terms": 2}, pattern=r":\s*(.*=)"),
+    }
+    return schema.Config(preset="test", **fields | sections)
+
+
+def refusal(folder, config=None):
+    """What is said; always a single line."""
+    with pytest.raises(ValueError) as e:
+        preflight.check(config or config_of(), folder)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
+def edit(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_check_a_good_folder_passes(folder):
+    preflight.check(config_of(), folder)
+    preflight.check(
+        config_of(model=schema.ModelConfig(max_tokens=512), packing=schema.PackingConfig(row_tokens=512)), folder
+    )
+
+
+def test_check_missing_folder(tmp_path):
+    assert "no model folder" in refusal(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda f: (f / "config.json").unlink(), "no model config at"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda f: edit(f / "config.json", model_type="llama"), "model_type: got 'llama'"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights: no model.safetensors"),
+        (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda f: edit(f / "config.json", vocab_size=64), "does not match its model: it has token id 97"),
+        (lambda f: edit(f / "config.json", max_position_embeddings=32), "max_tokens (64) is more than the model's"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "is no index of safetensors files"),
+    ],
+)
+def test_check_unusable_model_folder_is_refused_in_one_line(folder, harm, said):
+    harm(folder)
+    assert said in refusal(folder)
+
+
+def test_check_index_names_the_files_that_are_missing(folder):
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-1.safetensors").write_bytes(b"")
+    assert refusal(folder).endswith("has no weights: model-2.safetensors of its index")
+    (folder / "model-2.safetensors").write_bytes(b"")
+    preflight.check(config_of(), folder)
+
+
+def test_check_chat_template_on_needs_one(folder):
+    config = config_of(prompts=schema.PromptsConfig(chat_template="on"))
+    assert "has no chat template" in refusal(folder, config)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    assert "no chat template" not in refusal(folder, config)  # these prompts are too long now
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        (dict(path="none.jsonl"), "no prompts file 'none.jsonl'"),
+        (dict(task="nosuch"), "prompts.task='nosuch'"),
+        (dict(task_args={"min_terms": 9, "max_terms": 9, "min_digits": 4}), "tokens"),
+        (dict(pattern="(zebra)"), "prompts.pattern '(zebra)' is not in"),
+    ],
+)
+def test_check_unusable_prompts_are_refused_in_one_line(folder, prompts, said):
+    assert said in refusal(folder, config_of(prompts=schema.PromptsConfig(**prompts)))
+
+
+def test_check_room_counts_two_snapshots_and_a_copy(folder, tmp_path, monkeypatch):
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    config = config_of(publish=schema.PublishConfig(snapshot_dir=str(tmp_path / "not" / "there")))
+    asked = []
+
+    def disk_usage(path):
+        asked.append(path)
+        return shutil._ntuple_diskusage(10**6, 10**6 - free, free)
+
+    monkeypatch.setattr(preflight.shutil, "disk_usage", disk_usage)
+    free = 3000
+    preflight.check(config, folder)
+    free = 2999
+    assert "set publish.snapshot_dir to a folder with room" in refusal(folder, config)
+    assert set(asked) == {tmp_path}

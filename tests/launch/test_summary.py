@@ -1,0 +1,102 @@
+import json
+
+import pytest
+
+from configs.schema import Config, RunConfig
+from launch import summary
+from launch.command_line import Prepared
+from launch.supervisor import Outcome
+
+
+def step_row(step, **values):
+    return {
+        "kind": "step",
+        "step": step,
+        "time/step_s": 2.0,
+        "tokens_per_s": 100.0 * step,
+        "lag/mean": 0.5,
+        "lag/max": float(step),
+        "ess": 0.75,
+        "actor/pause_s": 0.25,
+        "groups/dropped": 3.0,
+        "groups": [f"{step}a", f"{step}b"],
+    } | values
+
+
+ROWS = [
+    {"kind": "eval", "step": 0, "eval/reward": 0.25, "problems": 64},
+    {"kind": "probe", "step": 0, "parity/max_abs_dlogprob": 1e-6},
+    step_row(1),
+    step_row(2, **{"ess": None}),
+    {"kind": "round", "step": 2, "round/waiting_ratio": 0.5, "round/waiting_ratio_eq4": 0.25},
+    {"kind": "probe", "step": 2, "parity/max_abs_dlogprob": 3e-6},
+    step_row(3, **{"lag/max": 1.0}),
+    step_row(4, **{"lag/max": 1.0, "groups/dropped": 5.0}),
+    {"kind": "round", "step": 4, "round/waiting_ratio": 0.25, "round/waiting_ratio_eq4": 0.0},
+    {"kind": "eval", "step": 4, "eval/reward": 0.5, "problems": 60},
+]
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    config = Config(preset="cgp", run=RunConfig(name="mine", num_updates=4))
+    return Prepared(config, tmp_path, tmp_path / "model")
+
+
+def write(prepared, rows, tail=""):
+    (prepared.folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + tail)
+
+
+def test_summarize_gives_the_run_in_numbers(prepared):
+    write(prepared, ROWS)
+    assert summary.summarize(prepared, Outcome.DONE) == {
+        "preset": "cgp",
+        "outcome": "done",
+        "steps": 4,
+        "held_out_reward_start": 0.25,
+        "held_out_reward_end": 0.5,
+        "held_out_problems": 60,
+        "held_out": [[0, 0.25], [4, 0.5]],
+        "training_s": 8.0,
+        "tokens_per_s": 250.0,
+        "lag_mean": 0.5,
+        "lag_max": 2.0,
+        "ess": 0.75,
+        "pause_s": 0.25,
+        "waiting_ratio": 0.375,
+        "waiting_ratio_eq4": 0.125,
+        "parity_max_abs_dlogprob": 3e-6,
+        "trained_groups": 8,
+        "dropped_groups": 5.0,
+    }
+
+
+def test_summarize_of_a_run_that_measured_nothing_is_null(prepared):
+    got = summary.summarize(prepared, Outcome.FAILED)
+    assert (got["outcome"], got["steps"], got["trained_groups"], got["held_out"]) == ("failed", 0, 0, [])
+    assert {got[k] for k in ("held_out_reward_start", "tokens_per_s", "lag_max", "waiting_ratio", "ess")} == {None}
+
+
+def test_summarize_leaves_a_torn_last_line_out(prepared):
+    write(prepared, ROWS[:3], tail='{"kind": "step", "st')
+    assert summary.summarize(prepared, Outcome.FAILED)["steps"] == 1
+
+
+def test_summarize_values_that_were_not_finite_are_left_out(prepared):
+    write(prepared, [*ROWS, step_row(5, **{"lag/max": None}), {"kind": "probe", "parity/max_abs_dlogprob": None}])
+    got = summary.summarize(prepared, Outcome.DONE)
+    assert (got["lag_max"], got["parity_max_abs_dlogprob"]) == (2.0, 3e-6)
+
+
+@pytest.mark.parametrize("rows", [ROWS, []])
+def test_finish_writes_summary_json_and_prints_it(prepared, capsys, rows):
+    write(prepared, rows)
+    (prepared.folder / "events").mkdir()
+    (prepared.folder / "model-4").mkdir()
+    got = summary.finish(prepared, Outcome.DONE)
+    assert json.loads((prepared.folder / "summary.json").read_text()) == got
+    assert (prepared.folder / "trace.json").is_file()
+    out = capsys.readouterr().out
+    assert "mine: done" in out and str(prepared.folder / "metrics.jsonl") in out
+    assert ("held-out reward, end" in out) == bool(rows)
+    assert (str(prepared.folder / "model-4") in out) == bool(rows)

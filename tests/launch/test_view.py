@@ -1,0 +1,162 @@
+import json
+import os
+import pathlib
+
+import pytest
+from rich.console import Console
+
+from configs.schema import Config, RunConfig
+from launch.view import MetricsTail, RunView, sparkline
+
+
+def step_row(step, **values):
+    return {"kind": "step", "step": step, "reward/mean": 0.25, "lag/mean": 1.0, "ess": 0.9, "tokens_per_s": 1234.0} | {
+        k.replace("__", "/"): v for k, v in values.items()
+    }
+
+
+def eval_row(step, reward):
+    return {"kind": "eval", "step": step, "eval/reward": reward}
+
+
+def append(file: pathlib.Path, *rows):
+    with open(file, "a") as out:
+        out.writelines(json.dumps(r) + "\n" for r in rows)
+
+
+def replace(file: pathlib.Path, *rows):
+    """As a restarted learner does it: another file under the same name."""
+    part = file.with_name("part")
+    part.write_text("")
+    append(part, *rows)
+    os.replace(part, file)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.fixture
+def view(tmp_path):
+    return RunView(Config(preset="rolloutpipe", run=RunConfig(name="mine", num_updates=40)), tmp_path)
+
+
+def shown(view, width=80):
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))
+    console.print(view.render())
+    return console.export_text()
+
+
+def test_new_rows_are_those_since_last_asked(file):
+    tail = MetricsTail(file)
+    assert tail.new_rows() == (False, [])
+    append(file, {"step": 1}, {"step": 2})
+    assert [r["step"] for r in tail.new_rows()[1]] == [1, 2]
+    assert tail.new_rows() == (False, [])
+    append(file, {"step": 3})
+    assert tail.new_rows() == (False, [{"step": 3}])
+
+
+def test_new_rows_leaves_a_half_written_line_until_it_is_whole(file):
+    tail = MetricsTail(file)
+    file.write_text('{"step": 1}\n{"st')
+    assert tail.new_rows()[1] == [{"step": 1}]
+    with open(file, "a") as out:
+        out.write('ep": 2}\n')
+    assert tail.new_rows() == (False, [{"step": 2}])
+
+
+@pytest.mark.parametrize("rows", [[], [{"step": 1}], [{"step": n} for n in (1, 2, 3, 4)]])
+def test_new_rows_of_a_replaced_file_starts_over(file, rows):
+    tail = MetricsTail(file)
+    append(file, {"step": 1}, {"step": 2})
+    tail.new_rows()
+    replace(file, *rows)
+    assert tail.new_rows() == (True, rows)
+
+
+def test_new_rows_of_a_file_cut_short_starts_over(file):
+    tail = MetricsTail(file)
+    append(file, {"step": 1}, {"step": 2})
+    tail.new_rows()
+    file.write_text('{"step": 1}\n')
+    assert tail.new_rows() == (True, [{"step": 1}])
+
+
+def test_render_before_anything_happened(view):
+    view.status = {"learner": "compiling", "actor": "loading"}
+    text = shown(view)
+    assert "mine" in text and "step 0/40" in text and "learner: compiling   actor: loading" in text
+    assert view.line() == "starting (learner: compiling, actor: loading)"
+
+
+def test_update_and_render_show_the_latest_numbers(view, file):
+    append(file, step_row(1), eval_row(0, 0.125), step_row(2, reward__mean=0.5))
+    append(file, {"kind": "round", "step": 2, "round/waiting_ratio": 0.375}, {"kind": "probe", "step": 2})
+    assert len(view.update()) == 5
+    text = shown(view)
+    for wanted in ("step 2/40", "0.500", "0.375", "0.125@0", "1,234", "rolloutpipe"):
+        assert wanted in text
+    assert view.line().startswith("step 2/40 reward 0.500 lag 1.0 ess 0.900 tokens/s 1,234 eta ")
+
+
+def test_render_fits_eighty_columns(view, file):
+    big = step_row(39, time__wait_s=12.34, time__train_s=12.34, mismatch_kl_k3=0.0123, entropy=1.234, lag__max=12.0)
+    append(file, *(step_row(n, reward__mean=n / 40) for n in range(1, 39)), big | {"tokens_per_s": 123456.0})
+    append(file, *(eval_row(n, 0.5) for n in range(0, 120, 10)))
+    append(file, {"kind": "round", "step": 39, "round/waiting_ratio": 0.375})
+    view.update()
+    text = shown(view)
+    assert max(map(len, text.splitlines())) <= 80
+    # No number is cut.
+    for wanted in ("123,456", "12.34", "0.0123", "1.234", "0.375", "0.500@110"):
+        assert wanted in text
+    assert "…" not in text
+    (curve,) = (line for line in text.splitlines() if "train reward" in line)
+    assert "0.250" in curve  # the curve and its last value on one line
+
+
+def test_render_values_that_are_not_known_are_a_dash(view, file):
+    append(file, step_row(1, reward__mean=None, ess=None))
+    view.update()
+    assert "reward - lag 1.0 ess -" in view.line()
+    shown(view)
+
+
+def test_update_replaced_file_forgets_the_abandoned_steps(view, file):
+    append(file, *(step_row(n) for n in range(1, 6)), eval_row(5, 0.5))
+    view.update()
+    replace(file, *(step_row(n) for n in (1, 2)))
+    view.update()
+    assert [s["step"] for s in view.steps] == [1, 2] and view.evals == []
+    assert "step 2/40" in shown(view)
+
+
+def test_update_file_replaced_by_an_empty_one_still_renders(view, file):
+    append(file, step_row(1), step_row(2))
+    view.update()
+    replace(file)
+    view.update()
+    assert "step 0/40" in shown(view)
+
+
+@pytest.mark.parametrize(
+    ("values", "want"),
+    [
+        ([], "-"),
+        ([None], "-"),
+        ([0.5], "▁  0.500"),
+        ([1, 1, 1], "▁▁▁  1.000"),
+        ([0, 7, None, 3.5], "▁█▄  3.500"),
+        ([-1, 0, 1], "▁▄█  1.000"),
+    ],
+)
+def test_sparkline_scales_from_the_lowest_to_the_highest(values, want):
+    assert sparkline(values) == want
+
+
+def test_sparkline_long_history_is_averaged_down_to_the_width():
+    text = sparkline([n // 10 for n in range(80)], width=8)
+    assert text == "▁▂▃▄▅▆▇█  7.000"
+    assert len(sparkline([float(n) for n in range(1001)], width=60).split()[0]) <= 60

@@ -1,0 +1,201 @@
+import contextlib
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.checkpoint import CheckpointError, Checkpoints
+
+
+def arrays(step):
+    """A tree like a train state's, of values that name the step."""
+    return {
+        "params": {"kernel": jnp.arange(12, dtype=jnp.float32).reshape(3, 4) / 3 + step},
+        "moments": jnp.full((5,), step + 0.5, jnp.bfloat16),
+        "step": jnp.asarray(step, jnp.int32),
+    }
+
+
+def host(step):
+    return {"queue": {"unacknowledged": [f"{step:09d}", "x"]}, "planner": {"num_issued": step}, "empty": []}
+
+
+ABSTRACT = jax.eval_shape(lambda: arrays(0))
+
+
+@contextlib.contextmanager
+def opened(tmp_path, *, keep=2):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=keep)
+    try:
+        yield checkpoints
+    finally:
+        checkpoints.close()
+
+
+def save_all(tmp_path, *steps, keep=2):
+    with opened(tmp_path, keep=keep) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, arrays(step), host(step))
+            assert checkpoints.wait() == step
+
+
+def restored_step(tmp_path, *, keep=2):
+    """The step that a new learner starts from, its contents checked; None if it starts afresh."""
+    with opened(tmp_path, keep=keep) as checkpoints:
+        restored = checkpoints.restore_latest(ABSTRACT)
+    if restored is None:
+        return None
+    step, tree, books = restored
+    jax.tree.map(np.testing.assert_array_equal, tree, arrays(step))
+    assert jax.tree.map(lambda x: x.dtype, tree) == jax.tree.map(lambda x: x.dtype, arrays(step))
+    assert books == host(step)
+    return step
+
+
+def data_files(folder: pathlib.Path):
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size)
+
+
+def flip_byte(file: pathlib.Path, at=0.5):
+    data = bytearray(file.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 0x40
+    file.write_bytes(data)
+
+
+def test_restore_latest_of_an_empty_folder_is_none(tmp_path):
+    assert restored_step(tmp_path) is None
+
+
+def test_restore_latest_gives_the_newest_step_bit_for_bit(tmp_path):
+    save_all(tmp_path, 2, 4)
+    assert restored_step(tmp_path) == 4
+
+
+def test_restore_latest_places_arrays_as_asked(tmp_path):
+    save_all(tmp_path, 2)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), ABSTRACT)
+    with opened(tmp_path) as checkpoints:
+        restored = checkpoints.restore_latest(abstract)
+    assert restored is not None and restored[1]["params"]["kernel"].sharding == sharding
+
+
+def test_save_keeps_the_last_ones_with_their_hashes(tmp_path):
+    save_all(tmp_path, 1, 2, 3, 4)
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"3", "4"}
+    assert {p.name for p in (tmp_path / "checkpoints.hashes").iterdir()} == {"3.json", "4.json"}
+
+
+def test_committed_reports_a_step_once_and_only_when_hashed(tmp_path):
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.committed() is None
+        checkpoints.save(3, arrays(3), host(3))
+        while (step := checkpoints.committed()) is None:
+            pass
+        assert step == 3
+        assert (tmp_path / "checkpoints.hashes" / "3.json").is_file()
+        assert checkpoints.committed() is None and checkpoints.wait() is None
+
+
+def test_save_after_arrays_changed_holds_the_values_of_the_call(tmp_path):
+    values = np.arange(6, dtype=np.float32)
+    with opened(tmp_path) as checkpoints:
+        state = {"x": jnp.asarray(values)}
+        checkpoints.save(1, state, {})
+        state["x"].delete()  # what donation does to the next step's input
+        checkpoints.wait()
+        restored = checkpoints.restore_latest({"x": jax.ShapeDtypeStruct((6,), jnp.float32)})
+    assert restored is not None
+    np.testing.assert_array_equal(restored[1]["x"], values)
+
+
+def test_restore_latest_any_flipped_byte_falls_back_to_the_step_before(tmp_path):
+    save_all(tmp_path, 2, 4)
+    newest = tmp_path / "checkpoints" / "4"
+    names = [p.relative_to(newest) for p in data_files(newest)]
+    assert len(names) >= 3
+    with opened(tmp_path) as checkpoints:
+        for name in names:
+            file = newest / name
+            good = file.read_bytes()
+            flip_byte(file)
+            assert checkpoints._damage(4) is not None, name
+            file.write_bytes(good)
+        assert checkpoints._damage(4) is None
+    flip_byte(max(data_files(newest / "arrays"), key=lambda p: p.stat().st_size))
+    assert restored_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("harm", ["missing", "added", "torn"])
+def test_restore_latest_missing_added_or_torn_file_falls_back(tmp_path, harm):
+    save_all(tmp_path, 2, 4)
+    file = data_files(tmp_path / "checkpoints" / "4" / "arrays")[0]
+    if harm == "missing":
+        file.unlink()
+    elif harm == "added":
+        file.with_name("stray").write_text("x")
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+    assert restored_step(tmp_path) == 2
+
+
+def test_restore_latest_damaged_step_can_be_reached_and_damaged_again(tmp_path):
+    for _ in range(2):
+        save_all(tmp_path, *([2, 4] if restored_step(tmp_path) is None else [4]))
+        flip_byte(data_files(tmp_path / "checkpoints" / "4")[0])
+        assert restored_step(tmp_path) == 2
+        assert not (tmp_path / "checkpoints" / "4").exists()
+    save_all(tmp_path, 4)
+    assert restored_step(tmp_path) == 4
+
+
+def test_restore_latest_with_none_intact_is_an_error_every_time(tmp_path):
+    save_all(tmp_path, 2, 4)
+    for step in (2, 4):
+        flip_byte(data_files(tmp_path / "checkpoints" / str(step))[0])
+    for _ in range(2):  # a supervisor starts the learner again: it must not begin at step 0
+        with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=r"no intact checkpoint.*\[4, 2\]"):
+            checkpoints.restore_latest(ABSTRACT)
+
+
+def test_restore_latest_killed_before_hashing_uses_the_step_before(tmp_path):
+    save_all(tmp_path, 2, 4)
+    (tmp_path / "checkpoints.hashes" / "4.json").unlink()
+    assert restored_step(tmp_path) == 2
+    save_all(tmp_path, 4)
+    assert restored_step(tmp_path) == 4
+
+
+def test_restore_latest_killed_before_hashing_the_first_step_starts_afresh(tmp_path):
+    # Nothing was acknowledged, so everything is still in the store.
+    save_all(tmp_path, 2)
+    (tmp_path / "checkpoints.hashes" / "2.json").unlink()
+    assert restored_step(tmp_path) is None
+    save_all(tmp_path, 2)
+    assert restored_step(tmp_path) == 2
+
+
+def test_restore_latest_with_all_hashes_lost_is_an_error(tmp_path):
+    save_all(tmp_path, 2, 4)
+    for file in (tmp_path / "checkpoints.hashes").iterdir():
+        file.unlink()
+    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="no intact checkpoint"):
+        checkpoints.restore_latest(ABSTRACT)
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_save_of_a_step_that_is_not_after_the_latest_is_refused(tmp_path, step):
+    save_all(tmp_path, 2, 4)
+    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=f"step {step} is not after the latest"):
+        checkpoints.save(step, arrays(0), host(0))
+    assert restored_step(tmp_path) == 4
+
+
+def test_save_that_fails_is_reported_by_the_next_call(tmp_path, monkeypatch):
+    with opened(tmp_path) as checkpoints:
+        monkeypatch.setattr("learner.checkpoint._hash_files", lambda folder: 1 / 0)
+        checkpoints.save(1, arrays(1), host(1))
+        with pytest.raises(CheckpointError, match="saving a checkpoint"):
+            checkpoints.save(2, arrays(2), host(2))

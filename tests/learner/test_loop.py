@@ -1,0 +1,114 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs import schema
+from learner.loop import is_evaluation_due, is_save_due
+
+
+def run_of(*, when="every", save_every=3, evaluate_every=4, num_updates=10, step=0, saved=0, evaluated=None) -> Any:
+    """A run of 4 updates a round, by rounds or by window; `evaluated` None: not since it started from nothing."""
+    return SimpleNamespace(
+        config=schema.Config(
+            preset="test",
+            run=schema.RunConfig(num_updates=num_updates),
+            rounds=schema.RoundsConfig(groups_per_round=8, groups_per_update=2),
+            admission=schema.AdmissionConfig(policy="window" if when == "every" else "fifo"),
+            publish=schema.PublishConfig(when=when),  # pyright: ignore[reportArgumentType]
+            checkpoint=schema.CheckpointConfig(every_n_steps=save_every),
+            evaluation=schema.EvaluationConfig(every_n_steps=evaluate_every),
+        ),
+        step=step,
+        last_saved_step=saved,
+        last_evaluated_step=evaluated,
+    )
+
+
+def saved_steps(run) -> list[int]:
+    """The steps after which a run saves, when it asks after each of its updates."""
+    saved = []
+    for step in range(run.step + 1, run.config.run.num_updates + 1):
+        run.step = step
+        if is_save_due(run, ends_round=step % 4 == 0):
+            run.last_saved_step = step
+            saved.append(step)
+    return saved
+
+
+def evaluated_steps(run, *, publish_every: int = 1) -> list[int]:
+    """The steps at which a run evaluates, when it asks after each of its publishes, the last step's included."""
+    evaluated = []
+    last = run.config.run.num_updates
+    for step in [s for s in range(run.step, last) if s % publish_every == 0] + [last]:
+        run.step = step
+        if is_evaluation_due(run):
+            run.last_evaluated_step = step
+            evaluated.append(step)
+    return evaluated
+
+
+@pytest.mark.parametrize(
+    ("save_every", "wanted"),
+    [
+        (1, [4, 8, 12]),
+        (3, [4, 8, 12]),  # due at 3, 6, 9 and 12: at the first round's end after each
+        (4, [4, 8, 12]),
+        (5, [8, 12]),  # due at 5 and 10
+        (12, [12]),
+        (13, []),
+    ],
+)
+def test_is_save_due_by_rounds_only_at_the_first_rounds_end_after_every_n_steps(save_every, wanted):
+    run = run_of(when="round_end", save_every=save_every, num_updates=12)
+    assert saved_steps(run) == wanted
+
+
+@pytest.mark.parametrize("save_every", [1, 3, 5])
+def test_is_save_due_by_window_every_n_steps_wherever_rounds_end(save_every):
+    run = run_of(when="every", save_every=save_every, num_updates=12)
+    assert saved_steps(run) == list(range(save_every, 13, save_every))
+
+
+@pytest.mark.parametrize("when", ["every", "round_end"])
+def test_is_save_due_right_after_a_save_or_a_restart_is_not(when):
+    for step in range(8):
+        assert not is_save_due(run_of(when=when, num_updates=12, step=step, saved=step), ends_round=True)
+
+
+def test_is_save_due_after_a_restart_from_a_late_save_keeps_the_multiples_of_n():
+    assert saved_steps(run_of(when="round_end", step=8, saved=8, save_every=5, num_updates=16)) == [
+        12,
+        16,
+    ]
+    assert saved_steps(run_of(step=7, saved=7, save_every=3, num_updates=12)) == [9, 12]
+
+
+@pytest.mark.parametrize(
+    ("every", "num_updates", "wanted"),
+    [
+        (4, 10, [0, 4, 8, 10]),
+        (5, 10, [0, 5, 10]),  # the end is a multiple too: once
+        (20, 10, [0, 10]),
+        (0, 10, [0, 10]),  # only at the start and the end
+        (1, 3, [0, 1, 2, 3]),
+    ],
+)
+def test_is_evaluation_due_at_the_start_every_n_steps_and_at_the_end(every, num_updates, wanted):
+    assert evaluated_steps(run_of(evaluate_every=every, num_updates=num_updates)) == wanted
+
+
+def test_is_evaluation_due_between_publishes_waits_for_the_next_publish():
+    # Due at 4, 8 and 12; weights are published at 0, 3, 6, 9, 12 and the end.
+    assert evaluated_steps(run_of(evaluate_every=4, num_updates=13), publish_every=3) == [0, 6, 9, 12, 13]
+
+
+@pytest.mark.parametrize("every", [0, 1, 4])
+def test_is_evaluation_due_twice_at_a_step_is_not(every):
+    for step in range(11):
+        assert not is_evaluation_due(run_of(evaluate_every=every, step=step, evaluated=step))
+
+
+def test_is_evaluation_due_after_a_restart_goes_on_from_the_restored_step():
+    # A restarted learner publishes its restored step first; open_run takes that step as evaluated.
+    assert evaluated_steps(run_of(evaluate_every=4, step=6, evaluated=6)) == [8, 10]

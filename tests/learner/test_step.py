@@ -1,0 +1,219 @@
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.mesh import make_mesh
+from learner.metrics import METRICS
+from learner.model.decoder import make_apply
+from learner.packing import empty_batch
+from learner.step import build_steps
+from tests.learner.streams import (
+    MODEL,
+    TEMPERATURE,
+    config_of,
+    fresh_params,
+    pack,
+    random_groups,
+    steps_of,
+    stream,
+)
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return steps_of(config_of())
+
+
+def update(steps, state, groups, config=None):
+    for micro in stream(config or config_of(), groups):
+        state = steps.accumulate(state, micro.batch)
+    return steps.apply(state)
+
+
+def host(tree):
+    return jax.tree.map(np.array, tree)
+
+
+def assert_same(got, want):
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_apply_advances_step_and_empties_the_accumulator(steps):
+    state, metrics = update(steps, steps.init(fresh_params()), random_groups(0, 4))
+    assert int(state.step) == 1 and int(state.skipped_updates) == 0
+    assert_same(host(state.accumulator), host(steps.zero_accumulator()))
+    assert metrics.keys() - {"real_tokens"} <= METRICS.keys()
+    assert all(isinstance(v, jax.Array) and v.ndim == 0 for v in metrics.values())
+    np.testing.assert_allclose(metrics["learning_rate"], 1e-2 / 2)  # first of two warm-up steps
+
+
+def test_accumulate_leaves_the_parameters_buffers_alone(steps):
+    state = steps.init(fresh_params())
+    held = jax.tree.leaves(state.params)
+    micro = pack(config_of(), random_groups(1, 1))[0]
+    later = steps.accumulate(state, micro.batch)
+    assert all(a is b for a, b in zip(held, jax.tree.leaves(later.params), strict=True))
+    assert not any(x.is_deleted() for x in held)
+    assert all(x.is_deleted() for x in jax.tree.leaves(state.accumulator.grads))
+
+
+def test_lag_counts_from_the_step_the_tokens_are_trained_at(steps):
+    state, groups = steps.init(fresh_params()), random_groups(2, 3)
+    for step in range(5):
+        assert int(state.step) == step
+        state, metrics = update(steps, state, groups)
+    ages = np.concatenate([4 - r.token_versions[r.loss_mask] for g in groups for r in g.rollouts])
+    np.testing.assert_allclose(metrics["lag/mean"], ages.mean(), rtol=1e-6)
+    assert int(metrics["lag/max"]) == ages.max()
+
+
+@pytest.mark.parametrize("field,value", [("advantages", np.nan), ("advantages", np.inf), ("behavior_logprobs", np.nan)])
+def test_apply_non_finite_batch_changes_nothing_and_is_counted(steps, field, value):
+    groups = random_groups(3, 3)
+    state, _ = update(steps, steps.init(fresh_params()), groups)
+    before = host((state.params, state.opt_state))
+    micro = pack(config_of(), groups[:1])[0]
+    bad = np.array(getattr(micro.batch, field))
+    bad[micro.batch.loss_mask] = value
+    state = steps.accumulate(state, dataclasses.replace(micro.batch, **{field: bad}))
+    state, metrics = steps.apply(state)
+    assert_same(host((state.params, state.opt_state)), before)
+    assert int(metrics["skipped_updates"]) == 1 and int(state.step) == 2
+    assert not np.isfinite(metrics["loss"]) or not np.isfinite(metrics["grad_norm"])
+    # The next update is as if the bad one had not been: nothing of it is left in the sums.
+    state, metrics = update(steps, state, groups)
+    want, _ = update(steps, steps.init(fresh_params()), groups)
+    want, _ = update(steps, want, groups)
+    assert_same(host((state.params, state.opt_state)), host((want.params, want.opt_state)))
+    assert int(metrics["skipped_updates"]) == 1 and int(state.step) == 3
+
+
+def test_apply_update_without_trained_tokens_is_skipped(steps):
+    state = steps.init(fresh_params())
+    before = host(state.params)
+    state = steps.accumulate(state, empty_batch(config_of().packing))
+    state, metrics = steps.apply(state)
+    assert_same(host(state.params), before)
+    assert int(metrics["skipped_updates"]) == 1
+
+
+def test_accumulate_extreme_behaviour_logprobs_still_train(steps):
+    micro = pack(config_of(), random_groups(4, 2)[:1])[0]
+    for mu in (-300.0, 0.0):
+        behavior = np.where(micro.batch.loss_mask, np.float32(mu), 0)
+        batch = dataclasses.replace(micro.batch, behavior_logprobs=behavior)
+        _, metrics = steps.apply(steps.accumulate(steps.init(fresh_params()), batch))
+        assert int(metrics["skipped_updates"]) == 0 and np.isfinite(metrics["grad_norm"])
+        assert np.isfinite(metrics["ess"])
+
+
+def test_score_equals_plain_log_softmax_of_each_sequence_alone(steps):
+    params, groups = fresh_params(), random_groups(5, 2)
+    apply, positions = jax.jit(make_apply(MODEL)), np.arange(16)[None]
+    seen = 0
+    for micro in pack(config_of(), groups):
+        got, batch = np.asarray(steps.score(params, micro.batch)), micro.batch
+        for b, row in enumerate(batch.segment_ids):
+            for segment in range(1, row.max() + 1):
+                where = np.nonzero(row == segment)[0]
+                n, tokens = where.size, batch.tokens[b, where]
+                alone = np.zeros((1, 16), np.int32)
+                alone[0, :n] = tokens
+                hidden = np.asarray(apply(params, alone, positions, (positions < n).astype(np.int32))[0, :n])
+                logits = hidden.astype(np.float64) @ params["lm_head"]["kernel"].T / TEMPERATURE
+                logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+                np.testing.assert_allclose(got[b, where[1:]], logp[np.arange(n - 1), tokens[1:]], atol=1e-5)
+                seen += 1
+    assert seen == 6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_compile_once_each_over_ten_varied_batches(dtype):
+    config = config_of(param_dtype=dtype)
+    steps = steps_of(config)
+    params = jax.tree.map(lambda p: np.asarray(p, jnp.dtype(dtype)), fresh_params())
+    state = steps.init(params)
+    want = jax.tree.map(lambda x: x.dtype, state)
+    compiled = []
+
+    def listen(event, duration_secs, **kwargs):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for n in range(10):
+            for micro in pack(config, random_groups(n, 1 + n % 4)):
+                state = steps.accumulate(state, micro.batch)
+            state, _ = steps.apply(state)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert steps.num_compilations == 2
+    assert len(compiled) == 2, compiled  # XLA's own count: accumulate and apply
+    assert jax.tree.map(lambda x: x.dtype, state) == want
+    assert int(state.step) == 10 and int(state.skipped_updates) == 0
+
+
+def test_abstract_state_describes_the_real_one(steps):
+    state, abstract = steps.init(fresh_params()), steps.abstract_state()
+    assert jax.tree.structure(state) == jax.tree.structure(abstract)
+    for got, want in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        assert got.sharding.is_equivalent_to(want.sharding, got.ndim)
+
+
+def test_build_steps_mesh_that_does_not_divide_the_rows_is_refused():
+    two_way: Any = SimpleNamespace(shape={"data": 2, "fsdp": 1, "tensor": 1})
+    with pytest.raises(ValueError, match=r"packing.rows \(3\) must be a multiple of data \* fsdp \(2\)"):
+        build_steps(MODEL, config_of(rows=3), two_way)
+
+
+def run_on_mesh(mesh_sizes):
+    """Two updates and a score; everything on the host. Runs in the subprocess of the test below."""
+    config = config_of(rows=4, mesh=mesh_sizes)
+    size = int(np.prod(mesh_sizes))
+    mesh = make_mesh(*mesh_sizes, devices=jax.devices()[:size] if size < len(jax.devices()) else None)
+    steps = build_steps(MODEL, config, mesh)
+    state, rows = steps.init(fresh_params()), []
+    groups = random_groups(0, 6)
+    for _ in range(2):
+        state, metrics = update(steps, state, groups, config)
+        rows.append(host(metrics))
+    scores = steps.score(state.params, stream(config, groups)[0].batch)
+    kernel = state.accumulator.grads["layers"]["up_proj"]["kernel"]
+    return rows, host(state.params), host(scores), kernel.addressable_shards[0].data.shape
+
+
+def compare_four_devices_with_one():
+    assert len(jax.devices()) == 4
+    rows, params, scores, _ = run_on_mesh((1, 1, 1))
+    for sizes in [(2, 2, 1), (1, 2, 2)]:
+        got_rows, got_params, got_scores, shard = run_on_mesh(sizes)
+        assert shard == (2, 24 // sizes[2], 16 // sizes[1]), shard
+        for got, want in zip(got_rows, rows, strict=True):
+            assert got.keys() == want.keys()
+            for name in want:
+                np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5), got_params, params)
+        np.testing.assert_allclose(got_scores, scores, atol=1e-5)
+        print("equal on", sizes)
+
+
+@pytest.mark.integration
+def test_two_updates_on_four_devices_equal_one_device():
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    code = "from tests.learner import test_step; test_step.compare_four_devices_with_one()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal on") == 2

@@ -1,0 +1,203 @@
+"""The import rules, checked twice: by import-linter's contracts and by what imports really load.
+
+The contracts read source, so they see an import inside a function but not what a third-party package
+pulls in. The subprocess sees exactly what a process of that role would hold in memory.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+PACKAGES = ("learner", "actor", "bridge", "configs", "launch")
+
+# Run in a fresh interpreter: argv is a JSON object, the answer is the last line of stdout.
+IMPORT_AND_REPORT = """
+import fnmatch, importlib, json, pkgutil, sys, traceback
+job = json.loads(sys.argv[1])
+sys.path.insert(0, job["root"])
+
+def walk(name):
+    yield name
+    module = sys.modules.get(name)
+    for info in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield from walk(f"{name}.{info.name}")
+
+problems = []
+for name in walk(job["package"]):
+    if name.endswith("__main__") or any(fnmatch.fnmatch(name, p) for p in job["skip"]):
+        continue
+    try:
+        importlib.import_module(name)
+    except Exception:
+        problems.append(f"{name} does not import: {traceback.format_exc().strip().splitlines()[-1]}")
+    for bad in job["forbidden"]:
+        if sys.modules.get(bad) is not None:
+            problems.append(f"{name} loads {bad}")
+            job["forbidden"] = [f for f in job["forbidden"] if f != bad]  # blame the first module only
+print(json.dumps(problems))
+"""
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """Runs import-linter on the packages under root, with the contracts of root's pyproject.toml."""
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def loaded_by(root: Path, package: str, forbidden: tuple[str, ...], *, skip: tuple[str, ...] = ()) -> list[str]:
+    """Imports every module of package under root in a fresh interpreter; returns the broken rules."""
+    job = {"root": str(root), "package": package, "forbidden": list(forbidden), "skip": list(skip)}
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_AND_REPORT, json.dumps(job)],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def make_tree(root: Path, files: dict[str, str]) -> None:
+    """Writes five empty packages with the repository's own contracts, then files over them."""
+    (root / "pyproject.toml").write_text((REPO / "pyproject.toml").read_text())
+    for package in PACKAGES:
+        (root / package).mkdir()
+        (root / package / "__init__.py").touch()
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+        if "/" in path:
+            (root / path).parent.joinpath("__init__.py").touch()
+
+
+def folders_without_init(root: Path) -> list[str]:
+    """Folders of Python files that are no package: import-linter would pass over them in silence."""
+    folders = {path.parent for package in PACKAGES for path in (root / package).rglob("*.py")}
+    return sorted(str(f.relative_to(root)) for f in folders if not (f / "__init__.py").exists())
+
+
+def test_every_source_folder_is_a_package():
+    assert folders_without_init(REPO) == []
+
+
+def test_folders_without_init_on_a_plain_folder_finds_it(tmp_path):
+    make_tree(tmp_path, {"actor/verifiers/exact.py": ""})
+    assert folders_without_init(tmp_path) == []
+    (tmp_path / "actor" / "verifiers" / "__init__.py").unlink()
+    assert folders_without_init(tmp_path) == ["actor/verifiers"]
+
+
+def test_import_contracts_on_this_repository_are_kept():
+    done = lint_imports(REPO)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
+    files = {
+        "bridge/types.py": "import numpy\n",
+        "configs/schema.py": "import bridge.types\n",
+        "learner/step.py": "import jax, flax, optax, grain\nimport bridge.types, configs.schema\n",
+        "actor/vllm_engine.py": "import torch, vllm\n",
+        "actor/loop.py": "import bridge.types\ndef f():\n    from actor import vllm_engine\n",
+        "launch/local.py": "import learner.step, actor.loop, configs.schema\n",
+    }
+    make_tree(tmp_path, files)
+    done = lint_imports(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "contract"),
+    [
+        ("bridge/bad.py", "import jax\n", "bridge"),
+        ("bridge/bad.py", "def f():\n    import configs\n", "bridge"),
+        ("learner/model/__init__.py", "import torch.nn\n", "learner"),
+        ("learner/bad.py", "from transformers import AutoConfig\n", "learner"),
+        ("learner/bad.py", "from actor import loop\n", "learner"),
+        ("actor/bad.py", "import optax\n", "actor"),
+        ("actor/vllm_engine.py", "import learner\n", "actor"),
+        ("actor/bad.py", "import torch\n", "vllm-modules"),
+        ("actor/verifiers/bad.py", "from vllm import SamplingParams\n", "vllm-modules"),
+        ("configs/bad.py", "import learner\n", "configs"),
+        ("configs/bad.py", "import jax\n", "configs"),
+    ],
+)
+def test_import_contracts_on_a_bad_file_are_broken(tmp_path, path, text, contract):
+    make_tree(tmp_path, {path: text, "actor/loop.py": ""})
+    done = lint_imports(tmp_path)
+    contracts = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    broken = [c["id"] for c in contracts if f"{c['name']} BROKEN" in " ".join(done.stdout.split())]
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert broken == [contract], done.stdout
+
+
+def test_bridge_modules_load_no_framework():
+    forbidden = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")
+    assert loaded_by(REPO, "bridge", (*forbidden, "learner", "actor", "configs", "launch")) == []
+
+
+def test_configs_modules_load_no_framework():
+    forbidden = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")
+    assert loaded_by(REPO, "configs", (*forbidden, "learner", "actor", "launch")) == []
+
+
+def test_learner_modules_load_no_torch():
+    assert loaded_by(REPO, "learner", ("torch", "vllm", "transformers", "actor", "launch")) == []
+
+
+def test_actor_modules_load_neither_jax_nor_torch():
+    jax_side = ("jax", "flax", "grain", "optax", "orbax", "learner", "launch")
+    assert loaded_by(REPO, "actor", (*jax_side, "torch", "vllm"), skip=("actor.vllm_*",)) == []
+
+
+@pytest.mark.integration
+def test_actor_vllm_modules_load_no_jax():
+    jax_side = ("jax", "flax", "grain", "optax", "orbax", "learner", "launch")
+    assert loaded_by(REPO, "actor", jax_side) == []
+
+
+def test_loaded_by_indirect_and_nested_import_is_blamed_on_its_module(tmp_path):
+    make_tree(
+        tmp_path,
+        {
+            "torch.py": "",
+            "third_party.py": "import torch\n",
+            "learner/good.py": "",
+            "learner/model/__init__.py": "",
+            "learner/model/bad.py": "import third_party\n",
+        },
+    )
+    assert loaded_by(tmp_path, "learner", ("torch", "vllm")) == ["learner.model.bad loads torch"]
+
+
+def test_loaded_by_skipped_or_lazy_import_is_allowed(tmp_path):
+    files = {
+        "torch.py": "",
+        "actor/vllm_x.py": "import torch\n",
+        "actor/loop.py": "def f():\n    import torch\n",
+    }
+    make_tree(tmp_path, files)
+    assert loaded_by(tmp_path, "actor", ("torch",), skip=("actor.vllm_*",)) == []
+    assert loaded_by(tmp_path, "actor", ("torch",)) == ["actor.vllm_x loads torch"]
+
+
+def test_loaded_by_module_that_cannot_be_imported_is_reported(tmp_path):
+    make_tree(tmp_path, {"bridge/broken.py": "import no_such_package\n"})
+    (problem,) = loaded_by(tmp_path, "bridge", ("torch",))
+    assert problem.startswith("bridge.broken does not import: ModuleNotFoundError")
