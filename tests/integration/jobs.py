@@ -90,6 +90,16 @@ class Job:
 
         wait_until(there, f"step {step}\n{self.logs()}", deadline_s=deadline_s)
 
+    def wait_for_checkpoint(self, step: int, *, deadline_s: float = 600.0) -> None:
+        """Until a step's checkpoint is committed and hashed: what a killed learner can go back to."""
+        hashes = self.folder / "checkpoints.hashes" / f"{step}.json"
+
+        def there() -> bool:
+            assert self.process.poll() is None, f"the job ended before checkpoint {step}\n{self.logs()}"
+            return hashes.is_file()
+
+        wait_until(there, f"checkpoint {step}", deadline_s=deadline_s)
+
     def logs(self) -> str:
         """The ends of its processes' logs."""
         return "\n".join(

@@ -123,6 +123,7 @@ def test_pipelinerl_run_killed_learner_and_killed_actor_train_every_group_once(t
         sampling__max_response_tokens=12,
     )
     try:
+        job.wait_for_checkpoint(8)  # written in the background: at step 10 it may not be there yet
         job.wait_for_step(10)
         learner = job.pid("learner")
         jobs.sigkill(learner)
