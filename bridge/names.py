@@ -1,11 +1,12 @@
-"""Flax parameter paths <-> Hugging Face tensor names, for the Qwen2 and Qwen3 families.
+"""Flax parameter paths <-> Hugging Face tensor names, for the Qwen2, Qwen3 and Qwen3-MoE families.
 
-The learner stacks the layers of one kind of tensor in one array, `[layers, ...]`, and keeps Hugging
-Face's layout inside (`[out, in]` for a kernel). So a Hugging Face tensor is either a whole leaf or one
-contiguous slice of a leaf, and nothing is ever transposed. The families differ only in which tensors
-exist; their names are the same.
+The learner stacks the layers of one kind of tensor in one array, `[layers, ...]`, and the experts of a MoE layer
+in a second dim, `[layers, experts, ...]`. Inside it keeps Hugging Face's layout (`[out, in]` for a kernel). So a
+Hugging Face tensor is either a whole leaf or one contiguous slice of a leaf, and nothing is ever transposed. The
+families differ only in which tensors exist; their names are the same.
 
-Pure python, no numpy, no jax: leaves are whatever the caller has, as long as `leaf[layer]` is a layer.
+Pure python, no numpy, no jax: leaves are whatever the caller has, as long as `leaf[layer]` is a layer and
+`leaf[layer][expert]` an expert.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 STACKED_PREFIX = "layers/"
+EXPERTS_PREFIX = "layers/experts_"
 
 _HEAD_PATH = "lm_head/kernel"
 _WHOLE = {
@@ -39,11 +41,22 @@ _IN_LAYER = {
     "layers/gate_proj/kernel": "mlp.gate_proj.weight",
     "layers/up_proj/kernel": "mlp.up_proj.weight",
     "layers/down_proj/kernel": "mlp.down_proj.weight",
+    "layers/router/kernel": "mlp.gate.weight",
+}
+_IN_EXPERT = {
+    "layers/experts_gate/kernel": "gate_proj.weight",
+    "layers/experts_up/kernel": "up_proj.weight",
+    "layers/experts_down/kernel": "down_proj.weight",
 }
 _QKV_BIAS = frozenset({"layers/q_proj/bias", "layers/k_proj/bias", "layers/v_proj/bias"})
 _QK_NORM = frozenset({"layers/q_norm/scale", "layers/k_norm/scale"})
-_HF_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]*)\.(.+)")
+_DENSE = frozenset({"layers/gate_proj/kernel", "layers/up_proj/kernel", "layers/down_proj/kernel"})
+_MOE = frozenset({"layers/router/kernel", *_IN_EXPERT})
+_NUMBER = "(0|[1-9][0-9]*)"
+_HF_LAYER = re.compile(rf"model\.layers\.{_NUMBER}\.(.+)")
+_HF_EXPERT = re.compile(rf"mlp\.experts\.{_NUMBER}\.(.+)")
 _PATH_IN_LAYER = {suffix: path for path, suffix in _IN_LAYER.items()}
+_PATH_IN_EXPERT = {suffix: path for path, suffix in _IN_EXPERT.items()}
 _PATH_OF_WHOLE = {name: path for path, name in _WHOLE.items()}
 
 
@@ -62,26 +75,42 @@ class ParamNames:
     qkv_bias: bool
     o_bias: bool
     qk_norm: bool
+    num_experts: int = 0
+    """Of each layer; 0 is a dense model, whose layers have one MLP and no router."""
 
     def __post_init__(self) -> None:
         """Refuses a model without layers."""
         if self.num_layers < 1:
             raise ValueError(f"num_layers must be >= 1, got {self.num_layers}")
+        if self.num_experts < 0:
+            raise ValueError(f"num_experts must be >= 0, got {self.num_experts}")
 
     def paths(self) -> tuple[str, ...]:
         """Every Flax path of this model: embedding, the layers' leaves, final norm, head."""
-        layer_paths = (path for path in _IN_LAYER if self._has(path))
+        layer_paths = (path for path in (*_IN_LAYER, *_IN_EXPERT) if self._has(path))
         head = () if self.tie_word_embeddings else (_HEAD_PATH,)
         return ("embed/embedding", *layer_paths, "final_norm/scale", *head)
 
+    def stack(self, path: str) -> tuple[int, ...]:
+        """The leading dims that count Hugging Face tensors: () for a whole leaf, (layers,), or (layers, experts)."""
+        if path.startswith(EXPERTS_PREFIX):
+            return (self.num_layers, self.num_experts)
+        return (self.num_layers,) if is_stacked(path) else ()
+
     def hf_names(self, path: str) -> tuple[str, ...]:
-        """The Hugging Face names behind one leaf: one a layer when stacked, otherwise one.
+        """The Hugging Face names behind one leaf, in the order of its slices: as many as `stack` counts.
 
         Raises:
           ValueError: this model has no such path.
         """
         if not self._has(path):
             raise ValueError(f"no parameter {path!r} in this model, wanted one of {list(self.paths())}")
+        if path in _IN_EXPERT:
+            return tuple(
+                f"model.layers.{i}.mlp.experts.{j}.{_IN_EXPERT[path]}"
+                for i in range(self.num_layers)
+                for j in range(self.num_experts)
+            )
         if is_stacked(path):
             return tuple(f"model.layers.{i}.{_IN_LAYER[path]}" for i in range(self.num_layers))
         return (_WHOLE[path],)
@@ -90,44 +119,55 @@ class ParamNames:
         """Every Hugging Face name of this model, leaf by leaf."""
         return tuple(name for path in self.paths() for name in self.hf_names(path))
 
-    def locate(self, hf_name: str) -> tuple[str, int | None]:
-        """Where a Hugging Face tensor lives: (path, layer), layer None when it is the whole leaf.
+    def locate(self, hf_name: str) -> tuple[str, tuple[int, ...]]:
+        """Where a Hugging Face tensor lives: (path, index); the tensor is `leaf[index]`.
+
+        The index is () for a whole leaf, (layer,), or (layer, expert).
 
         Raises:
           ValueError: this model has no such tensor.
         """
-        path, layer = _PATH_OF_WHOLE.get(hf_name), None
-        if match := _HF_LAYER.fullmatch(hf_name):
-            path, layer = _PATH_IN_LAYER.get(match[2]), int(match[1])
-        if path is None or not self._has(path) or (layer is not None and layer >= self.num_layers):
+        path, index = _PATH_OF_WHOLE.get(hf_name), ()
+        if layer := _HF_LAYER.fullmatch(hf_name):
+            path, index = _PATH_IN_LAYER.get(layer[2]), (int(layer[1]),)
+            if expert := _HF_EXPERT.fullmatch(layer[2]):
+                path, index = _PATH_IN_EXPERT.get(expert[2]), (int(layer[1]), int(expert[1]))
+        in_range = path is not None and all(i < n for i, n in zip(index, self.stack(path), strict=True))
+        if path is None or not self._has(path) or not in_range:
             raise ValueError(f"no tensor {hf_name!r} in this model ({self})")
-        return path, layer
+        return path, index
 
     def iter_tensors(self, leaves: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Walks the leaves of a model in order and yields (Hugging Face name, whole leaf or layer slice).
+        """Walks the leaves of a model in order and yields (Hugging Face name, whole leaf or its slice).
 
         Args:
-          leaves: path -> array, as `flatten` gives it; stacked leaves are `[layers, ...]`.
+          leaves: path -> array, as `flatten` gives it; stacked leaves are `[layers, ...]` or `[layers, experts, ...]`.
 
         Raises:
-          ValueError: a path is missing or unexpected, or a stack has another number of layers.
+          ValueError: a path is missing or unexpected, or a stack has another number of layers or experts.
         """
         check_same_names("parameter", got=leaves, wanted=self.paths())
         for path in self.paths():
-            leaf, names = leaves[path], self.hf_names(path)
-            if not is_stacked(path):
-                yield names[0], leaf
+            leaf, stack, names = leaves[path], self.stack(path), iter(self.hf_names(path))
+            if tuple(leaf.shape[: len(stack)]) != stack:
+                raise ValueError(f"{path}: got shape {tuple(leaf.shape)}, wanted leading dims {stack}")
+            if not stack:
+                yield next(names), leaf
                 continue
-            if leaf.shape[0] != self.num_layers:
-                raise ValueError(f"{path}: got {leaf.shape[0]} layers, wanted {self.num_layers}")
-            for layer, name in enumerate(names):
-                yield name, leaf[layer]
+            for layer in range(stack[0]):
+                slices = leaf[layer]
+                for tensor in (slices[j] for j in range(stack[1])) if len(stack) == 2 else (slices,):
+                    yield next(names), tensor
 
     def _has(self, path: str) -> bool:
         if path in _QKV_BIAS:
             return self.qkv_bias
         if path in _QK_NORM:
             return self.qk_norm
+        if path in _MOE:
+            return self.num_experts > 0
+        if path in _DENSE:
+            return self.num_experts == 0
         if path == "layers/o_proj/bias":
             return self.o_bias
         if path == _HEAD_PATH:

@@ -9,6 +9,8 @@ import dataclasses
 import re
 from typing import Literal
 
+from configs.loss import LossConfig
+
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -60,12 +62,17 @@ class ModelConfig:
     """What is published and what the engine computes in."""
     remat: Literal["full", "dots", "none"] = "full"
     """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
+    attention: str = "auto"
+    """Implementation in the learner: auto takes the platform's (`learner/model/attention.py` has the names)."""
+    logit_chunk_tokens: int = 0
+    """Tokens a device whose logits exist at once; 0: 128 on a CPU, elsewhere what fits 512 MiB."""
     max_tokens: int = 64
     """Longest prompt and response together; also the engine's context length."""
 
     def __post_init__(self) -> None:
         """Checks this section."""
         _positive("model", max_tokens=self.max_tokens)
+        _not_negative("model", logit_chunk_tokens=self.logit_chunk_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,35 +204,13 @@ class PublishConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """The objective: advantages, the per-token loss, and how token losses are averaged."""
-
-    name: Literal["grpo_clip", "truncated_is"] = "grpo_clip"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    max_weight: float = 5.0
-    """c of truncated importance sampling (PipelineRL eq. 5)."""
-    advantage: Literal["grpo", "mean_baseline"] = "grpo"
-    advantage_eps: float = 1e-6
-    """Added to the standard deviation (RolloutPipe eq. 1)."""
-    normalization: Literal["token", "sequence", "constant"] = "token"
-    """Mean over the update's tokens (DAPO); over each sequence, then over sequences (GRPO); sum over
-    tokens divided by sequences times sampling.max_response_tokens (Dr.GRPO)."""
-    entropy_coef: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Checks this section."""
-        _positive("loss", max_weight=self.max_weight, advantage_eps=self.advantage_eps)
-        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
-            raise ValueError(
-                f"want 0 <= loss.clip_low <= 1 and loss.clip_high >= 0, got {self.clip_low} and {self.clip_high}"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with global-norm clipping and linear warm-up."""
+    """The optimizer, with global-norm clipping and linear warm-up."""
 
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """adafactor keeps the second moment as rows and columns, and no first one (Shazeer and Stern, 2018)."""
+    mu_dtype: Dtype = "float32"
+    """What adamw keeps its first moment in."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     schedule: Literal["constant", "cosine", "linear"] = "constant"
@@ -235,10 +220,19 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    max_skipped_in_a_row: int = 5
+    """An update whose loss or gradient isn't finite changes nothing; after this many one after the other the run
+    stops."""
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive("optimizer", learning_rate=self.learning_rate, eps=self.eps, max_grad_norm=self.max_grad_norm)
+        _positive(
+            "optimizer",
+            learning_rate=self.learning_rate,
+            eps=self.eps,
+            max_grad_norm=self.max_grad_norm,
+            max_skipped_in_a_row=self.max_skipped_in_a_row,
+        )
         _not_negative("optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay)
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"optimizer betas must be in [0, 1), got {self.beta1} and {self.beta2}")
@@ -263,12 +257,30 @@ class MeshConfig:
     devices: str = ""
     """CUDA_VISIBLE_DEVICES of a learner that launch.local starts; empty leaves it as it is."""
     data: int = 1
+    """Whole copies of the parameters."""
     fsdp: int = 1
+    """Splits parameters, optimizer state and the rows of a batch."""
+    expert: int = 1
+    """The same, and the experts of a MoE model."""
+    sequence: int = 1
+    """Splits the tokens of a row (context parallelism)."""
     tensor: int = 1
+    """Splits heads, MLP width and vocabulary."""
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive("mesh", data=self.data, fsdp=self.fsdp, tensor=self.tensor)
+        _positive("mesh", **self.axes)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes by the names of `learner.mesh.AXES`."""
+        names = ("data", "fsdp", "expert", "sequence", "tensor")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def batch_shards(self) -> int:
+        """Into how many parts the rows of a batch are split."""
+        return self.data * self.fsdp * self.expert
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -412,10 +424,25 @@ class Config:
                 f"run.num_updates ({self.run.num_updates}) must be a multiple of the round's "
                 f"{steps_per_round} updates (R/U)"
             )
-        if (self.packing.rows % (self.mesh.data * self.mesh.fsdp)) != 0:
+        if self.loss.proximal == "round" and self.publish.when == "every":
             raise ValueError(
-                f"packing.rows ({self.packing.rows}) must be a multiple of mesh.data * mesh.fsdp "
-                f"({self.mesh.data * self.mesh.fsdp})"
+                "loss.proximal=round needs publish.when=round_end: a window has no rounds whose start could be kept; "
+                "take loss.proximal=update"
+            )
+        if self.loss.overlong_tokens > self.sampling.max_response_tokens:
+            raise ValueError(
+                f"loss.overlong_buffer_tokens ({self.loss.overlong_tokens}) must be at most "
+                f"sampling.max_response_tokens ({self.sampling.max_response_tokens}), or every response is punished"
+            )
+        if self.packing.rows % self.mesh.batch_shards:
+            raise ValueError(
+                f"packing.rows ({self.packing.rows}) must be a multiple of mesh.data * mesh.fsdp * mesh.expert "
+                f"({self.mesh.batch_shards})"
+            )
+        if self.packing.row_tokens % self.mesh.sequence:
+            raise ValueError(
+                f"packing.row_tokens ({self.packing.row_tokens}) must be a multiple of mesh.sequence "
+                f"({self.mesh.sequence})"
             )
 
     @property

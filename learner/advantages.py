@@ -1,12 +1,12 @@
-"""Advantages from the rewards of one complete group; numpy in float64, float32 out."""
+"""Advantages from the rewards of one complete group, and the shaping of rewards; numpy in float64, float32 out."""
 
 from collections.abc import Callable
 
 import numpy as np
 from beartype import beartype
-from jaxtyping import Float32, Float64, jaxtyped
+from jaxtyping import Float32, Float64, Int, jaxtyped
 
-from configs.schema import LossConfig
+from configs.loss import LossConfig
 
 AdvantageFn = Callable[[Float64[np.ndarray, " K"], LossConfig], Float64[np.ndarray, " K"]]
 
@@ -22,7 +22,19 @@ def mean_baseline(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Flo
     return rewards - rewards.mean()
 
 
-ADVANTAGES: dict[str, AdvantageFn] = {"grpo": grpo, "mean_baseline": mean_baseline}
+def rloo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
+    """A_i = R_i - mean of the other K - 1 rewards = K / (K - 1) (R_i - mean R) (RLOO, Ahmadian et al. 2024)."""
+    del config
+    # By differences from the mean: sums of rewards would lose the digits of a small spread.
+    return (rewards - rewards.mean()) * (rewards.size / (rewards.size - 1))
+
+
+ADVANTAGES: dict[str, AdvantageFn] = {
+    "grpo": grpo,
+    "dr_grpo": mean_baseline,
+    "rloo": rloo,
+    "mean_baseline": mean_baseline,
+}
 """By `LossConfig.advantage`."""
 
 
@@ -38,9 +50,56 @@ def group_advantages(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> 
     Raises:
       ValueError: a reward is not finite.
     """
-    if not np.all(np.isfinite(rewards)):
-        raise ValueError(f"rewards must be finite, got {rewards.tolist()}")
+    _check_finite(rewards)
     if not has_signal(rewards):
         # R - mean R may be one rounding error away from 0, which eps would then magnify.
         return np.zeros(rewards.shape, np.float32)
     return ADVANTAGES[config.advantage](rewards, config).astype(np.float32)
+
+
+@jaxtyped(typechecker=beartype)
+def shaped_rewards(
+    rewards: Float64[np.ndarray, " K"],
+    response_lengths: Int[np.ndarray, " K"],
+    config: LossConfig,
+    max_response_tokens: int,
+) -> Float64[np.ndarray, " K"]:
+    """Rewards with DAPO's soft overlong punishment (DAPO, eq. 13), the rewards themselves where it is off.
+
+    R_i + p clip((L_max - L_buffer - n_i) / L_buffer, -1, 0): nothing up to L_max - L_buffer tokens, then linearly
+    down to -p at L_max = max_response_tokens and beyond.
+
+    Args:
+      rewards: of one group, unshaped; they stay what the reward metrics report.
+      response_lengths: n, tokens of each response.
+      config: gives the buffer L_buffer and the penalty p.
+      max_response_tokens: L_max.
+
+    Raises:
+      ValueError: a reward is not finite, or the buffer is longer than a response may be.
+    """
+    _check_finite(rewards)
+    buffer = config.overlong_tokens
+    if buffer == 0:
+        return rewards
+    check_overlong_buffer(config, max_response_tokens)
+    excess = (max_response_tokens - buffer - response_lengths.astype(np.float64)) / buffer
+    return rewards + config.overlong_penalty * np.clip(excess, -1.0, 0.0)
+
+
+def check_overlong_buffer(config: LossConfig, max_response_tokens: int) -> None:
+    """Refuses an overlong buffer that a response does not hold.
+
+    Raises:
+      ValueError: it is longer than max_response_tokens.
+    """
+    if config.overlong_tokens > max_response_tokens:
+        raise ValueError(
+            f"loss.overlong_buffer_tokens ({config.overlong_tokens}) must be at most sampling.max_response_tokens "
+            f"({max_response_tokens}), or every response is punished"
+        )
+
+
+def _check_finite(rewards: Float64[np.ndarray, " K"]) -> None:
+    if not np.all(np.isfinite(rewards)):
+        raise ValueError(f"rewards must be finite, got {rewards.tolist()}")

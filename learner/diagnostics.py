@@ -1,9 +1,9 @@
 """How far off-policy an update is: statistics of one micro-batch, their merge, and the final numbers.
 
 `merge(measure(a), measure(b))` equals `measure` of both together, whatever the split, so an update's numbers
-do not depend on how its tokens were packed. All sums are plain sums except two. Importance weights are
-summed in log space, where e^200 is as good as e^0. Means of host numbers travel as moments (Chan et al.
-1979), because a float32 sum of squares loses the variance of large rewards.
+do not depend on how its tokens were packed. All sums are plain sums except three. Importance weights are
+summed in log space, where e^200 is as good as e^0. Quantiles come from a histogram with fixed bins. Means of
+host numbers travel as moments.
 
 w_t = pi_t / mu_t, current policy over behaviour policy (PipelineRL's w), untruncated. Lag of a token =
 learner step now - its version.
@@ -17,13 +17,20 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Int, Int32, jaxtyped
 
-from learner.packing import Moments, PackedBatch
+from learner import moments
+from learner.histogram import NUM_BINS, count_log_ratios, quantile
+from learner.moments import Moments
+from learner.packing import PackedBatch
+from learner.segments import segment_sums
+
+LAG_BUCKETS: dict[str, int] = {"0": 0, "1": 1, "2-3": 2, "4-7": 4, "8+": 8}
+"""Name of each lag bucket -> its lowest lag, in steps."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stats:
-    """What is known of the tokens, sequences and groups so far; scalars only.
+    """What is known of the tokens, sequences and groups so far: scalars, and two short vectors of counts and sums.
 
     The name says how a field merges: `log_sum_*` by logaddexp, `*max*` by maximum, moments as moments, all
     others add.
@@ -53,6 +60,13 @@ class Stats:
     log_sum_sequence_w: Float[Array, ""]
     """log of the sum over sequences of prod_t w_t."""
     log_sum_sequence_w2: Float[Array, ""]
+    reference_kl_sum: Float[Array, ""]
+    num_tokens_by_lag: Int32[Array, " buckets"]
+    """By `LAG_BUCKETS`."""
+    log_sum_w_by_lag: Float[Array, " buckets"]
+    log_sum_w2_by_lag: Float[Array, " buckets"]
+    num_tokens_by_log_w: Int32[Array, " bins"]
+    """By the bins of learner/histogram.py."""
     max_abs_log_w: Float[Array, ""]
     max_abs_log_w_lag0: Float[Array, ""]
     rewards: Moments
@@ -61,16 +75,16 @@ class Stats:
     @classmethod
     def zeros(cls) -> "Stats":
         """The statistics of nothing: the neutral element of `merge`."""
-        zero = jnp.float32(0)
+        shapes = {"num_tokens_by_log_w": (NUM_BINS,)}
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             if field.type is Moments:
-                values[field.name] = Moments(count=zero, mean=zero, sum_squares=zero)
-            elif field.name.startswith("log_sum"):
-                values[field.name] = jnp.float32(-jnp.inf)
-            else:
-                is_count = field.name.startswith(("num_", "lag_max"))
-                values[field.name] = jnp.int32(0) if is_count else zero
+                values[field.name] = Moments.zeros()
+                continue
+            shape = (len(LAG_BUCKETS),) if field.name.endswith("_by_lag") else shapes.get(field.name, ())
+            is_count = field.name.startswith(("num_", "lag_max"))
+            start = -jnp.inf if field.name.startswith("log_sum") else 0
+            values[field.name] = jnp.full(shape, start, jnp.int32 if is_count else jnp.float32)
         return cls(**values)
 
 
@@ -81,14 +95,29 @@ def measure(
     logprobs: Float[Array, "B S"],
     entropy: Float[Array, "B S"],
     clipped: Bool[Array, "B S"],
+    kl: Float[Array, "B S"],
     step: Int[Array, ""],
 ) -> Stats:
-    """The statistics of one micro-batch trained at learner step `step`."""
+    """The statistics of one micro-batch trained at learner step `step`.
+
+    Args:
+      batch: the micro-batch; only what its loss_mask covers is read of the arrays below.
+      logprobs: log pi, the policy's.
+      entropy: the policy's, in nats.
+      clipped: as the loss said (`losses.TokenLoss`).
+      kl: as the loss said; 0 without a reference.
+      step: the learner's, before the update.
+    """
     mask = jnp.asarray(batch.loss_mask)
     log_w = jnp.where(mask, logprobs - batch.behavior_logprobs, 0.0)
     lag = jnp.where(mask, step - batch.token_versions, 0)
     fresh = mask & (lag == 0)
-    sequence_log_w, is_sequence = _sequence_sums(log_w, batch)
+    segment_ids = jnp.asarray(batch.segment_ids)
+    sequence_log_w = segment_sums(log_w, segment_ids)
+    is_sequence = segment_sums(mask.astype(jnp.int32), segment_ids) > 0
+    lowest = jnp.array(list(LAG_BUCKETS.values()))
+    bucket = jnp.searchsorted(lowest, lag, side="right") - 1
+    in_bucket = mask & (bucket == jnp.arange(lowest.size)[:, None, None])
 
     def count(where: Array) -> Array:
         return jnp.sum(where, dtype=jnp.int32)
@@ -96,9 +125,12 @@ def measure(
     def log_sum(x: Array, where: Array) -> Array:
         return jax.nn.logsumexp(x, where=where)
 
+    def log_sum_by_lag(x: Array) -> Array:
+        return jax.nn.logsumexp(jnp.broadcast_to(x, in_bucket.shape), axis=(1, 2), where=in_bucket)
+
     return Stats(
         num_slots=jnp.int32(mask.size),
-        num_real_tokens=count(jnp.asarray(batch.segment_ids) > 0),
+        num_real_tokens=count(segment_ids > 0),
         num_tokens=count(mask),
         num_lag0_tokens=count(fresh),
         num_clipped_tokens=count(clipped & mask),
@@ -115,6 +147,11 @@ def measure(
         num_sequences=count(is_sequence),
         log_sum_sequence_w=log_sum(sequence_log_w, is_sequence),
         log_sum_sequence_w2=log_sum(2 * sequence_log_w, is_sequence),
+        reference_kl_sum=jnp.sum(jnp.where(mask, kl, 0.0)),
+        num_tokens_by_lag=jnp.sum(in_bucket, axis=(1, 2), dtype=jnp.int32),
+        log_sum_w_by_lag=log_sum_by_lag(log_w),
+        log_sum_w2_by_lag=log_sum_by_lag(2 * log_w),
+        num_tokens_by_log_w=count_log_ratios(log_w, mask),
         max_abs_log_w=jnp.max(jnp.abs(log_w)),
         max_abs_log_w_lag0=jnp.max(jnp.where(fresh, jnp.abs(log_w), 0.0)),
         rewards=jax.tree.map(jnp.asarray, batch.rewards),
@@ -128,7 +165,7 @@ def merge(a: Stats, b: Stats) -> Stats:
     for field in dataclasses.fields(Stats):
         x, y = getattr(a, field.name), getattr(b, field.name)
         if isinstance(x, Moments):
-            merged[field.name] = _merge_moments(x, y)
+            merged[field.name] = moments.merge(x, y)
         elif field.name.startswith("log_sum"):
             merged[field.name] = jnp.logaddexp(x, y)
         elif "max" in field.name:
@@ -149,56 +186,44 @@ def finalize(stats: Stats) -> dict[str, Array]:
     if there are none.
     """
     tokens = jnp.maximum(stats.num_tokens, 1).astype(jnp.float32)
-    sequences = jnp.maximum(stats.num_sequences, 1).astype(jnp.float32)
-    log_ess = 2 * stats.log_sum_w - jnp.log(tokens) - stats.log_sum_w2
-    log_ess_sequence = 2 * stats.log_sum_sequence_w - jnp.log(sequences) - stats.log_sum_sequence_w2
+    reward_min, reward_max = stats.rewards.extremes
     return {
         "tokens": stats.num_tokens,
         "real_tokens": stats.num_real_tokens,
         "sequences": stats.num_sequences,
         "packing/fill": stats.num_real_tokens / jnp.maximum(stats.num_slots, 1),
-        "ess": jnp.exp(log_ess),
-        "ess_sequence": jnp.exp(log_ess_sequence),
+        "ess": _ess(stats.num_tokens, stats.log_sum_w, stats.log_sum_w2),
+        "ess_sequence": _ess(stats.num_sequences, stats.log_sum_sequence_w, stats.log_sum_sequence_w2),
         "ratio/mean": jnp.exp(stats.log_sum_w - jnp.log(tokens)),
+        "ratio/p01": jnp.exp(quantile(stats.num_tokens_by_log_w, 1)),
+        "ratio/p50": jnp.exp(quantile(stats.num_tokens_by_log_w, 50)),
+        "ratio/p99": jnp.exp(quantile(stats.num_tokens_by_log_w, 99)),
         "lag/mean": stats.lag_sum / tokens,
         "lag/max": stats.lag_max,
+        **_by_lag("lag/share_{}", stats.num_tokens_by_lag / tokens),
+        **_by_lag("lag/ess_{}", _ess(stats.num_tokens_by_lag, stats.log_sum_w_by_lag, stats.log_sum_w2_by_lag)),
         "mismatch_kl": -stats.log_w_sum / tokens,
         "mismatch_kl_k3": stats.k3_sum / tokens,
+        "reference_kl": stats.reference_kl_sum / tokens,
         "max_abs_dlogprob": stats.max_abs_log_w,
         "max_abs_dlogprob_lag0": jnp.where(stats.num_lag0_tokens > 0, stats.max_abs_log_w_lag0, jnp.nan),
         "clip_fraction": stats.num_clipped_tokens / tokens,
         "entropy": stats.entropy_sum / tokens,
         "reward/mean": jnp.asarray(stats.rewards.mean),
-        "reward/std": _std(stats.rewards),
+        "reward/std": stats.rewards.std,
+        "reward/min": reward_min,
+        "reward/max": reward_max,
         "reward/zero_variance_groups": stats.num_zero_variance_groups / jnp.maximum(stats.num_groups, 1),
         "response/mean_tokens": jnp.asarray(stats.response_tokens.mean),
+        "response/max_tokens": stats.response_tokens.extremes[1],
     }
 
 
-def _sequence_sums(log_w: Float[Array, "B S"], batch: PackedBatch) -> tuple[Array, Array]:
-    """Per sequence, [B, segments]: sum_t log w_t, and whether there is such a sequence."""
-    segment_ids = jnp.asarray(batch.segment_ids)
-    num_segments = log_w.shape[1] // 2 + 1  # a sequence has a prompt and a response token; 0 is padding
-
-    def one_row(values: Array, segments: Array) -> Array:
-        return jax.ops.segment_sum(values, segments, num_segments=num_segments)
-
-    sums = jax.vmap(one_row)(log_w, segment_ids)
-    trained = jax.vmap(one_row)(jnp.asarray(batch.loss_mask).astype(jnp.int32), segment_ids)
-    return sums, trained > 0
+def _ess(count: Array, log_sum: Array, log_sum_squares: Array) -> Array:
+    """(sum w)^2 / (N sum w^2) from the logarithms; NaN of none."""
+    log_ess = 2 * log_sum - jnp.log(count.astype(jnp.float32)) - log_sum_squares
+    return jnp.where(count > 0, jnp.exp(log_ess), jnp.nan)
 
 
-def _merge_moments(a: Moments, b: Moments) -> Moments:
-    """Chan, Golub, LeVeque (1979): M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / n."""
-    count = a.count + b.count
-    share = b.count / jnp.maximum(count, 1)
-    delta = b.mean - a.mean
-    return Moments(
-        count=count,
-        mean=a.mean + delta * share,
-        sum_squares=a.sum_squares + b.sum_squares + delta**2 * a.count * share,
-    )
-
-
-def _std(moments: Moments) -> Array:
-    return jnp.sqrt(moments.sum_squares / jnp.maximum(moments.count, 1))
+def _by_lag(name: str, values: Array) -> dict[str, Array]:
+    return {name.format(bucket): value for bucket, value in zip(LAG_BUCKETS, values, strict=True)}

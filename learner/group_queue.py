@@ -95,13 +95,6 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
             groups.append(self._hand_out())
         return groups
 
-    def put_back(self, groups: list[Group]) -> None:
-        """Returns groups that were taken and not used; they come first again, in this order."""
-        for group in reversed(groups):
-            self._ready.appendleft(group)
-            self._unacknowledged.remove(group.ticket_id)
-            self._seen.discard(group.ticket_id)
-
     def get_state(self) -> dict[str, Any]:
         """The ids handed out and not acknowledged, in order; JSON."""
         return {"unacknowledged": list(self._unacknowledged)}

@@ -31,6 +31,7 @@ def train(run: Run) -> None:
         if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
             publish(run)
         if micro.ends_round:
+            run.anchors.start_round(run.state.params)
             run.metrics.write("round", run.step, run.clock.finish(time.time()))
         if is_save_due(run, ends_round=micro.ends_round):
             save(run)
@@ -41,18 +42,24 @@ def train(run: Run) -> None:
 def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
     """Adds a micro-batch's gradient."""
     start = time.time()
-    run.state = run.steps.accumulate(run.state, micro.batch)
+    anchors = run.anchors.score(micro.batch)
+    run.state = run.steps.accumulate(run.state, micro.batch, anchors)
     jax.block_until_ready(run.state.accumulator.denominator)
     books.add(micro, start, time.time())
 
 
 def apply(run: Run, books: StepBooks) -> None:
-    """Steps the optimizer and writes the step's metrics."""
+    """Steps the optimizer and writes the step's metrics.
+
+    Raises:
+      NotFinite: too many updates in a row had a loss or a gradient that was not finite.
+    """
     start = time.time()
     run.state, metrics = run.steps.apply(run.state)
     metrics = jax.device_get(metrics)
     run.step += 1
     books.write(metrics, start, time.time())
+    books.check_skipped()
     run.heart.check()
 
 

@@ -1,11 +1,14 @@
 """The device mesh, and one table that says how every parameter is split over it.
 
-Axes: `data` holds whole copies of the parameters, `fsdp` splits parameters and batch, `tensor` splits heads,
-MLP width and vocabulary. The batch is split over data and fsdp together.
+Axes, slowest links first: `data` holds whole copies of the parameters, `fsdp` splits parameters and the rows of a
+batch, `expert` also splits the experts of a MoE layer, `sequence` splits the tokens of a row (context
+parallelism), `tensor` splits heads, MLP width and vocabulary. The rows of a batch are split over data, fsdp and
+expert together; a parameter's `FSDP` dim over every axis that would otherwise hold copies of it, but for data.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,49 +16,77 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "expert", "sequence", "tensor")
+BATCH_AXES = ("data", "fsdp", "expert")
+"""What splits the rows of a batch."""
+FSDP = ("fsdp", "expert", "sequence")
+"""What splits a parameter that these axes would else hold copies of."""
+EXPERT_FSDP = ("fsdp", "sequence")
+"""The same where `expert` splits the experts."""
 
-RULES: dict[str, tuple[str | None, ...]] = {
-    "embed/embedding": ("tensor", "fsdp"),
-    "lm_head/kernel": ("tensor", "fsdp"),
+Axes = str | tuple[str, ...] | None
+
+RULES: dict[str, tuple[Axes, ...]] = {
+    "embed/embedding": ("tensor", FSDP),
+    "lm_head/kernel": ("tensor", FSDP),
     "final_norm/scale": (None,),
     "layers/input_norm/scale": (None, None),
     "layers/post_norm/scale": (None, None),
     "layers/q_norm/scale": (None, None),
     "layers/k_norm/scale": (None, None),
-    # [layers, out, in]: the layer dim is scanned, so it is never split.
-    "layers/q_proj/kernel": (None, "tensor", "fsdp"),
-    "layers/k_proj/kernel": (None, "tensor", "fsdp"),
-    "layers/v_proj/kernel": (None, "tensor", "fsdp"),
-    "layers/o_proj/kernel": (None, "fsdp", "tensor"),
-    "layers/gate_proj/kernel": (None, "tensor", "fsdp"),
-    "layers/up_proj/kernel": (None, "tensor", "fsdp"),
-    "layers/down_proj/kernel": (None, "fsdp", "tensor"),
+    # [layers, out, in]: the layer dim is scanned, so it is never split. The last dim is left whole where it can be: a
+    # TPU keeps it in tiles of 128, and turns gathers of thinner slices into sums twice as large.
+    "layers/q_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/k_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/v_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/o_proj/kernel": (None, FSDP, "tensor"),
+    "layers/gate_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/up_proj/kernel": (None, ("tensor", *FSDP), None),
+    "layers/down_proj/kernel": (None, FSDP, "tensor"),
     "layers/q_proj/bias": (None, "tensor"),
     "layers/k_proj/bias": (None, "tensor"),
     "layers/v_proj/bias": (None, "tensor"),
     "layers/o_proj/bias": (None, None),
+    # [layers, experts, out, in], and the router's [layers, experts, in].
+    "layers/router/kernel": (None, FSDP, None),
+    "layers/experts_gate/kernel": (None, "expert", ("tensor", *EXPERT_FSDP), None),
+    "layers/experts_up/kernel": (None, "expert", ("tensor", *EXPERT_FSDP), None),
+    "layers/experts_down/kernel": (None, "expert", EXPERT_FSDP, "tensor"),
 }
-"""Parameter path -> mesh axis of each dim."""
+"""Parameter path -> mesh axes of each dim."""
 
 
-def make_mesh(data: int, fsdp: int, tensor: int, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of data x fsdp x tensor devices (all of them, unless `devices` names some).
+def make_mesh(
+    *,
+    data: int = 1,
+    fsdp: int = 1,
+    expert: int = 1,
+    sequence: int = 1,
+    tensor: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
+    """A mesh of all devices, ordered after the machine's own links, or of those that `devices` names, as they are.
 
     Raises:
       ValueError: an axis is not positive, or the product isn't the number of devices.
     """
     found = jax.devices() if devices is None else devices
-    sizes = dict(zip(AXES, (data, fsdp, tensor), strict=True))
+    sizes = dict(zip(AXES, (data, fsdp, expert, sequence, tensor), strict=True))
     if min(sizes.values()) < 1:
         raise ValueError(f"mesh axes must be >= 1, got {sizes}")
-    if data * fsdp * tensor != len(found):
-        raise ValueError(f"mesh {sizes} needs {data * fsdp * tensor} devices, found {len(found)}")
-    # make_mesh orders the devices after the machine's own links; a chosen list is taken as it is.
+    shape = tuple(sizes.values())
+    if math.prod(shape) != len(found):
+        raise ValueError(f"mesh {sizes} needs {math.prod(shape)} devices, found {len(found)}")
     auto = (AxisType.Auto,) * len(AXES)
     if devices is None:
-        return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=auto)
-    return Mesh(np.asarray(found, dtype=object).reshape(data, fsdp, tensor), AXES, axis_types=auto)
+        return jax.make_mesh(shape, AXES, axis_types=auto)
+    return Mesh(np.asarray(found, dtype=object).reshape(shape), AXES, axis_types=auto)
+
+
+def axes_size(mesh: Mesh, axes: Axes) -> int:
+    """Into how many parts the axes split a dim."""
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, *, strict: bool = False) -> PartitionSpec:
@@ -65,32 +96,43 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, *, strict: bool = 
       path: as in `RULES`; leading parts are ignored, so `mu/layers/q_proj/kernel` is the kernel's.
       shape: its shape; a scalar is replicated whatever its path.
       mesh: the mesh.
-      strict: refuse a dim that its axis doesn't divide, instead of leaving that dim whole.
+      strict: refuse a dim that its axes don't divide, instead of splitting it over fewer of them.
 
     Raises:
       ValueError: no rule for the path, another number of dims, or (strict) a dim that doesn't divide.
     """
     if not shape:
         return PartitionSpec()
-    parts = path.split("/")
-    axes = next((RULES[p] for i in range(len(parts)) if (p := "/".join(parts[i:])) in RULES), None)
-    if axes is None:
-        raise ValueError(f"no sharding rule for parameter {path!r}, wanted one of {sorted(RULES)}")
+    axes = rule(path)
     if len(axes) != len(shape):
         raise ValueError(f"{path}: got shape {shape}, wanted {len(axes)} dims")
-    kept: list[str | None] = []
-    for dim, axis in zip(shape, axes, strict=True):
-        divides = axis is None or dim % mesh.shape[axis] == 0
-        if not divides and strict:
-            raise ValueError(f"{path}: dim {dim} of {shape} doesn't divide by {axis}={mesh.shape[axis]}")
-        kept.append(axis if divides else None)
+    kept: list[Axes] = []
+    for dim, wanted in zip(shape, axes, strict=True):
+        found = _dividing(dim, wanted, mesh)
+        if strict and axes_size(mesh, found) != axes_size(mesh, wanted):
+            raise ValueError(f"{path}: dim {dim} of {shape} doesn't divide by {wanted}={axes_size(mesh, wanted)}")
+        kept.append(found)
     return PartitionSpec(*kept)
+
+
+def rule(path: str) -> tuple[Axes, ...]:
+    """The entry of `RULES` for a path, whatever comes before it.
+
+    Raises:
+      ValueError: there is none.
+    """
+    parts = path.split("/")
+    for i in range(len(parts)):
+        if (found := RULES.get("/".join(parts[i:]))) is not None:
+            return found
+    raise ValueError(f"no sharding rule for parameter {path!r}, wanted one of {sorted(RULES)}")
 
 
 def param_shardings(params: Any, mesh: Mesh, *, strict: bool = False) -> Any:
     """The sharding of every leaf: same tree as `params` (arrays or ShapeDtypeStruct).
 
-    Optimizer states work too: a moment is split like its parameter, a counter is replicated.
+    Optimizer states and statistics work too: a moment is split like its parameter; whatever is of no parameter (a
+    counter, a histogram) is replicated, and so are a factored moment's rows and columns, 1 / dim of its size.
 
     Raises:
       ValueError: see `param_spec`.
@@ -98,11 +140,34 @@ def param_shardings(params: Any, mesh: Mesh, *, strict: bool = False) -> Any:
 
     def one(key_path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         path = "/".join(str(k.key) for k in key_path if isinstance(k, jax.tree_util.DictKey))
-        return NamedSharding(mesh, param_spec(path, leaf.shape, mesh, strict=strict))
+        is_whole = not path or _is_factor(key_path, leaf)
+        spec = PartitionSpec() if is_whole else param_spec(path, leaf.shape, mesh, strict=strict)
+        return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(one, params)
 
 
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Splits the first dim (rows of a batch, or tokens of a flattened one) over data and fsdp."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    """Of `[rows, tokens]`: the rows over `BATCH_AXES`, a row's tokens over `sequence`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, "sequence"))
+
+
+def _dividing(dim: int, wanted: Axes, mesh: Mesh) -> Axes:
+    """The longest prefix of the axes whose product divides the dim."""
+    if wanted is None or isinstance(wanted, str):
+        return wanted if wanted is not None and dim % mesh.shape[wanted] == 0 else None
+    for n in range(len(wanted), 0, -1):
+        if dim % axes_size(mesh, wanted[:n]) == 0:
+            return wanted[:n]
+    return None
+
+
+def _is_factor(key_path: tuple[Any, ...], leaf: Any) -> bool:
+    """Whether a leaf is a row, a column or the unused whole of a factored second moment (optax's `FactoredState`)."""
+    names = {key.name for key in key_path if isinstance(key, jax.tree_util.GetAttrKey)}
+    return bool(names & {"v_row", "v_col"}) or ("v" in names and leaf.shape == (1,))

@@ -1,4 +1,6 @@
-"""AdamW with global-norm clipping, warm-up and a schedule, as one optax transformation."""
+"""The optimizer with global-norm clipping, warm-up and a schedule, as one optax transformation."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -39,15 +41,21 @@ def decay_mask(params: optax.Params) -> optax.Params:
 
 
 def make_optimizer(config: OptimizerConfig, *, num_updates: int) -> optax.GradientTransformation:
-    """Clips the global norm, then AdamW (Loshchilov and Hutter, 2019); the schedule counts applied ones."""
+    """Clips the global norm, then Adam or Adafactor, both with AdamW's decoupled weight decay.
+
+    Adam: Kingma and Ba, 2015; the decay: Loshchilov and Hutter, 2019; the factored second moment, with updates
+    clipped to a root mean square of 1: Shazeer and Stern, 2018. The schedule counts applied updates.
+    """
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adamw(
-            lambda count: learning_rate(count, config, num_updates=num_updates),
-            b1=config.beta1,
-            b2=config.beta2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            mask=decay_mask,
-        ),
+        _SCALES[config.name](config),
+        optax.add_decayed_weights(config.weight_decay, decay_mask),
+        optax.scale_by_learning_rate(lambda count: learning_rate(count, config, num_updates=num_updates)),
     )
+
+
+_SCALES: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = {
+    "adamw": lambda c: optax.scale_by_adam(b1=c.beta1, b2=c.beta2, eps=c.eps, mu_dtype=c.mu_dtype),
+    "adafactor": lambda c: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
+}
+"""By `OptimizerConfig.name`."""

@@ -19,29 +19,8 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from bridge.types import Group, Rollout
 from configs.schema import LossConfig, PackingConfig
-from learner.advantages import group_advantages, has_signal
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Moments:
-    """Count, mean and sum of squared deviations: enough for a mean and a std, and merges exactly."""
-
-    count: Float32[Array | np.ndarray, ""]
-    mean: Float32[Array | np.ndarray, ""]
-    sum_squares: Float32[Array | np.ndarray, ""]
-    """Sum of (x - mean)^2."""
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Moments":
-        """The moments of some numbers, zero of none."""
-        x = np.asarray(values, np.float64)
-        mean = x.mean() if x.size else 0.0
-        return cls(
-            count=np.asarray(x.size, np.float32),
-            mean=np.asarray(mean, np.float32),
-            sum_squares=np.asarray(np.square(x - mean).sum(), np.float32),
-        )
+from learner.advantages import group_advantages, has_signal, shaped_rewards
+from learner.moments import Moments
 
 
 @jax.tree_util.register_dataclass
@@ -79,6 +58,8 @@ class MicroBatch:
     batch: PackedBatch
     ticket_ids: tuple[str, ...]
     """Groups fully consumed with this batch: each id is on the last batch that holds one of its sequences."""
+    sum_squared_lengths: float
+    """Over its sequences, tokens^2: what causal attention costs."""
     ends_update: bool
     ends_round: bool
 
@@ -112,28 +93,6 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> list[list[i
     return rows
 
 
-def select_groups(groups: Sequence[Group], packing: PackingConfig) -> int:
-    """How many groups, from the first on, make the next micro-batch (RolloutPipe, Feasible Batch Selector).
-
-    The largest prefix of whole groups that packs into one micro-batch; 1 if even the first alone does
-    not fit, in which case `pack_groups` splits it into several.
-
-    Raises:
-      ValueError: there is no group, or a sequence is longer than a row.
-    """
-    if not groups:
-        raise ValueError("select_groups needs at least one group")
-    lengths = [_lengths(g, packing) for g in groups]
-    totals = np.cumsum([sum(x) for x in lengths])
-    capacity = packing.rows * packing.row_tokens
-    # First-fit-decreasing is not monotone (one more sequence can save a row), so search from above.
-    for n in range(int(np.searchsorted(totals, capacity, side="right")), 1, -1):
-        flat = [length for group in lengths[:n] for length in group]
-        if len(first_fit_decreasing(flat, packing.row_tokens)) <= packing.rows:
-            return n
-    return 1
-
-
 def pack_groups(
     groups: Sequence[Group],
     *,
@@ -143,13 +102,15 @@ def pack_groups(
     ends_update: bool = False,
     ends_round: bool = False,
 ) -> list[MicroBatch]:
-    """Packs complete groups into as many micro-batches as they need; the flags go on the last one.
+    """Packs complete groups into as many micro-batches as they fill; the flags go on the last one.
+
+    Sequences are placed whatever group they are of, so a group may be spread over several micro-batches.
 
     Args:
       groups: complete groups; their advantages are computed here, each group's from its own rewards.
       packing: the shape of a micro-batch.
       loss: gives the advantage and the normalisation.
-      max_response_tokens: the constant of normalization=constant.
+      max_response_tokens: the constant of normalization=constant, and where the overlong penalty is whole.
       ends_update: the optimizer steps after these groups.
       ends_round: the round is complete with these groups.
 
@@ -163,8 +124,10 @@ def pack_groups(
     for i, group in enumerate(groups):
         _lengths(group, packing)
         rewards = np.array([r.reward for r in group.rollouts], np.float64)
-        signal.append(has_signal(rewards))
-        for rollout, advantage in zip(group.rollouts, group_advantages(rewards, loss), strict=True):
+        lengths = np.array([r.tokens.size for r in group.rollouts])
+        shaped = shaped_rewards(rewards, lengths, loss, max_response_tokens)
+        signal.append(has_signal(shaped))
+        for rollout, advantage in zip(group.rollouts, group_advantages(shaped, loss), strict=True):
             sequences.append(_Sequence(i, group.prompt_tokens, rollout, float(advantage)))
     rows = first_fit_decreasing([s.size for s in sequences], packing.row_tokens)
     chunks = [rows[i : i + packing.rows] for i in range(0, len(rows), packing.rows)]
@@ -183,6 +146,7 @@ def pack_groups(
             MicroBatch(
                 batch=batch,
                 ticket_ids=tuple(groups[i].ticket_id for i in done),
+                sum_squared_lengths=float(sum(sequences[j].size ** 2 for row in chunk for j in row)),
                 ends_update=ends_update and is_last,
                 ends_round=ends_round and is_last,
             )

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import dataclasses
+import json
 import pathlib
 import signal
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
+from jax.sharding import NamedSharding
 
 from bridge import codec
 from bridge.run_lock import RunLock
@@ -23,15 +25,16 @@ from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
 from configs.overrides import run_id, snapshot_folder
 from configs.schema import Config
+from learner import losses
+from learner.anchors import Anchors
 from learner.batches import micro_batches
 from learner.checkpoint import CheckpointError, Checkpoints
 from learner.group_queue import GroupQueue, GroupQueueIterator
 from learner.heart import Heart
-from learner.mesh import make_mesh, param_shardings
+from learner.mesh import make_mesh, param_spec
 from learner.metrics import MetricsWriter
 from learner.model import hf_io
 from learner.model.config import ModelConfig
-from learner.model.decoder import abstract_params
 from learner.packing import MicroBatch
 from learner.pinned import Pinned
 from learner.problems import Problem, write_quarantine
@@ -39,7 +42,7 @@ from learner.prompts import PromptStream, load_prompts
 from learner.publisher import Publisher
 from learner.round_clock import RoundClock
 from learner.rounds import RoundPlanner, training_sampling
-from learner.state import TrainState
+from learner.state import Params, TrainState
 from learner.step import Steps, build_steps
 from learner.tokenizer import Tokenizer, load_tokenizer
 
@@ -59,6 +62,7 @@ class Run:
     planner: RoundPlanner
     prompts: PromptStream
     steps: Steps
+    anchors: Anchors
     state: TrainState
     step: int
     """The optimizer step, on the host."""
@@ -98,6 +102,7 @@ class Run:
         """The host's part of a checkpoint; JSON."""
         return {
             "model": self.model_config.to_hf(),
+            "mesh": self.config.mesh.axes,
             "planner": self.planner.get_state(),
             "open_tickets": [base64.b64encode(codec.encode(t)).decode() for t in self.planner.open_tickets],
             "prompts": self.prompts.get_state(),
@@ -128,7 +133,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
         write_quarantine(folder / "quarantine.jsonl", config.prompts.path, bad_rows)
     if bad_rows:
         logging.warning("rows set aside count=%d see=%s", len(bad_rows), folder / "quarantine.jsonl")
-    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    mesh = make_mesh(**config.mesh.axes, devices=None)
     steps = build_steps(model_config, config, mesh)
 
     lock = RunLock(folder / "learner.lock", "learner")
@@ -139,18 +144,24 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
         signal.signal(number, lambda *_: stop.set())
     checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
     restored = checkpoints.restore_latest(_saved_part(steps.abstract_state()))
+
+    def load(folder: pathlib.Path) -> Params:
+        loaded, params = hf_io.load(
+            folder,
+            dtype=config.model.param_dtype,
+            sharding_fn=lambda path, shape: NamedSharding(mesh, param_spec(path, shape, mesh)),
+        )
+        _check_same_shapes(loaded, model_config, folder)
+        return params
+
+    reference = pathlib.Path(config.loss.reference_path or model_folder)
     if restored is None:
         step, books = 0, None
-        shardings = param_shardings(abstract_params(model_config), mesh)
-        _, params = hf_io.load(
-            model_folder,
-            dtype=config.model.param_dtype,
-            sharding_fn=lambda path, shape: _at(shardings, path),
-        )
-        state = steps.init(params)
+        state = steps.init(load(model_folder))
     else:
         step, arrays, books = restored
-        _check_model(books["model"], model_config, folder)
+        _check_same("model", books["model"], model_config.to_hf(), folder)
+        _check_same("mesh", books["mesh"], config.mesh.axes, folder)
         state = TrainState(**arrays, accumulator=steps.zero_accumulator())
     store.record_restore(incarnation, step)
 
@@ -175,6 +186,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
         planner=planner,
         prompts=prompts,
         steps=steps,
+        anchors=Anchors(steps, config, load_reference=lambda: load(reference), params=state.params),
         state=state,
         step=step,
         last_saved_step=step,
@@ -213,6 +225,9 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
     store.withdraw_pinned()
     store.rewind([t.id for t in planner.open_tickets], next_order=planner.get_state()["num_issued"], step=step)
     heart.start()
+    constants = losses.effective_constants(config.loss, temperature=config.sampling.temperature)
+    (folder / "loss.json").write_text(json.dumps(constants, indent=2) + "\n")
+    logging.info("loss %s", " ".join(f"{name}={value}" for name, value in constants.items()))
     logging.info(
         "learner ready run=%s incarnation=%d step=%d params=%d devices=%d",
         config.run.name,
@@ -284,17 +299,16 @@ def acknowledge_committed(run: Run, step: int | None) -> None:
         run.timeline.instant("checkpoint", step=step)
 
 
-def _check_model(saved: dict[str, Any], model_config: ModelConfig, folder: pathlib.Path) -> None:
-    now = model_config.to_hf()
+def _check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
     differing = sorted(k for k in {*saved, *now} if saved.get(k) != now.get(k))
     if differing:
-        field = differing[0]
-        raise CheckpointError(
-            f"the checkpoint of {folder} is of another model: {field} was {saved.get(field)!r}, is {now.get(field)!r}"
-        )
+        fields = "; ".join(f"{field} was {saved.get(field)!r}, is {now.get(field)!r}" for field in differing)
+        raise CheckpointError(f"the checkpoint of {folder} is of another {what}: {fields}")
 
 
-def _at(tree: dict[str, Any], path: str) -> Any:
-    for part in path.split("/"):
-        tree = tree[part]
-    return tree
+def _check_same_shapes(loaded: ModelConfig, model_config: ModelConfig, folder: pathlib.Path) -> None:
+    """A reference may be another checkpoint of the model, not another model."""
+    for field in dataclasses.fields(ModelConfig):
+        got, wanted = getattr(loaded, field.name), getattr(model_config, field.name)
+        if field.compare and got != wanted:
+            raise ValueError(f"loss.reference_path {folder}: {field.name} is {got!r}, the model's is {wanted!r}")

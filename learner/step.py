@@ -12,26 +12,42 @@ read them meanwhile. `apply` donates the whole state: nobody may hold its parame
 
 import collections
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Float32
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Bool, Float, Float32
 
 from configs.schema import Config
 from learner import diagnostics, losses
-from learner.mesh import batch_sharding, param_shardings
+from learner.compiler_options import compiler_options
+from learner.losses import TokenInputs
+from learner.mesh import BATCH_AXES, batch_sharding, param_shardings, replicated
 from learner.model.config import ModelConfig
 from learner.model.decoder import abstract_params, make_apply, output_head
-from learner.model.logprobs import token_logprobs
+from learner.model.logprobs import Head, token_loss_sum, token_scores
 from learner.optimizer import learning_rate, make_optimizer
 from learner.packing import PackedBatch, empty_batch
+from learner.segments import segment_means
 from learner.state import Accumulator, Params, TrainState, init_state
 
 Metrics = dict[str, Array]
+
+_LOGIT_BYTES = 512 * 2**20
+"""What a chunk's logits may take on a device, where memory is not shared with anybody."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnchorLogprobs:
+    """A micro-batch's logprobs under frozen policies; None where the loss needs no such policy."""
+
+    reference: Float32[Array, "B S"] | None = None
+    proximal: Float32[Array, "B S"] | None = None
 
 
 class Steps:
@@ -40,39 +56,59 @@ class Steps:
     def __init__(self, model_config: ModelConfig, config: Config, mesh: Mesh) -> None:
         """Compiles nothing yet."""
         self._config = config
+        self.needs = losses.needs(config.loss)
+        self.scores_proximal = self.needs.proximal and config.loss.proximal == "round"
+        """Whether the proximal logprobs come from frozen parameters; else they are the current ones, held constant."""
         self._optimizer = make_optimizer(config.optimizer, num_updates=config.run.num_updates)
         self._forward = make_apply(
             model_config,
             compute_dtype=config.model.compute_dtype,
             remat=config.model.remat,
-            activation_sharding=batch_sharding(mesh),
+            attention_path=config.model.attention,
+            mesh=mesh,
+        )
+        self._head = Head(
+            temperature=config.sampling.temperature,
+            chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
+            mesh=mesh,
         )
         self._num_traces: collections.Counter[str] = collections.Counter()
         params = abstract_params(model_config, config.model.param_dtype)
         self._abstract = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
-        replicated = NamedSharding(mesh, PartitionSpec())
         state = self._shardings = param_shardings(self._abstract, mesh)
-        rows = batch_sharding(mesh)
-        batch = jax.tree.map(lambda x: rows if x.ndim else replicated, empty_batch(config.packing))
-        self._batch_shardings = batch
+        rows, whole = batch_sharding(mesh), replicated(mesh)
+        self._abstract_batch = jax.tree.map(_shape, empty_batch(config.packing))
+        self._abstract_anchors = AnchorLogprobs(
+            reference=self._abstract_batch.advantages if self.needs.reference else None,
+            proximal=self._abstract_batch.advantages if self.scores_proximal else None,
+        )
+        self._batch_shardings = jax.tree.map(lambda x: rows if x.ndim else whole, self._abstract_batch)
+        self._anchor_shardings = jax.tree.map(lambda x: rows, self._abstract_anchors)
         self._init_rest = jax.jit(
             lambda p: dataclasses.replace(init_state(p, self._optimizer), params=None),
             out_shardings=dataclasses.replace(state, params=None),
         )
         self._zeros = jax.jit(lambda: Accumulator.zeros(params), out_shardings=state.accumulator)
+        options = compiler_options(mesh)
         self._jit_accumulate = jax.jit(
             self._accumulate,
-            in_shardings=(state.accumulator, state.params, replicated, batch),
+            in_shardings=(state.accumulator, state.params, whole, self._batch_shardings, self._anchor_shardings),
             out_shardings=state.accumulator,
             donate_argnums=0,
+            compiler_options=options,
         )
         self._jit_apply = jax.jit(
-            self._apply, in_shardings=(state,), out_shardings=(state, replicated), donate_argnums=0
+            self._apply,
+            in_shardings=(state,),
+            out_shardings=(state, whole),
+            donate_argnums=0,
+            compiler_options=options,
         )
         self._jit_score = jax.jit(
-            lambda params, batch: self._logprobs(params, batch)[0],
-            in_shardings=(state.params, batch),
-            out_shardings=replicated,
+            self._score,
+            in_shardings=(state.params, self._batch_shardings),
+            out_shardings=rows,
+            compiler_options=options,
         )
 
     @property
@@ -108,9 +144,20 @@ class Steps:
 
         return jax.tree.map(one, batch, self._batch_shardings)
 
-    def accumulate(self, state: TrainState, batch: PackedBatch) -> TrainState:
-        """Adds a micro-batch to the update that is being filled; donates the accumulator."""
-        accumulator = self._jit_accumulate(state.accumulator, state.params, state.step, self.put(batch))
+    def accumulate(
+        self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = AnchorLogprobs()
+    ) -> TrainState:
+        """Adds a micro-batch to the update that is being filled; donates the accumulator.
+
+        Raises:
+          ValueError: the loss needs the logprobs of a frozen policy, and `anchors` has none (or the other way round).
+        """
+        if jax.tree.structure(anchors) != jax.tree.structure(self._abstract_anchors):
+            raise ValueError(
+                f"loss {self._config.loss.name} wants reference={self.needs.reference} and "
+                f"proximal={self.scores_proximal} logprobs, got {jax.tree.map(jnp.shape, anchors)}; see learner.anchors"
+            )
+        accumulator = self._jit_accumulate(state.accumulator, state.params, state.step, self.put(batch), anchors)
         return dataclasses.replace(state, accumulator=accumulator)
 
     def apply(self, state: TrainState) -> tuple[TrainState, Metrics]:
@@ -123,35 +170,96 @@ class Steps:
         return self._jit_apply(state)
 
     def score(self, params: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
-        """Scores packed tokens: log pi of each given those before it, at the token's own position.
-
-        0 at a row's first position; only where loss_mask is True is it meant to be read.
-        """
+        """Scores the trained tokens: log pi of each given those before it, at its own position; 0 elsewhere."""
         return self._jit_score(params, self.put(batch))
 
-    def _accumulate(self, accumulator: Accumulator, params: Params, step: Array, batch: PackedBatch) -> Accumulator:
+    def lower(self) -> dict[str, jax.stages.Lowered]:
+        """What a run executes, lowered for the mesh's devices from shapes alone.
+
+        accumulate and apply, and score where the loss needs a frozen policy's logprobs.
+        """
+
+        def placed(tree: Any, shardings: Any) -> Any:
+            return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+        state = self.abstract_state()
+        batch = placed(self._abstract_batch, self._batch_shardings)
+        anchors = placed(self._abstract_anchors, self._anchor_shardings)
+        lowered = {
+            "accumulate": self._jit_accumulate.lower(state.accumulator, state.params, state.step, batch, anchors),
+            "apply": self._jit_apply.lower(state),
+        }
+        if jax.tree.leaves(anchors):
+            dtype = jnp.dtype(self._config.model.compute_dtype)
+            frozen = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), state.params)
+            lowered["score"] = self._jit_score.lower(frozen, batch)
+        return lowered
+
+    def _accumulate(
+        self, accumulator: Accumulator, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs
+    ) -> Accumulator:
         self._num_traces["accumulate"] += 1
-
-        def loss_sum(params: Params) -> tuple[Array, diagnostics.Stats]:
-            logprobs, entropy = self._logprobs(params, batch)
-            loss, clipped = losses.token_loss(
-                logprobs,
-                entropy,
-                jnp.asarray(batch.behavior_logprobs),
-                jnp.asarray(batch.advantages),
-                jnp.asarray(batch.loss_mask),
-                self._config.loss,
-            )
-            stats = diagnostics.measure(batch, logprobs=logprobs, entropy=entropy, clipped=clipped, step=step)
-            return jnp.sum(loss * batch.token_weights), stats
-
-        (loss, stats), grads = jax.value_and_grad(loss_sum, has_aux=True)(params)
+        (loss, stats), grads = jax.value_and_grad(self._loss_sum, has_aux=True)(params, step, batch, anchors)
+        # Split like the parameters from here on, so that XLA reduces and scatters instead of reducing to all.
+        grads = jax.lax.with_sharding_constraint(grads, self._shardings.params)
         return Accumulator(
             grads=jax.tree.map(lambda total, g: total + g, accumulator.grads, grads),
             denominator=accumulator.denominator + batch.denominator,
             loss=accumulator.loss + loss,
             stats=diagnostics.merge(accumulator.stats, stats),
         )
+
+    def _loss_sum(
+        self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs
+    ) -> tuple[Array, diagnostics.Stats]:
+        """The weighted sum of the trained tokens' losses.
+
+        The output at i - 1 predicts the token at i, so whatever belongs to a token is moved there and back; the
+        first token of a row is never trained.
+        """
+        config = self._config.loss
+        hidden, head = self._hidden(params, batch), output_head(params)
+        targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
+        inputs = TokenInputs(
+            behavior_logprobs=jnp.asarray(batch.behavior_logprobs),
+            advantages=jnp.asarray(batch.advantages),
+            loss_mask=jnp.asarray(batch.loss_mask),
+            proximal_logprobs=anchors.proximal,
+            reference_logprobs=anchors.reference,
+            sequence_log_ratio=self._sequence_log_ratio(hidden, head, targets, mask, batch),
+        )
+
+        def loss(logprobs: Array, entropy: Array, of_token: tuple[TokenInputs, Array]) -> tuple[Array, Any]:
+            inputs, weights = of_token
+            if self.needs.proximal and inputs.proximal_logprobs is None:
+                # Parameters stand still while an update is filled, so its start is now.
+                inputs = dataclasses.replace(inputs, proximal_logprobs=jax.lax.stop_gradient(logprobs))
+            result = losses.token_loss(logprobs, entropy, inputs, config)
+            return result.loss * weights, (result.clipped, result.kl)
+
+        of_tokens = jax.tree.map(_to_predictor, (inputs, jnp.asarray(batch.token_weights)))
+        total, (scores, (clipped, kl)) = token_loss_sum(self._head, loss, hidden, head, targets, mask, of_tokens)
+        logprobs, entropy, clipped, kl = jax.tree.map(_to_token, (*scores, clipped, kl))
+        stats = diagnostics.measure(batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step)
+        return total, jax.lax.stop_gradient(stats)
+
+    def _sequence_log_ratio(
+        self, hidden: Array, head: Array, targets: Array, mask: Bool[Array, "B S"], batch: PackedBatch
+    ) -> Float[Array, "B S"] | None:
+        """Mean over a sequence's trained tokens of log pi - log mu, at each of them; costs a pass over the head."""
+        if not self.needs.sequence_ratio:
+            return None
+        logprobs = _to_token(token_scores(self._head, hidden, head, targets, mask).logprobs)
+        log_ratio = jnp.where(batch.loss_mask, logprobs - batch.behavior_logprobs, 0.0)
+        return segment_means(log_ratio, jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids))
+
+    def _score(self, params: Params, batch: PackedBatch) -> Float[Array, "B S"]:
+        hidden = self._hidden(params, batch)
+        targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
+        return _to_token(token_scores(self._head, hidden, output_head(params), targets, mask).logprobs)
+
+    def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
+        return self._forward(params, batch.tokens, batch.positions, batch.segment_ids)
 
     def _apply(self, state: TrainState) -> tuple[TrainState, Metrics]:
         self._num_traces["apply"] += 1
@@ -186,27 +294,41 @@ class Steps:
         )
         return new_state, metrics
 
-    def _logprobs(self, params: Params, batch: PackedBatch) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-        """Current logprobs and entropies, each at its token: the output at i - 1 predicts the token at i."""
-        tokens = jnp.asarray(batch.tokens)
-        hidden = self._forward(params, tokens, jnp.asarray(batch.positions), jnp.asarray(batch.segment_ids))
-        flat = token_logprobs(
-            hidden.reshape(-1, hidden.shape[-1]),
-            output_head(params),
-            jnp.roll(tokens, -1, axis=1).reshape(-1),
-            temperature=self._config.sampling.temperature,
-        )
-        logprobs, entropy = (jnp.pad(x.reshape(tokens.shape)[:, :-1], ((0, 0), (1, 0))) for x in flat)
-        return logprobs, entropy
+
+def default_logit_chunk(vocab_size: int, mesh: Mesh) -> int:
+    """Tokens a device whose logits exist at once: what stays near a CPU's caches, or a share of a chip's memory."""
+    if mesh.devices.flat[0].platform == "cpu":
+        return 128
+    words = -(-vocab_size // mesh.shape["tensor"])
+    return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)
+
+
+def _to_predictor(x: Any) -> Array:
+    """Moves what belongs to the token at i to i - 1."""
+    return jnp.roll(jnp.asarray(x), -1, axis=1)
+
+
+def _to_token(x: Array) -> Array:
+    """The inverse of `_to_predictor`."""
+    return jnp.roll(x, 1, axis=1)
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def build_steps(model_config: ModelConfig, config: Config, mesh: Mesh) -> Steps:
     """The learner's device functions; see `Steps`.
 
     Raises:
-      ValueError: the mesh does not divide packing.rows.
+      ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary.
     """
-    shards: Any = mesh.shape["data"] * mesh.shape["fsdp"]
-    if config.packing.rows % shards:
-        raise ValueError(f"packing.rows ({config.packing.rows}) must be a multiple of data * fsdp ({shards})")
+    for name, size, parts in (
+        ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
+        ("packing.row_tokens", config.packing.row_tokens, mesh.shape["sequence"]),
+        ("the model's num_attention_heads", model_config.num_heads, mesh.shape["tensor"]),
+        ("the model's vocab_size", model_config.vocab_size, mesh.shape["tensor"]),
+    ):
+        if size % parts:
+            raise ValueError(f"{name} ({size}) must be a multiple of {parts}, the mesh being {dict(mesh.shape)}")
     return Steps(model_config, config, mesh)

@@ -4,9 +4,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
+from learner.flops import model_flops, peak_flops
 from learner.heart import is_fresh
 from learner.packing import MicroBatch
 from learner.run import Run
+
+
+class NotFinite(RuntimeError):
+    """Updates are left out one after the other: training does not go on by itself."""
 
 
 class StepBooks:
@@ -17,12 +24,17 @@ class StepBooks:
         self._run = run
         self._ticket_ids: list[str] = []
         self._train_s = 0.0
+        self._sum_squared_lengths = 0.0
+        self._num_skipped = 0
+        self._num_skipped_in_a_row = 0
+        self._peak_flops = peak_flops(jax.devices()[0].device_kind)
         self._wait_s_before = run.queue.wait_s
         self._last_end_s: float | None = None
 
     def add(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
         """Books one micro-batch's training, from `start_s` to `end_s` (Unix time)."""
         self._ticket_ids += micro.ticket_ids
+        self._sum_squared_lengths += micro.sum_squared_lengths
         self._train_s += end_s - start_s
         self._run.clock.trained(start_s, end_s)
         self._run.timeline.span("train", start_s, end_s, step=self._run.step, groups=",".join(micro.ticket_ids))
@@ -35,7 +47,12 @@ class StepBooks:
         run.timeline.span("apply", start_s, end_s, step=run.step)
         wait_s = run.queue.wait_s - self._wait_s_before
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
+        skipped = int(metrics["skipped_updates"])
+        self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if skipped > self._num_skipped else 0
+        self._num_skipped = skipped
         row = dict(metrics) | {
+            "skipped_in_a_row": self._num_skipped_in_a_row,
+            **self._flops(metrics),
             "num_compilations": run.steps.num_compilations,
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
             "groups/dropped": run.queue.dropped.total(),
@@ -46,8 +63,34 @@ class StepBooks:
             "time/publish_s": run.publisher.last_publish_s,
         }
         run.metrics.write("step", run.step, row | self._actor_metrics(), groups=self._ticket_ids)
-        self._ticket_ids, self._train_s = [], 0.0
+        self._ticket_ids, self._train_s, self._sum_squared_lengths = [], 0.0, 0.0
         self._wait_s_before, self._last_end_s = run.queue.wait_s, end_s
+
+    def check_skipped(self) -> None:
+        """Stops a run whose updates do nothing.
+
+        Raises:
+          NotFinite: the last optimizer.max_skipped_in_a_row updates were left out.
+        """
+        bound = self._run.config.optimizer.max_skipped_in_a_row
+        if self._num_skipped_in_a_row >= bound:
+            raise NotFinite(
+                f"the last {self._num_skipped_in_a_row} updates, up to step {self._run.step}, had a loss or gradient "
+                f"that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are those of before. "
+                "Look at grad_norm, max_abs_dlogprob and the learning rate in metrics.jsonl"
+            )
+
+    def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """What the step computed for the model, a second of the learner's own time, against the chips' peak."""
+        flops = model_flops(
+            self._run.model_config,
+            num_tokens=float(metrics["real_tokens"]),
+            num_scored_tokens=float(metrics["tokens"]),
+            sum_squared_lengths=self._sum_squared_lengths,
+        )
+        per_s = flops / max(self._train_s, 1e-9)
+        peak = self._peak_flops * jax.device_count() if self._peak_flops else float("nan")
+        return {"model_tflops_per_s": per_s / 1e12, "mfu": per_s / peak}
 
     def _actor_metrics(self) -> dict[str, float]:
         """The slowest actor's last weight update."""

@@ -1,36 +1,47 @@
 """Packed, causal, grouped-query attention: one call, several paths behind it.
 
-A token sees the tokens of its own segment whose position is not after its own. Segment 0 is padding: it
-sees nothing, is seen by nothing, and its output is exactly zero. A new path (a Pallas or cuDNN kernel) is
-one more entry in `PATHS`; it has to pass tests/learner/model/test_attention.py.
+A token sees the tokens of its own segment that are not after it in the row (a segment's tokens are contiguous and in
+order, so this is causal by position) and, with a window, not `window` or more before it. Segment 0 is padding: it sees
+nothing, is seen by nothing, and its output and gradients are exactly zero. No path makes an [S, S] array.
 
-The XLA path keeps no `[S, S]` array between forward and backward: it saves the output and the softmax
-normaliser of each row (as in FlashAttention, Dao et al. 2022, section 3.1) and recomputes the weights. It
-takes the queries a block at a time, so the largest array is `[B, H, block, S]` float32. All keys are
-multiplied for every block: the causal half is masked, not skipped.
+| path | runs on | file |
+|---|---|---|
+| `splash` | TPU | `attention_splash.py`: JAX's Pallas kernel |
+| `cudnn` | NVIDIA Hopper or newer, bf16 or fp16 | `attention_cudnn.py` |
+| `pallas` | other GPUs and types | `attention_pallas.py`: JAX's Triton kernel |
+| `xla` | everywhere | `attention_xla.py`; the path for CPU |
+
+`auto` takes the first of them that serves the platform: that of the mesh's devices, so that a CPU machine compiles for
+a TPU slice what the slice will run. Every path has to pass the tests in tests/learner/model/test_attention.py.
+
+On a mesh each device takes its rows, its heads and its share of a row's queries, and gathers keys and values over
+`sequence`. Not a ring: grouped keys are small (Qwen2.5-7B: 4 of 28 heads, 64 MiB a row of 32k tokens in bf16), so one
+gather is cheap, every kernel here can serve it, and a causal ring needs its own balancing. The gradient of the gather
+is a reduce-scatter. The first shard of a row has less to do than the last: the causal half isn't rebalanced.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-_MASKED = -1e30
-"""Below every real score, and finite, so that no difference of two masked scores is NaN."""
+from learner.mesh import BATCH_AXES
+from learner.model import attention_splash
+from learner.model.attention_cudnn import cudnn_attention, cudnn_refusal
+from learner.model.attention_pallas import pallas_attention
+from learner.model.attention_xla import CPU_BLOCK, DEFAULT_BLOCK, xla_attention
 
-
-class AttentionPath(Protocol):
-    """What a path in `PATHS` computes: `attention`, with the same arguments."""
-
-    def __call__(
-        self, q: Array, k: Array, v: Array, segment_ids: Array, positions: Array, *, scale: float, block: int
-    ) -> Array:
-        """Returns the mixed values, [B, S, H, hd], in q's dtype."""
-        ...
+PATHS = ("splash", "cudnn", "pallas", "xla")
+"""In the order in which `auto` tries them."""
 
 
 def attention(
@@ -38,149 +49,157 @@ def attention(
     k: Float[Array, "B S K hd"],
     v: Float[Array, "B S K hd"],
     segment_ids: Int[Array, "B S"],
-    positions: Int[Array, "B S"],
     *,
     scale: float,
-    path: str = "xla",
-    block: int = 1024,
+    window: int | None = None,
+    path: str = "auto",
+    block: int | None = None,
+    mesh: Mesh | None = None,
+    max_segments: int = 64,
+    interpret: bool = False,
 ) -> Float[Array, "B S H hd"]:
-    """softmax(scale q k^T + mask) v within each segment, in float32 inside.
+    """softmax(scale q k^T + mask) v within each segment, the softmax in float32.
 
     Args:
       q: queries, after the rotation.
       k: keys, after the rotation; query head h reads key head h // (H / K).
       v: values.
-      segment_ids: 0 for padding; equal ids in a row are one sequence.
-      positions: place of each token in its sequence.
+      segment_ids: 0 for padding; equal ids in a row are one sequence, its tokens contiguous.
       scale: factor on the scores, usually hd ** -0.5.
-      path: name of the implementation, a key of `PATHS`.
-      block: queries taken at a time, in tokens; bounds memory, doesn't change the result.
+      window: a query at i sees keys j with i - j < window (Hugging Face's sliding window); None is no limit.
+      path: "auto", or one of `PATHS`.
+      block: tile of the xla and splash paths, in tokens; None takes the path's own choice.
+      mesh: split rows, tokens and heads over it; None runs on one device, or under GSPMD's own choice.
+      max_segments: cudnn only: a row with more gives NaN.
+      interpret: run the Pallas kernels interpreted, on any platform; for tests.
 
     Raises:
-      ValueError: no such path; block < 1; heads that don't divide; shapes that don't agree.
+      ValueError: no such path, or one that can't serve the call (it says which one can); block, window or
+        max_segments < 1; shapes that don't agree or don't divide over the mesh.
     """
-    if path not in PATHS:
-        raise ValueError(f"attention path: got {path!r}, wanted one of {sorted(PATHS)}")
-    if block < 1:
-        raise ValueError(f"block must be >= 1, got {block}")
-    if q.shape[2] % k.shape[2] or k.shape != v.shape or q.shape[:2] != k.shape[:2]:
-        raise ValueError(f"attention shapes: got q {q.shape}, k {k.shape}, v {v.shape}")
-    if segment_ids.shape != q.shape[:2] or positions.shape != q.shape[:2]:
-        raise ValueError(f"wanted [B, S] = {q.shape[:2]}, got {segment_ids.shape}, {positions.shape}")
-    return PATHS[path](q, k, v, segment_ids, positions, scale=scale, block=block)
-
-
-def xla_attention(
-    q: Array, k: Array, v: Array, segment_ids: Array, positions: Array, *, scale: float, block: int
-) -> Array:
-    """The path that runs everywhere, written in plain XLA operations."""
-    return _attend(q, k, v, segment_ids, positions, scale, min(block, q.shape[1]))
-
-
-PATHS: dict[str, AttentionPath] = {"xla": xla_attention}
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend(q, k, v, segment_ids, positions, scale: float, block: int):
-    return _attend_forward(q, k, v, segment_ids, positions, scale, block)[0]
-
-
-def _attend_forward(q, k, v, segment_ids, positions, scale: float, block: int):
-    keys, values = _heads_first(k), _heads_first(v)
-
-    def one_block(_, xs):
-        queries, query_ids = xs
-        mask = _mask(query_ids, (segment_ids, positions))
-        scores = jnp.where(mask, _scores(queries, keys, scale), _MASKED)
-        peak = scores.max(-1, keepdims=True)
-        weights = jnp.where(mask, jnp.exp(scores - peak), 0.0)
-        total = weights.sum(-1, keepdims=True)
-        total = jnp.where(total > 0, total, 1.0)  # a padding row sums to 0 and stays 0
-        out = _matmul("bkgqs,bksd->bkgqd", weights.astype(v.dtype), values) / total
-        return None, (out.astype(q.dtype), peak + jnp.log(total))
-
-    xs = (_query_blocks(q, k.shape[2], block), _id_blocks((segment_ids, positions), block))
-    _, (out_blocks, log_totals) = jax.lax.scan(one_block, None, xs)
-    out = _from_query_blocks(out_blocks, q.shape[1])
-    return out, (q, k, v, segment_ids, positions, out, log_totals)
-
-
-def _attend_backward(scale: float, block: int, saved: tuple[Any, ...], d_out):
-    q, k, v, segment_ids, positions, out, log_totals = saved
-    keys, values = _heads_first(k), _heads_first(v)
-
-    def one_block(sums, xs):
-        queries, query_ids, out_block, d_out_block, log_total = xs
-        mask = _mask(query_ids, (segment_ids, positions))
-        weights = jnp.where(mask, jnp.exp(_scores(queries, keys, scale) - log_total), 0.0)
-        d_weights = _matmul("bkgqd,bksd->bkgqs", d_out_block, values)
-        # d softmax: sum_s P_s dP_s equals out . d_out, which is cheaper.
-        row_dot = (out_block.astype(jnp.float32) * d_out_block).sum(-1, keepdims=True)
-        d_scores = (weights * (d_weights - row_dot) * scale).astype(q.dtype)
-        d_keys = sums[0] + _matmul("bkgqs,bkgqd->bksd", d_scores, queries)
-        d_values = sums[1] + _matmul("bkgqs,bkgqd->bksd", weights.astype(v.dtype), d_out_block)
-        return (d_keys, d_values), _matmul("bkgqs,bksd->bkgqd", d_scores, keys).astype(q.dtype)
-
-    num_kv = k.shape[2]
-    xs = (
-        _query_blocks(q, num_kv, block),
-        _id_blocks((segment_ids, positions), block),
-        _query_blocks(out, num_kv, block),
-        _query_blocks(d_out, num_kv, block),
-        log_totals,
+    _check(q, k, v, segment_ids, window=window, block=block, max_segments=max_segments)
+    split = {"sequence": 1, "tensor": 1} if mesh is None else dict(mesh.shape)
+    path = choose_path(
+        path,
+        device=jax.devices()[0] if mesh is None else mesh.devices.flat[0],
+        dtype=q.dtype,
+        head_dim=q.shape[-1],
+        window=window,
+        sequence=split["sequence"],
+        interpret=interpret,
     )
-    zeros = (jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32))
-    (d_keys, d_values), dq_blocks = jax.lax.scan(one_block, zeros, xs)
-    dk, dv = _heads_first(d_keys).astype(k.dtype), _heads_first(d_values).astype(v.dtype)
-    return _from_query_blocks(dq_blocks, q.shape[1]), dk, dv, None, None
+    length = q.shape[1]
+    row = attention_splash.row_multiple(length, split["sequence"]) if path == "splash" else split["sequence"]
+    # Tokens of segment 0 after the row: cheaper than refusing a length that a kernel or the mesh can't cut.
+    q, k, v, segment_ids = (
+        jnp.pad(x, [(0, 0), (0, -length % row)] + [(0, 0)] * (x.ndim - 2)) for x in (q, k, v, segment_ids)
+    )
+    kernel: Any = None
+    if path == "splash":
+        kernel = attention_splash.splash_kernel(
+            q.shape[1], shards=split["sequence"], window=window, block=block, interpret=interpret
+        )
+        local: Callable[..., Array] = attention_splash.splash_attention
+    elif path == "xla":
+        on_cpu = (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform == "cpu"
+        local = functools.partial(xla_attention, window=window, block=block or (CPU_BLOCK if on_cpu else DEFAULT_BLOCK))
+    elif path == "cudnn":
+        local = functools.partial(cudnn_attention, window=window, max_segments=max_segments)
+    else:
+        local = functools.partial(pallas_attention, interpret=interpret)
+    local = functools.partial(_one_device, functools.partial(local, scale=scale), path, split["sequence"])
+    if mesh is not None and mesh.size > 1:
+        local = _over_mesh(local, mesh, kernel, num_heads=q.shape[2])
+        copies = math.lcm(k.shape[2], split["tensor"]) // k.shape[2]
+        k, v = jnp.repeat(k, copies, 2), jnp.repeat(v, copies, 2)
+    return local(q, k, v, segment_ids, kernel)[:, :length]
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+def choose_path(
+    path: str, *, device: Any, dtype: Any, head_dim: int, window: int | None, sequence: int, interpret: bool = False
+) -> str:
+    """The path that serves a call: `path` itself, or for "auto" the first of `PATHS` that can.
+
+    Args:
+      path: "auto", or one of `PATHS`.
+      device: one of the devices that will run it; its platform and GPU generation count.
+      dtype: of q.
+      head_dim: size of a head.
+      window: see `attention`.
+      sequence: devices that share a row.
+      interpret: the Pallas kernels may run on any platform.
+
+    Raises:
+      ValueError: no such path, or the named one can't serve the call.
+    """
+    capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
+    rows = "it takes whole rows, and the mesh splits them over sequence" if sequence > 1 else None
+    reasons: dict[str, str | None] = {
+        "splash": None if device.platform == "tpu" or interpret else "it needs a TPU",
+        # AMD's devices have one too, of the form gfx942.
+        "cudnn": cudnn_refusal(
+            dtype=dtype,
+            head_dim=head_dim,
+            compute_capability=capability if capability and capability[0].isdigit() else None,
+        )
+        or rows,
+        "pallas": ("it needs a GPU" if not (device.platform == "gpu" or interpret) else None)
+        or ("it knows no sliding window" if window is not None else None)
+        or rows,
+        "xla": None,
+    }
+    able = [name for name in PATHS if reasons[name] is None]
+    if path == "auto":
+        return able[0] if not interpret else "xla"
+    if path not in reasons:
+        raise ValueError(f"attention path: got {path!r}, wanted 'auto' or one of {PATHS}")
+    if path not in able:
+        raise ValueError(f"attention path {path!r} on {device.platform}: {reasons[path]}; take 'auto' or one of {able}")
+    return path
 
 
-def _matmul(spec: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+def _one_device(local: Callable[..., Array], path: str, shards: int, q, k, v, segment_ids, kernel) -> Array:
+    """Runs a path on one device's rows, heads and queries; keys come from all devices that share the row."""
+    if path in ("cudnn", "pallas"):
+        return local(q, k, v, segment_ids)
+    keys, values, key_segments = k, v, segment_ids
+    if shards > 1:
+        keys, values, key_segments = (lax.all_gather(x, "sequence", axis=1, tiled=True) for x in (k, v, segment_ids))
+    if path == "splash":
+        return local(q, keys, values, segment_ids, key_segments, kernel=kernel)
+    offset = lax.axis_index("sequence") * q.shape[1] if shards > 1 else 0
+    return local(q, keys, values, segment_ids, key_segments, query_offset=offset)
 
 
-def _scores(queries: Array, keys: Array, scale: float) -> Array:
-    """[B, K, G, block, hd] x [B, K, S, hd] -> float32 [B, K, G, block, S]."""
-    return _matmul("bkgqd,bksd->bkgqs", queries, keys) * scale
+def _over_mesh(local: Callable[..., Array], mesh: Mesh, kernel: Any, *, num_heads: int) -> Callable[..., Array]:
+    """The same call on arrays of the whole mesh; key heads must divide over `tensor`."""
+    if num_heads % mesh.shape["tensor"]:
+        raise ValueError(
+            f"{num_heads} query heads don't divide over tensor={mesh.shape['tensor']}: "
+            "make tensor a divisor of the heads, and use fsdp or sequence for the rest"
+        )
+    heads, tokens = P(BATCH_AXES, "sequence", "tensor", None), P(BATCH_AXES, "sequence")
+    tables = kernel and kernel.manual_sharding_spec(NamedSharding(mesh, P(None, "sequence")))
+
+    def checked(q, k, v, segment_ids, kernel):
+        rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+        if q.shape[0] % rows:
+            raise ValueError(f"{q.shape[0]} rows don't divide over {BATCH_AXES} = {rows} devices")
+        # The loops of the xla path start from constants, which vma checking takes for a change of type.
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=(heads, heads, heads, tokens, tables), out_specs=heads, check_vma=False
+        )(q, k, v, segment_ids, kernel)
+
+    return checked
 
 
-def _mask(query_ids: tuple[Array, Array], key_ids: tuple[Array, Array]) -> Array:
-    """True where a query sees a key, [B, 1, 1, block, S]."""
-    (q_segment, q_position), (k_segment, k_position) = query_ids, key_ids
-    same = (q_segment[:, :, None] == k_segment[:, None, :]) & (q_segment[:, :, None] != 0)
-    return (same & (q_position[:, :, None] >= k_position[:, None, :]))[:, None, None]
-
-
-def _heads_first(x: Array) -> Array:
-    """[B, S, K, hd] <-> [B, K, S, hd]."""
-    return x.transpose(0, 2, 1, 3)
-
-
-def _pad_queries(x: Array, block: int) -> Array:
-    """Zeros after the sequence up to a whole number of blocks; segment 0, so they see nothing."""
-    return jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
-
-
-def _query_blocks(x: Array, num_kv_heads: int, block: int) -> Array:
-    """[B, S, H, hd] -> [blocks, B, K, G, block, hd], query heads grouped by the key head they read."""
-    batch, _, num_heads, head_dim = x.shape
-    x = _pad_queries(x, block)
-    x = x.reshape(batch, -1, block, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    return x.transpose(1, 0, 3, 4, 2, 5)
-
-
-def _from_query_blocks(x: Array, length: int) -> Array:
-    """The inverse of `_query_blocks`, padding dropped."""
-    num_blocks, batch, num_kv_heads, group, block, head_dim = x.shape
-    x = x.transpose(1, 0, 4, 2, 3, 5)
-    return x.reshape(batch, num_blocks * block, num_kv_heads * group, head_dim)[:, :length]
-
-
-def _id_blocks(ids: tuple[Array, Array], block: int) -> tuple[Array, Array]:
-    """Each [B, S] -> [blocks, B, block]."""
-    segments, positions = (_pad_queries(x, block) for x in ids)
-    split = (segments.shape[0], -1, block)
-    return segments.reshape(split).swapaxes(0, 1), positions.reshape(split).swapaxes(0, 1)
+def _check(q, k, v, segment_ids, **at_least_one: int | None) -> None:
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"attention shapes: got q {q.shape}, k {k.shape}, v {v.shape}")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"attention shapes: {q.shape[2]} query heads don't divide by {k.shape[2]} key heads")
+    if segment_ids.shape != q.shape[:2]:
+        raise ValueError(f"segment_ids: wanted [B, S] = {q.shape[:2]}, got {segment_ids.shape}")

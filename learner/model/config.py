@@ -1,7 +1,7 @@
 """The model's shape, read from a Hugging Face `config.json`. Pure: no jax, no arrays.
 
-What this code would compute differently from the reference model is refused by name (a rope scaling, a
-sliding window, quantised weights ...), because a model that is slightly wrong still trains.
+What this code would compute differently from the reference model is refused by name (quantised weights, an
+unknown rope scaling ...), because a model that is slightly wrong still trains.
 """
 
 from __future__ import annotations
@@ -11,11 +11,21 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from bridge.names import ParamNames
+from learner.model.hf_fields import (
+    ROPE_HOMES,
+    RopeScaling,
+    check_experts,
+    need,
+    read_json,
+    read_rope,
+    read_windows,
+    refuse,
+)
 
-_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 _HF_KEYS = {
     "family": "model_type",
     "vocab_size": "vocab_size",
@@ -29,50 +39,83 @@ _HF_KEYS = {
     "tie_word_embeddings": "tie_word_embeddings",
     "max_position_embeddings": "max_position_embeddings",
 }
+_HF_MOE_KEYS = {
+    "num_experts": "num_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "moe_intermediate_size": "moe_intermediate_size",
+    "norm_topk_prob": "norm_topk_prob",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shapes and constants of a Qwen2, Qwen2.5 or Qwen3 decoder; hashable."""
+    """Shapes and constants of a Qwen2, Qwen2.5, Qwen3 or Qwen3-MoE decoder; hashable.
 
-    family: Literal["qwen2", "qwen3"]
+    `router_aux_loss_coef` of a MoE config is not used: a balancing loss would bias the policy gradient, and
+    reinforcement learning starts from a router that is trained. It stays in the config.json that is handed back.
+    """
+
+    family: Literal["qwen2", "qwen3", "qwen3_moe"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Width of a dense layer's MLP; a MoE model has no dense layer, and keeps the number."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
+    rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool
     max_position_embeddings: int
     """Longest sequence, in tokens, that the model was made for."""
     qkv_bias: bool
     o_bias: bool
+    sliding_window: int | None = None
+    """A token of a windowed layer sees itself and the `sliding_window` - 1 tokens before it."""
+    windowed_layers: tuple[bool, ...] = ()
+    """Which layers have the window; () when there is none."""
+    num_experts: int = 0
+    """Experts of each layer; 0 is a dense model."""
+    num_experts_per_token: int = 0
+    moe_intermediate_size: int = 0
+    """Width of one expert."""
+    norm_topk_prob: bool = False
+    """Whether the weights of a token's experts are made to sum to one."""
     hf_json: str = dataclasses.field(default="{}", repr=False, compare=False)
     """The config.json that was read, so that `to_hf` can hand everything back."""
 
     def __post_init__(self) -> None:
-        """Refuses shapes that no decoder has, and biases that the family doesn't have."""
+        """Refuses shapes that no decoder has, and fields that the family doesn't have."""
         if self.family not in _ARCHITECTURES:
-            _refuse("model_type", self.family, f"one of {sorted(_ARCHITECTURES)}")
+            refuse("model_type", self.family, f"one of {sorted(_ARCHITECTURES)}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type in ("int", "float") and (isinstance(value, bool) or value <= 0):
-                _refuse(_HF_KEYS.get(field.name, field.name), value, "a positive number")
+            optional = field.name in _HF_MOE_KEYS and self.family != "qwen3_moe"
+            if field.type in ("int", "float") and not optional and (isinstance(value, bool) or value <= 0):
+                refuse((_HF_KEYS | _HF_MOE_KEYS).get(field.name, field.name), value, "a positive number")
         if self.num_heads % self.num_kv_heads:
-            _refuse("num_key_value_heads", self.num_kv_heads, f"a divisor of {self.num_heads} heads")
+            refuse("num_key_value_heads", self.num_kv_heads, f"a divisor of {self.num_heads} heads")
         if self.head_dim % 2:
-            _refuse("head_dim", self.head_dim, "an even number (rotary halves)")
+            refuse("head_dim", self.head_dim, "an even number (rotary halves)")
         biases = (self.qkv_bias, self.o_bias)
-        if biases != (True, False) if self.family == "qwen2" else self.qkv_bias != self.o_bias:
-            _refuse("attention_bias", biases, "(qkv, o): (True, False) for qwen2, equal for qwen3")
+        wanted = {"qwen2": [(True, False)], "qwen3": [(False, False), (True, True)], "qwen3_moe": [(False, False)]}
+        if biases not in wanted[self.family]:
+            refuse("attention_bias", biases, f"(qkv, o) one of {wanted[self.family]} for {self.family}")
+        if (self.sliding_window is None) != (not any(self.windowed_layers)):
+            refuse("sliding_window", self.sliding_window, "a window and layers that have it, or neither")
+        if self.windowed_layers and len(self.windowed_layers) != self.num_layers:
+            refuse("layer_types", self.windowed_layers, f"one entry for each of {self.num_layers} layers")
+        if self.num_experts and self.family != "qwen3_moe":
+            refuse("num_experts", self.num_experts, f"0 for {self.family}")
+        if self.num_experts_per_token > self.num_experts:
+            refuse("num_experts_per_tok", self.num_experts_per_token, f"at most {self.num_experts} experts")
 
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are RMS-normalised per head before the rotation."""
-        return self.family == "qwen3"
+        return self.family != "qwen2"
 
     @property
     def param_names(self) -> ParamNames:
@@ -83,6 +126,7 @@ class ModelConfig:
             qkv_bias=self.qkv_bias,
             o_bias=self.o_bias,
             qk_norm=self.qk_norm,
+            num_experts=self.num_experts,
         )
 
     @classmethod
@@ -93,37 +137,47 @@ class ModelConfig:
           FileNotFoundError: there is no such file.
           ValueError: a field is missing, or asks for something this decoder doesn't do; names the field.
         """
-        raw = dict(source) if isinstance(source, Mapping) else _read_json(pathlib.Path(source))
-        family = _need(raw, "model_type", str)
+        raw = dict(source) if isinstance(source, Mapping) else read_json(pathlib.Path(source))
+        family = need(raw, "model_type", str)
         if family not in _ARCHITECTURES:
-            _refuse("model_type", family, f"one of {sorted(_ARCHITECTURES)}")
-        num_layers = _need(raw, "num_hidden_layers", int)
-        _refuse_what_is_not_computed(raw, family, num_layers)
-        hidden_size, num_heads = _need(raw, "hidden_size", int), _need(raw, "num_attention_heads", int)
-        if family == "qwen2" and raw.get("head_dim") is None:
-            if num_heads < 1 or hidden_size % num_heads:
-                _refuse("hidden_size", hidden_size, f"a multiple of {num_heads} heads")
-            head_dim = hidden_size // num_heads
-        else:
-            head_dim = _need(raw, "head_dim", int)
+            refuse("model_type", family, f"one of {sorted(_ARCHITECTURES)}")
+        _refuse_what_is_not_computed(raw, family)
+        num_layers = need(raw, "num_hidden_layers", int)
+        rope_theta, rope_scaling = read_rope(raw)
+        sliding_window, windowed_layers = read_windows(raw, family, num_layers)
+        moe: dict[str, Any] = {}
+        if family == "qwen3_moe":
+            check_experts(raw)
+            # transformers 5 writes the number of experts under the name of its expert-parallel code.
+            aliased = {"num_experts": raw["num_local_experts"]} if "num_local_experts" in raw else {}
+            if aliased and raw.get("num_experts", aliased["num_experts"]) != aliased["num_experts"]:
+                refuse("num_experts", raw["num_experts"], f"num_local_experts, {aliased['num_experts']}")
+            moe = {
+                field: need(aliased | raw, key, bool if field == "norm_topk_prob" else int)
+                for field, key in _HF_MOE_KEYS.items()
+            }
         # Qwen2 has no attention_bias field: q, k, v are always biased and o never is.
-        bias = _need(raw, "attention_bias", bool) if family == "qwen3" else True
+        bias = need(raw, "attention_bias", bool) if family != "qwen2" else True
         return cls(
             family=family,
-            vocab_size=_need(raw, "vocab_size", int),
-            hidden_size=hidden_size,
-            intermediate_size=_need(raw, "intermediate_size", int),
+            vocab_size=need(raw, "vocab_size", int),
+            hidden_size=need(raw, "hidden_size", int),
+            intermediate_size=need(raw, "intermediate_size", int),
             num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=_need(raw, "num_key_value_heads", int),
-            head_dim=head_dim,
-            rms_norm_eps=_need(raw, "rms_norm_eps", float),
-            rope_theta=_read_rope_theta(raw),
-            tie_word_embeddings=_need(raw, "tie_word_embeddings", bool),
-            max_position_embeddings=_need(raw, "max_position_embeddings", int),
+            num_heads=need(raw, "num_attention_heads", int),
+            num_kv_heads=need(raw, "num_key_value_heads", int),
+            head_dim=_read_head_dim(raw, family),
+            rms_norm_eps=need(raw, "rms_norm_eps", float),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
+            tie_word_embeddings=need(raw, "tie_word_embeddings", bool),
+            max_position_embeddings=need(raw, "max_position_embeddings", int),
             qkv_bias=bias,
-            o_bias=bias and family == "qwen3",
+            o_bias=bias and family != "qwen2",
+            sliding_window=sliding_window,
+            windowed_layers=windowed_layers,
             hf_json=json.dumps(raw),
+            **moe,
         )
 
     def to_hf(self) -> dict[str, Any]:
@@ -132,92 +186,69 @@ class ModelConfig:
         read = ModelConfig.from_hf(raw) if raw else None
         if read is None:
             raw = {"architectures": [_ARCHITECTURES[self.family]], "hidden_act": "silu"}
-        for field, key in _HF_KEYS.items():
+        keys = _HF_KEYS | (_HF_MOE_KEYS if self.family == "qwen3_moe" else {})
+        for field, key in keys.items():
             if read is None or getattr(read, field) != getattr(self, field):
                 raw[key] = getattr(self, field)
-        if self.family == "qwen3" and (read is None or read.qkv_bias != self.qkv_bias):
+                if field == "num_experts":
+                    raw.pop("num_local_experts", None)
+        if self.family != "qwen2" and (read is None or read.qkv_bias != self.qkv_bias):
             raw["attention_bias"] = self.qkv_bias
-        if read is None or read.rope_theta != self.rope_theta:
-            if "rope_theta" in raw or read is None:
-                raw["rope_theta"] = self.rope_theta
-            if raw.get("rope_parameters"):
-                raw["rope_parameters"]["rope_theta"] = self.rope_theta
-        if read is not None and read.num_layers != self.num_layers and raw.get("layer_types"):
-            raw["layer_types"] = ["full_attention"] * self.num_layers
+        self._write_rope(raw, read)
+        self._write_windows(raw, read)
         if read is not None and read.family != self.family:
             raw["architectures"] = [_ARCHITECTURES[self.family]]
         return raw
 
+    def _write_rope(self, raw: dict[str, Any], read: ModelConfig | None) -> None:
+        if read is None or read.rope_scaling != self.rope_scaling:
+            home = next((home for home in ROPE_HOMES if raw.get(home)), "rope_scaling")
+            raw[home] = None if self.rope_scaling is None else self.rope_scaling.to_hf()
+            for other in set(ROPE_HOMES) - {home}:
+                raw.pop(other, None)
+            raw["rope_theta"] = self.rope_theta
+        if read is None or read.rope_theta != self.rope_theta:
+            homes = [rope for home in ROPE_HOMES if (rope := raw.get(home)) and "rope_theta" in rope]
+            for rope in homes:
+                rope["rope_theta"] = self.rope_theta
+            if "rope_theta" in raw or not homes:
+                raw["rope_theta"] = self.rope_theta
 
-def _refuse(field: str, got: object, wanted: str) -> NoReturn:
-    raise ValueError(f"config.json: {field}: got {got!r}, wanted {wanted}")
-
-
-def _need(raw: Mapping[str, Any], field: str, kind: type) -> Any:
-    if field not in raw:
-        raise ValueError(f"config.json: {field}: missing, wanted {kind.__name__}")
-    value = raw[field]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        _refuse(field, value, kind.__name__)
-    return value
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise FileNotFoundError(f"no model config at {path}")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path}: got a JSON {type(raw).__name__}, wanted an object")
-    return raw
-
-
-def _read_rope_theta(raw: Mapping[str, Any]) -> float:
-    """The rotary base from either home: transformers 5's `rope_parameters`, or the top level."""
-    found: dict[str, float] = {}
-    if "rope_theta" in raw:
-        found["rope_theta"] = _need(raw, "rope_theta", float)
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = raw.get(name)
-        if rope is None:
-            continue
-        if not isinstance(rope, Mapping):
-            _refuse(name, rope, "an object or null")
-        for key in ("rope_type", "type"):
-            if rope.get(key, "default") not in ("default", "none", None):
-                _refuse(f"{name}.{key}", rope[key], "'default' (no scaling)")
-        for key in rope:
-            if key not in ("rope_type", "type", "rope_theta"):
-                _refuse(f"{name}.{key}", rope[key], "absent (plain rotary embedding)")
-        if "rope_theta" in rope:
-            found[f"{name}.rope_theta"] = _need(rope, "rope_theta", float)
-    if not found:
-        raise ValueError("config.json: rope_theta: missing, wanted it or rope_parameters.rope_theta")
-    if len(set(found.values())) > 1:
-        _refuse("rope_theta", found, "one value")
-    return next(iter(found.values()))
+    def _write_windows(self, raw: dict[str, Any], read: ModelConfig | None) -> None:
+        now = (self.sliding_window, self.windowed_layers)
+        if read is not None and (read.sliding_window, read.windowed_layers) == now:
+            # Without a window, `layer_types` still counts the layers.
+            if read.num_layers != self.num_layers and raw.get("layer_types"):
+                raw["layer_types"] = ["full_attention"] * self.num_layers
+            return
+        windowed = self.windowed_layers or (False,) * self.num_layers
+        raw["use_sliding_window"] = self.sliding_window is not None
+        if self.sliding_window is not None:
+            raw["sliding_window"] = self.sliding_window
+        raw["max_window_layers"] = windowed.index(True) if any(windowed) else self.num_layers
+        raw.pop("layer_types", None)
+        if self.family != "qwen3_moe":
+            raw["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windowed]
 
 
-def _refuse_what_is_not_computed(raw: Mapping[str, Any], family: str, num_layers: int) -> None:
+def _read_head_dim(raw: Mapping[str, Any], family: str) -> int:
+    if family != "qwen2" or raw.get("head_dim") is not None:
+        return need(raw, "head_dim", int)
+    hidden_size, num_heads = need(raw, "hidden_size", int), need(raw, "num_attention_heads", int)
+    if num_heads < 1 or hidden_size % num_heads:
+        refuse("hidden_size", hidden_size, f"a multiple of {num_heads} heads")
+    return hidden_size // num_heads
+
+
+def _refuse_what_is_not_computed(raw: Mapping[str, Any], family: str) -> None:
     if raw.get("hidden_act", "silu") != "silu":
-        _refuse("hidden_act", raw["hidden_act"], "'silu'")
+        refuse("hidden_act", raw["hidden_act"], "'silu'")
     if raw.get("architectures") and raw["architectures"] != [_ARCHITECTURES[family]]:
-        _refuse("architectures", raw["architectures"], f"[{_ARCHITECTURES[family]!r}]")
+        refuse("architectures", raw["architectures"], f"[{_ARCHITECTURES[family]!r}]")
     if raw.get("attention_dropout"):
-        _refuse("attention_dropout", raw["attention_dropout"], "0")
+        refuse("attention_dropout", raw["attention_dropout"], "0")
+    if raw.get("partial_rotary_factor", 1.0) != 1.0:
+        refuse("partial_rotary_factor", raw["partial_rotary_factor"], "1.0 or absent")
     for field in ("quantization_config", "dual_chunk_attention_config"):
         if raw.get(field) is not None:
-            _refuse(field, raw[field], "absent")
-    layer_types = raw.get("layer_types")
-    if layer_types is not None and layer_types != ["full_attention"] * num_layers:
-        _refuse("layer_types", layer_types, f"'full_attention' for each of {num_layers} layers")
-    # The window applies to the layers from max_window_layers on; without layer_types that decides.
-    if raw.get("use_sliding_window") and layer_types is None:
-        first = raw.get("max_window_layers")
-        if raw.get("sliding_window") is not None and (first is None or first < num_layers):
-            _refuse("use_sliding_window", True, f"false, or max_window_layers >= {num_layers}")
+            refuse(field, raw[field], "absent")

@@ -1,4 +1,4 @@
-"""The decoder: Qwen2, Qwen2.5 and Qwen3, from tokens to the final hidden state.
+"""The decoder: Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE, from tokens to the final hidden state.
 
 How NNX is used here. The modules below own the structure; outside of this file parameters are a plain
 nested dict of arrays, `{"layers": {"q_proj": {"kernel": [layers, out, in]}}, ...}`, which jit, optax, Orbax
@@ -7,27 +7,38 @@ returns a pure function `apply(params, tokens, positions, segment_ids)` that mer
 
 Each kernel is one `nnx.Param` for all layers, in Hugging Face's layout. `jax.lax.scan` hands one layer's
 slice at a time to the same module, so compile time doesn't grow with depth. Master parameters keep their own
-dtype; a layer's kernels are cast to the compute dtype inside the scan, so no second copy of the model exists.
-Projections see activations flattened to [N, D]: on XLA-CPU this halves the time of the MLP.
+dtype; a layer's kernels are cast to the compute dtype inside the scan (and gathered there, on a mesh), so no second
+copy of the model exists.
+
+The residual stream is [N, D], or [B, S, D] where a row's tokens are split over a `sequence` axis: a layer works on
+any leading dims.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from learner.model.attention import attention
 from learner.model.config import ModelConfig
+from learner.model.moe import ExpertLayout, moe_mlp
+from learner.model.placement import Placement
+from learner.model.rope import Rotation, rotary_angles, rotate
 
 Params = dict[str, Any]
 """Nested dict of arrays; `bridge.names.flatten` gives its paths."""
 Apply = Callable[[Params, ArrayLike, ArrayLike, ArrayLike], Array]
+Attend = Callable[..., Array]
+"""`learner.model.attention.attention` but for its options: (q, k, v, segment_ids, *, window)."""
 
 INIT_STD = 0.02
 """Standard deviation of fresh kernels, as in Hugging Face's `initializer_range`."""
@@ -42,9 +53,9 @@ class Linear(nnx.Module):
         self.kernel = nnx.Param(kernel.astype(dtype))
         self.bias = nnx.Param(jnp.zeros((*stack, d_out), dtype)) if bias else None
 
-    def __call__(self, x: Float[Array, "N d_in"]) -> Float[Array, "N d_out"]:
+    def __call__(self, x: Float[Array, "... d_in"]) -> Float[Array, "... d_out"]:
         """The product in x's dtype."""
-        y = jax.lax.dot_general(x, self.kernel[...].astype(x.dtype), (((1,), (1,)), ((), ())))
+        y = jax.lax.dot_general(x, self.kernel[...].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -72,8 +83,29 @@ class Embed(nnx.Module):
         self.embedding = nnx.Param(table.astype(dtype))
 
 
+class Experts(nnx.Module):
+    """One of the experts' three kernels, [layers, experts, out, in]."""
+
+    def __init__(self, stack: tuple[int, ...], d_out: int, d_in: int, *, dtype, rngs: nnx.Rngs):
+        """Draws from N(0, 0.02^2)."""
+        kernel = jax.random.normal(rngs.params(), (*stack, d_out, d_in), jnp.float32) * INIT_STD
+        self.kernel = nnx.Param(kernel.astype(dtype))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """What every layer of one forward is given besides the residual stream."""
+
+    rotation: Rotation
+    attend: Callable[[Array, Array, Array], Array]
+    """Q, k, v [B, S, heads, hd] to the mixed values."""
+    is_real: Bool[Array, "..."]
+    """False for padding; dims as the residual stream's leading ones."""
+    placement: Placement
+
+
 class Layer(nnx.Module):
-    """Pre-norm attention and gated MLP; holds all layers' weights, called with one layer's."""
+    """Pre-norm attention and gated MLP, dense or of experts; holds all layers' weights, called with one layer's."""
 
     def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
         """Fresh weights for all layers."""
@@ -85,6 +117,9 @@ class Layer(nnx.Module):
         def norm(dim: int) -> RMSNorm:
             return RMSNorm(stack, dim, eps=c.rms_norm_eps, dtype=dtype)
 
+        def experts(d_out: int, d_in: int) -> Experts:
+            return Experts((*stack, c.num_experts), d_out, d_in, dtype=dtype, rngs=rngs)
+
         self.config = config
         self.input_norm = norm(c.hidden_size)
         self.q_proj = linear(c.num_heads * c.head_dim, c.hidden_size, c.qkv_bias)
@@ -94,23 +129,48 @@ class Layer(nnx.Module):
         self.k_norm = norm(c.head_dim) if c.qk_norm else None
         self.o_proj = linear(c.hidden_size, c.num_heads * c.head_dim, c.o_bias)
         self.post_norm = norm(c.hidden_size)
-        self.gate_proj = linear(c.intermediate_size, c.hidden_size)
-        self.up_proj = linear(c.intermediate_size, c.hidden_size)
-        self.down_proj = linear(c.hidden_size, c.intermediate_size)
+        if c.num_experts:
+            self.router = linear(c.num_experts, c.hidden_size)
+            self.experts_gate = experts(c.moe_intermediate_size, c.hidden_size)
+            self.experts_up = experts(c.moe_intermediate_size, c.hidden_size)
+            self.experts_down = experts(c.hidden_size, c.moe_intermediate_size)
+        else:
+            self.gate_proj = linear(c.intermediate_size, c.hidden_size)
+            self.up_proj = linear(c.intermediate_size, c.hidden_size)
+            self.down_proj = linear(c.hidden_size, c.intermediate_size)
 
-    def __call__(self, x: Float[Array, "N D"], rotation, attend: Callable[..., Array]) -> Float[Array, "N D"]:
-        """One layer; `rotation` is `rotary_angles`, `attend` takes q, k, v [B, S, heads, hd]."""
-        c, (batch, length) = self.config, rotation[0].shape[:2]
-        h = self.input_norm(x)
-        q = self.q_proj(h).reshape(batch, length, c.num_heads, c.head_dim)
-        k = self.k_proj(h).reshape(batch, length, c.num_kv_heads, c.head_dim)
-        v = self.v_proj(h).reshape(batch, length, c.num_kv_heads, c.head_dim)
+    def __call__(self, x: Float[Array, "... D"], inputs: LayerInputs) -> Float[Array, "... D"]:
+        """One layer."""
+        x = x + inputs.placement.tokens(self._attention(self.input_norm(x), inputs))
+        mlp = self._experts if self.config.num_experts else self._mlp
+        return x + inputs.placement.tokens(mlp(self.post_norm(x), inputs))
+
+    def _attention(self, h: Array, inputs: LayerInputs) -> Array:
+        c, rows, heads = self.config, inputs.rotation[0].shape[:2], inputs.placement.heads
+        q = heads(self.q_proj(h).reshape(*rows, c.num_heads, c.head_dim))
+        k = heads(self.k_proj(h).reshape(*rows, c.num_kv_heads, c.head_dim))
+        v = heads(self.v_proj(h).reshape(*rows, c.num_kv_heads, c.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        mixed = attend(rotate(q, rotation), rotate(k, rotation), v)
-        x = x + self.o_proj(mixed.reshape(batch * length, c.num_heads * c.head_dim))
-        h = self.post_norm(x)
-        return x + self.down_proj(jax.nn.silu(self.gate_proj(h)) * self.up_proj(h))
+        mixed = heads(inputs.attend(rotate(q, inputs.rotation), rotate(k, inputs.rotation), v))
+        return self.o_proj(mixed.reshape(*h.shape[:-1], c.num_heads * c.head_dim))
+
+    def _mlp(self, h: Array, inputs: LayerInputs) -> Array:
+        width = inputs.placement.width
+        return self.down_proj(jax.nn.silu(width(self.gate_proj(h))) * width(self.up_proj(h)))
+
+    def _experts(self, h: Array, inputs: LayerInputs) -> Array:
+        c, placement = self.config, inputs.placement
+        return moe_mlp(
+            h,
+            inputs.is_real,
+            self.router.kernel[...],
+            (self.experts_gate.kernel[...], self.experts_up.kernel[...], self.experts_down.kernel[...]),
+            num_per_token=c.num_experts_per_token,
+            normalize=c.norm_topk_prob,
+            layout=ExpertLayout() if placement.mesh is None else ExpertLayout.of(placement.specs),
+            mesh=placement.mesh,
+        )
 
 
 class Decoder(nnx.Module):
@@ -129,34 +189,42 @@ class Decoder(nnx.Module):
             else Linear((), c.vocab_size, c.hidden_size, bias=False, dtype=dtype, rngs=rngs)
         )
 
-    def __call__(self, tokens, positions, segment_ids, *, compute_dtype, checkpoint, attend, constrain) -> Array:
+    def __call__(
+        self, tokens: Array, positions: Array, segment_ids: Array, *, checkpoint, attend: Attend, placement: Placement
+    ) -> Float[Array, "B S D"]:
         """Final hidden states; see `make_apply`."""
-        batch, length = tokens.shape
-        rotation = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
-        structure, stacked = nnx.split(self.layers)
+        c, lead = self.config, (-1,) if placement.is_flat else tokens.shape
+        rotation = rotary_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
+        is_real = (segment_ids != 0).reshape(lead)
+        structure, stacked = nnx.graphdef(self.layers), nnx.to_pure_dict(nnx.state(self.layers))
 
-        def one_layer(x, weights):
-            layer = nnx.merge(structure, weights)
-            x = layer(x, rotation, lambda q, k, v: attend(q, k, v, segment_ids, positions))
-            return constrain(x), None
+        def one_layer(x: Array, xs: tuple[Any, Array]) -> tuple[Array, None]:
+            weights, is_windowed = xs
+            mix = _windowed(attend, c, is_windowed, segment_ids)
+            inputs = LayerInputs(rotation=rotation, attend=mix, is_real=is_real, placement=placement)
+            return nnx.merge(structure, placement.layer(weights))(x, inputs), None
 
-        x = self.embed.embedding[...][tokens.reshape(batch * length)].astype(compute_dtype)
-        x, _ = jax.lax.scan(checkpoint(one_layer), constrain(x), stacked)
-        return self.final_norm(x).reshape(batch, length, self.config.hidden_size)
-
-
-def rotary_angles(positions: Int[Array, "B S"], head_dim: int, theta: float) -> tuple[Array, Array]:
-    """(sin, cos) of position * theta^(-2i / hd), float32 [B, S, 1, hd / 2] (RoPE, Su et al. 2021, eq. 15)."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angles = positions.astype(jnp.float32)[..., None, None] * frequencies
-    return jnp.sin(angles), jnp.cos(angles)
+        x = placement.embed(self.embed.embedding[...], tokens)
+        x = placement.tokens(x.reshape(*lead, c.hidden_size))
+        windowed = jnp.array(c.windowed_layers or (False,) * c.num_layers)
+        x, _ = jax.lax.scan(checkpoint(one_layer), x, (stacked, windowed))
+        return self.final_norm(x).reshape(*tokens.shape, c.hidden_size)
 
 
-def rotate(x: Float[Array, "B S H hd"], rotation: tuple[Array, Array]) -> Float[Array, "B S H hd"]:
-    """Rotates the pairs (i, i + hd / 2), Hugging Face's order, in float32 inside."""
-    sin, cos = rotation
-    a, b = jnp.split(x.astype(jnp.float32), 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+def _windowed(attend: Attend, config: ModelConfig, is_windowed: Array, segment_ids: Array):
+    """The attention of one layer: with the window, without, or by a branch where layers differ."""
+
+    def full(q: Array, k: Array, v: Array) -> Array:
+        return attend(q, k, v, segment_ids, window=None)
+
+    def near(q: Array, k: Array, v: Array) -> Array:
+        return attend(q, k, v, segment_ids, window=config.sliding_window)
+
+    if not any(config.windowed_layers):
+        return full
+    if all(config.windowed_layers):
+        return near
+    return lambda q, k, v: jax.lax.cond(is_windowed, near, full, q, k, v)
 
 
 _REMAT: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
@@ -188,9 +256,9 @@ def make_apply(
     *,
     compute_dtype: DTypeLike = jnp.float32,
     remat: str = "full",
-    attention_path: str = "xla",
-    attention_block: int = 1024,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    attention_path: str = "auto",
+    attention_block: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Apply:
     """Builds the pure forward `apply(params, tokens [B, S], positions [B, S], segment_ids [B, S])`.
 
@@ -201,10 +269,10 @@ def make_apply(
       config: the model.
       compute_dtype: dtype of activations and matmuls; the parameters stay what they are.
       remat: 'full' recomputes a layer in backward, 'dots' keeps its projections, 'none' keeps everything.
-      attention_path: see `learner.model.attention.PATHS`.
-      attention_block: queries taken at a time, in tokens.
-      activation_sharding: pins the residual stream [N, D], usually `mesh.batch_sharding(mesh)`. Without it
-        XLA may split the hidden dim of activations instead of gathering the weights of an fsdp mesh.
+      attention_path: see `learner.model.attention.PATHS`; 'auto' chooses by platform.
+      attention_block: queries taken at a time, in tokens; None is the path's own choice.
+      mesh: what jit's arrays are split over, by `learner.mesh`; None is one device. Without it XLA may split the
+        hidden dim of activations instead of gathering the weights of an fsdp mesh.
 
     Raises:
       ValueError: no such remat policy.
@@ -212,26 +280,19 @@ def make_apply(
     if remat not in _REMAT:
         raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(_REMAT)}")
     structure = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(params=0))))
-    scale = config.head_dim**-0.5
-
-    def attend(*args: Array) -> Array:
-        return attention(*args, scale=scale, path=attention_path, block=attention_block)
-
-    def constrain(x: Array) -> Array:
-        if activation_sharding is None:
-            return x
-        return jax.lax.with_sharding_constraint(x, activation_sharding)
+    placement = Placement.of(abstract_params(config), mesh, compute_dtype)
+    options: dict[str, Any] = dict(scale=config.head_dim**-0.5, path=attention_path, mesh=mesh)
+    if attention_block is not None:
+        options["block"] = attention_block
 
     def apply(params: Params, tokens: ArrayLike, positions: ArrayLike, segment_ids: ArrayLike) -> Array:
-        model = nnx.merge(structure, params)
-        return model(
+        return nnx.merge(structure, params)(
             jnp.asarray(tokens),
             jnp.asarray(positions),
             jnp.asarray(segment_ids),
-            compute_dtype=compute_dtype,
             checkpoint=_REMAT[remat],
-            attend=attend,
-            constrain=constrain,
+            attend=functools.partial(attention, **options),
+            placement=placement,
         )
 
     return apply

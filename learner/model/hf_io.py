@@ -1,37 +1,43 @@
-"""Hugging Face folders to parameters and back; safetensors only, one tensor at a time."""
+"""Hugging Face folders to parameters; safetensors only. `save` is the way back.
+
+Each process reads, of each file, only the bytes that its devices hold. A leaf is filled in place on its device, a
+piece of one Hugging Face tensor at a time, so a host's memory holds what its devices keep there (nothing, but for
+CPUs) and one piece.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
+import math
 import os
 import pathlib
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes  # registers bfloat16 with numpy, which safetensors needs
 import numpy as np
-from jax.typing import DTypeLike
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from jax.sharding import Sharding, SingleDeviceSharding
+from jax.typing import ArrayLike, DTypeLike
 
-from bridge.names import check_same_names, flatten, is_stacked, unflatten
+from bridge.names import check_same_names, flatten, unflatten
 from learner.model.config import ModelConfig
 from learner.model.decoder import Params, abstract_params
+from learner.model.hf_save import INDEX, WEIGHTS, save
+from learner.model.safetensors_file import StoredTensor, open_tensors
 
-ShardingFn = Callable[[str, tuple[int, ...]], jax.sharding.Sharding | None]
+__all__ = ["ShardingFn", "load", "save"]
+
+ShardingFn = Callable[[str, tuple[int, ...]], Sharding | None]
 """(Flax path, shape of the whole leaf) -> where it goes; None leaves it on the default device."""
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-_TOKENIZER_FILES = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt "
-    "merges.txt tokenizer.model chat_template.jinja chat_template.json generation_config.json"
-).split()
+_PIECE_BYTES = 2**22
+"""Small enough for the allocator to use the same memory again; an accelerator's link is busy with one of them."""
+Device = Any
+"""A `jax.Device`, which type checkers take for a variable."""
 
 
 def load(
@@ -39,11 +45,8 @@ def load(
 ) -> tuple[ModelConfig, Params]:
     """Reads a folder with config.json and safetensors, single or sharded with an index.
 
-    With a `sharding_fn` each device's part is read from the file by itself, so no process ever holds a whole
-    leaf of a sharded model.
-
     Args:
-      folder: the folder.
+      folder: the folder; every process of a multi-host mesh reads it.
       dtype: dtype of the parameters; None keeps the files'. The learner's master copy is float32.
       sharding_fn: see `ShardingFn`.
 
@@ -55,123 +58,54 @@ def load(
     if not folder.is_dir():
         raise FileNotFoundError(f"no model folder at {folder}")
     config = ModelConfig.from_hf(folder)
+    names = config.param_names
     with contextlib.ExitStack() as stack:
-        tensors = _open_tensors(folder, stack)
+        tensors = _open_folder(folder, stack)
         _check_tied_head(config, tensors, folder)
-        check_same_names(f"{folder}: tensor", got=tensors, wanted=config.param_names.all_hf_names())
+        check_same_names(f"{folder}: tensor", got=tensors, wanted=names.all_hf_names())
         leaves = {}
         for path, spec in flatten(abstract_params(config)).items():
-            rows = [tensors[name] for name in config.param_names.hf_names(path)]
-            for row in rows:
-                row.check(spec.shape[1:] if is_stacked(path) else spec.shape)
-            found = {row.dtype for row in rows}
+            stack_shape = names.stack(path)
+            parts = [tensors[name] for name in names.hf_names(path)]
+            for part in parts:
+                _check_shape(part, spec.shape[len(stack_shape) :])
+            found = {part.spec.dtype for part in parts}
             if dtype is None and len(found) > 1:
                 raise ValueError(f"{path}: layers of different dtypes {found}; give load a dtype")
             target = np.dtype(found.pop() if dtype is None else dtype)
             sharding = sharding_fn(path, spec.shape) if sharding_fn is not None else None
-            leaves[path] = _make_leaf(path, rows, spec.shape, target, sharding)
+            leaves[path] = _make_leaf(parts, stack_shape, spec.shape, target, sharding)
     return config, unflatten(leaves)
 
 
-def save(
-    folder: str | os.PathLike[str],
-    config: ModelConfig,
-    params: Params,
-    *,
-    dtype: DTypeLike | None = None,
-    tokenizer_from: str | os.PathLike[str] | None = None,
-    max_shard_bytes: int = 5 * 1000**3,
-) -> None:
-    """Writes config.json and safetensors that transformers and vLLM load.
-
-    Everything goes to a temporary folder beside it, is flushed, and is renamed: `folder` is whole or absent.
-
-    Args:
-      folder: where to; must not exist, or be empty.
-      config: the model.
-      params: its parameters, each fully addressable from this process (gather a multi-host model first).
-      dtype: dtype of the tensors; None keeps the parameters'.
-      tokenizer_from: a folder whose tokenizer files are copied along.
-      max_shard_bytes: weights above this are split over several files with an index.
-
-    Raises:
-      FileExistsError: `folder` has something in it.
-      FileNotFoundError: `tokenizer_from` isn't a folder.
-      ValueError: parameters that don't fit the config, or live on other hosts too.
-    """
-    folder = pathlib.Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and isn't empty; save to a new folder")
-    if tokenizer_from is not None and not pathlib.Path(tokenizer_from).is_dir():
-        raise FileNotFoundError(f"no tokenizer folder at {tokenizer_from}")
-    leaves = flatten(params)
-    _check_leaves(config, leaves)
-    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
-        out_config = config.to_hf()
-        # Readers such as vLLM pick their dtype from here; transformers 4 calls it torch_dtype.
-        out_dtype = str(np.dtype(dtype or leaves["embed/embedding"].dtype))
-        out_config |= {key: out_dtype for key in ("dtype", "torch_dtype") if key in out_config}
-        _write_json(temporary / "config.json", out_config)
-        _write_weights(temporary, config, leaves, dtype, max_shard_bytes)
-        for name in _TOKENIZER_FILES if tokenizer_from is not None else ():
-            source = pathlib.Path(tokenizer_from or "") / name
-            if source.is_file():
-                shutil.copyfile(source, temporary / name)
-        for path in (*temporary.iterdir(), temporary):
-            _flush(path)
-        temporary.rename(folder)
-        _flush(folder.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-class _Tensor:
-    """One tensor in an open safetensors file; read only where it is indexed."""
-
-    def __init__(self, file: Any, name: str, where: pathlib.Path):
-        self._slice, self._what = file.get_slice(name), f"{where}: {name}"
-        found = self._slice.get_dtype()
-        if found not in _DTYPES:
-            raise ValueError(f"{self._what}: got dtype {found}, wanted one of {list(_DTYPES)}")
-        self.dtype = _DTYPES[found]
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if the tensor has another shape."""
-        if tuple(self._slice.get_shape()) != shape:
-            raise ValueError(f"{self._what}: got shape {self._slice.get_shape()}, wanted {list(shape)}")
-
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        return self._slice[index]
-
-
-def _open_tensors(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, _Tensor]:
+def _open_folder(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
     listed: dict[str, str] = {}
-    if (folder / _INDEX).is_file():
-        listed = json.loads((folder / _INDEX).read_text(encoding="utf-8")).get("weight_map", {})
+    if (folder / INDEX).is_file():
+        listed = json.loads((folder / INDEX).read_text(encoding="utf-8")).get("weight_map", {})
         files = sorted(set(listed.values()))
     else:
-        files = [_WEIGHTS]
-    tensors: dict[str, _Tensor] = {}
+        files = [WEIGHTS]
+    tensors: dict[str, StoredTensor] = {}
     for file_name in files:
         path = folder / file_name
         if path.parent != folder or not path.is_file():
-            raise FileNotFoundError(f"no weights at {path} (wanted {_WEIGHTS}, or {_INDEX} and its files)")
-        try:
-            file = stack.enter_context(safe_open(path, framework="numpy"))
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-        for name in file.keys():  # noqa: SIM118 - not a dict
+            raise FileNotFoundError(f"no weights at {path} (wanted {WEIGHTS}, or {INDEX} and its files)")
+        descriptor = os.open(path, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        for name, tensor in open_tensors(path, descriptor).items():
             if listed and listed.get(name) != file_name:
-                raise ValueError(f"{path} holds {name}, which {_INDEX} puts in {listed.get(name)}")
-            tensors[name] = _Tensor(file, name, path)
+                raise ValueError(f"{path} holds {name}, which {INDEX} puts in {listed.get(name)}")
+            tensors[name] = tensor
     check_same_names(f"{folder}: indexed tensor", got=tensors, wanted=tuple(listed or tensors))
     return tensors
 
 
-def _check_tied_head(config: ModelConfig, tensors: dict[str, _Tensor], folder: pathlib.Path) -> None:
+def _check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    if tensor.spec.shape != shape:
+        raise ValueError(f"{tensor.what}: got shape {list(tensor.spec.shape)}, wanted {list(shape)}")
+
+
+def _check_tied_head(config: ModelConfig, tensors: dict[str, StoredTensor], folder: pathlib.Path) -> None:
     """Drops the copy of the embedding that some writers add as a tied model's head, if it is a copy."""
     if not config.tie_word_embeddings or "lm_head.weight" not in tensors:
         return
@@ -179,76 +113,66 @@ def _check_tied_head(config: ModelConfig, tensors: dict[str, _Tensor], folder: p
     if embedding is None:
         return  # reported as missing by the caller
     for tensor in (head, embedding):
-        tensor.check((config.vocab_size, config.hidden_size))
-    if head.dtype != embedding.dtype or not np.array_equal(head[:, :], embedding[:, :]):
+        _check_shape(tensor, (config.vocab_size, config.hidden_size))
+    pieces = _pieces(tuple(slice(0, d) for d in head.spec.shape), head.spec.shape, head.spec.dtype)
+    same = head.spec.dtype == embedding.spec.dtype
+    if not same or not all(np.array_equal(head.read(index), embedding.read(index)) for index in pieces):
         raise ValueError(f"{folder}: tie_word_embeddings is true, but lm_head.weight isn't model.embed_tokens.weight")
 
 
-def _make_leaf(path: str, rows: list[_Tensor], shape, dtype: np.dtype, sharding) -> jax.Array:
-    def read(index: Any) -> np.ndarray:
-        if not is_stacked(path):
-            return np.asarray(rows[0][index]).astype(dtype, copy=False)
-        part = np.empty([len(range(*s.indices(d))) for s, d in zip(index, shape, strict=True)], dtype)
-        for i, row in enumerate(rows[index[0]]):
-            part[i] = row[index[1:]]
-        return part
-
+def _make_leaf(
+    parts: list[StoredTensor],
+    stack: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    sharding: Sharding | None,
+) -> jax.Array:
+    """The leaf `[*stack, *tensor]`, of which this process fills what its devices hold."""
+    whole = tuple(slice(0, d) for d in shape)
+    places = {None: whole} if sharding is None else sharding.addressable_devices_indices_map(shape)
+    holders: dict[tuple[tuple[int, int], ...], list[Device | None]] = {}
+    for device, index in places.items():
+        bounds = tuple(s.indices(d)[:2] for s, d in zip(index or whole, shape, strict=True))
+        holders.setdefault(bounds, []).append(device)
+    filled: dict[Device | None, jax.Array] = {}
+    for bounds, devices in holders.items():
+        local = tuple(stop - start for start, stop in bounds)
+        for device in devices:
+            filled[device] = _zeros(local, dtype, device)
+        index = tuple(slice(*b) for b in bounds)
+        for where in itertools.product(*(range(*b) for b in bounds[: len(stack)])):
+            tensor = parts[int(np.ravel_multi_index(where, stack)) if stack else 0]
+            for piece in _pieces(index[len(stack) :], tensor.spec.shape, tensor.spec.dtype):
+                read = tensor.read(piece)
+                at = [p.start - b[0] for p, b in zip((*(slice(i, i + 1) for i in where), *piece), bounds, strict=True)]
+                for device in devices:
+                    value = jnp.asarray(read) if device is None else jax.device_put(read, device)
+                    filled[device] = _fill(filled[device], value, at)
+                # Transfers are asynchronous: without this the pieces of a whole leaf would wait on the host.
+                jax.block_until_ready([filled[device] for device in devices])
     if sharding is None:
-        return jnp.asarray(read(tuple(slice(0, d) for d in shape)))
-    return jax.make_array_from_callback(shape, sharding, read)
+        return filled[None]
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(filled.values()), dtype=dtype)
 
 
-def _check_leaves(config: ModelConfig, leaves: Mapping[str, Any]) -> None:
-    check_same_names("parameter", got=leaves, wanted=config.param_names.paths())
-    for path, spec in flatten(abstract_params(config)).items():
-        if leaves[path].shape != spec.shape:
-            raise ValueError(f"{path}: got shape {leaves[path].shape}, wanted {spec.shape}")
-        if not getattr(leaves[path], "is_fully_addressable", True):
-            raise ValueError(f"{path} is spread over several hosts; gather it before save")
+def _pieces(index: tuple[slice, ...], shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[slice, ...]]:
+    """Cuts a slice of a tensor along its first dim, into at most `_PIECE_BYTES` each."""
+    bounds = [s.indices(d)[:2] for s, d in zip(index, shape, strict=True)]
+    row_bytes = math.prod(stop - start for start, stop in bounds[1:]) * dtype.itemsize
+    step, (top, bottom) = max(_PIECE_BYTES // max(row_bytes, 1), 1), bounds[0]
+    for start in range(top, bottom, step):
+        yield slice(start, min(start + step, bottom)), *(slice(*b) for b in bounds[1:])
 
 
-def _write_weights(folder: pathlib.Path, config: ModelConfig, leaves, dtype, max_shard_bytes: int) -> None:
-    sizes = {p: x.size * np.dtype(dtype or x.dtype).itemsize for p, x in leaves.items()}
-    names, shards, filled = config.param_names, [[]], 0
-    for path in names.paths():
-        for name in names.hf_names(path):
-            size = sizes[path] // (config.num_layers if is_stacked(path) else 1)
-            if shards[-1] and filled + size > max_shard_bytes:
-                shards.append([])
-                filled = 0
-            shards[-1].append(name)
-            filled += size
-    tensors, weight_map = _host_tensors(config, leaves, dtype), {}
-    for i, shard in enumerate(shards):
-        file_name = _WEIGHTS if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
-        arrays = {}
-        for wanted in shard:
-            name, array = next(tensors)
-            assert name == wanted, (name, wanted)
-            arrays[name] = array
-        save_file(arrays, folder / file_name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file_name)
-    if len(shards) > 1:
-        total = {"total_size": sum(sizes.values())}
-        _write_json(folder / _INDEX, {"metadata": total, "weight_map": weight_map})
+def _zeros(shape: tuple[int, ...], dtype: np.dtype, device: Device | None) -> jax.Array:
+    if device is None:
+        return jnp.zeros(shape, dtype)
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=SingleDeviceSharding(device))()
 
 
-def _host_tensors(config: ModelConfig, leaves, dtype) -> Iterator[tuple[str, np.ndarray]]:
-    """(Hugging Face name, array) in order, one leaf on the host at a time."""
-    for path in config.param_names.paths():
-        array = np.asarray(leaves[path])
-        array = np.ascontiguousarray(array if dtype is None else array.astype(dtype, copy=False))
-        for layer, name in enumerate(config.param_names.hf_names(path)):
-            yield name, array[layer] if is_stacked(path) else array
-
-
-def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _flush(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@functools.partial(jax.jit, donate_argnums=0)
+def _fill(leaf: jax.Array, piece: jax.Array, at: list[ArrayLike]) -> jax.Array:
+    """The leaf, in place, with the piece cast and written at an offset; missing leading dims count as 1."""
+    return jax.lax.dynamic_update_slice(
+        leaf, jax.lax.expand_dims(piece, range(leaf.ndim - piece.ndim)).astype(leaf.dtype), at
+    )

@@ -1,123 +1,291 @@
-"""Log-probabilities and entropies of tokens, without the [tokens, vocabulary] array.
+"""Log-probabilities, entropies and the loss of sampled tokens, without the [tokens, vocabulary] array.
 
-With 150,000 words the logits of one packed row outweigh the model's activations, so they are made a chunk
-of tokens at a time, used and dropped. Forward keeps two numbers a token; backward makes each chunk's logits
-once more: four head matmuls in all (forward, again, d_hidden, d_head).
+With 150,000 words the logits of one packed row outweigh the model's activations, so they are made a chunk of
+tokens at a time, used and dropped; and only tokens that are scored get any. Each device first lines up its own
+scored tokens, then walks them in chunks: the number of chunks follows the batch, the shapes don't.
+
+A token's loss needs nothing but that token's logits, so its gradient is made in the same visit: `token_loss_sum`
+takes three head matmuls (logits, d_hidden, d_head) where differentiating through log-probabilities takes four.
+
+On a mesh the rows are split over the batch axes, their tokens over `sequence`, the vocabulary over `tensor`; the
+head is gathered once in the compute dtype, and its gradient reduced once, after the last chunk.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from learner.mesh import BATCH_AXES, FSDP, axes_size
+
+TokenLossFn = Callable[[Array, Array, Any], tuple[Array, Any]]
+"""(logprobs [n], entropies [n], inputs) -> (loss to sum [n], more per-token outputs [n]); elementwise."""
+
+ROWS = PartitionSpec(BATCH_AXES, "sequence")
 
 
-def token_logprobs(
-    hidden: Float[Array, "N D"],
-    head: Float[Array, "V D"],
-    targets: Int[Array, " N"],
-    *,
-    temperature: float = 1.0,
-    chunk: int = 1024,
-) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-    """Log softmax(hidden head^T / temperature)[target], and the entropy of that distribution, in nats.
+class Scores(NamedTuple):
+    """Of each scored token, 0 elsewhere; nats."""
 
-    Both are float32 and both can be differentiated, with respect to `hidden` and `head`. The matmuls run in
-    hidden's dtype with float32 sums; the softmax is float32.
+    logprobs: Float[Array, "B S"]
+    entropy: Float[Array, "B S"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """How the logits of scored tokens are made."""
+
+    temperature: float = 1.0
+    """What the behaviour policy sampled with; divides the logits."""
+    chunk: int = 128
+    """Tokens of a device whose logits exist at once: chunk * (V / tensor) * 4 bytes, a few times."""
+    mesh: Mesh | None = None
+    """None: everything is on one device."""
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be >= 1, got {self.chunk}")
+
+
+def token_scores(
+    head: Head,
+    hidden: Float[Array, "B S D"],
+    weight: Float[Array, "V D"],
+    targets: Int[Array, "B S"],
+    mask: Bool[Array, "B S"],
+) -> Scores:
+    """Log softmax(hidden weight^T / temperature)[target], and the entropy of that distribution.
+
+    Not to be differentiated: gradients come from `token_loss_sum`. The matmul runs in hidden's dtype with float32
+    sums; the softmax is float32.
 
     Args:
-      hidden: final hidden states.
-      head: output head, or the embedding of a tied model.
+      head: temperature, chunk and mesh.
+      hidden: final hidden states; `hidden[b, i]` predicts `targets[b, i]`.
+      weight: output head, or the embedding of a tied model.
       targets: a token id in [0, V) each; ids outside can't be checked under jit and give garbage.
-      temperature: what the behaviour policy sampled with; divides the logits.
-      chunk: tokens whose logits exist at once, over all devices: chunk * V * 4 bytes.
+      mask: which tokens are scored.
 
     Raises:
-      ValueError: temperature or chunk not positive, or shapes that don't agree.
+      ValueError: shapes that don't agree.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature must be > 0, got {temperature}")
-    if chunk < 1:
-        raise ValueError(f"chunk must be >= 1, got {chunk}")
-    if hidden.ndim != 2 or head.ndim != 2 or targets.shape != hidden.shape[:1]:
-        raise ValueError(f"wanted [N, D], [V, D], [N]; got {hidden.shape}, {head.shape}, {targets.shape}")
-    if hidden.shape[1] != head.shape[1]:
-        raise ValueError(f"hidden is {hidden.shape[1]} wide, head is {head.shape[1]}")
-    return _logprobs(hidden, head, targets, float(temperature), min(chunk, max(hidden.shape[0], 1)))
+    _check(hidden, weight, targets, mask)
+
+    def local(hidden, weight, targets, mask) -> Scores:
+        def visit(done, take, put):
+            logits = _Logits(head, take(hidden), weight, take(targets))
+            return put(done, Scores(logits.logprobs, logits.entropy))
+
+        zeros = jnp.zeros(mask.size, jnp.float32)
+        return _unflatten(_walk(head.chunk, mask, Scores(zeros, zeros), visit), mask.shape)
+
+    hidden, weight = jax.lax.stop_gradient((hidden, weight.astype(hidden.dtype)))
+    specs = (PartitionSpec(BATCH_AXES, "sequence", None), _weight_spec(head, weight), ROWS, ROWS)
+    return _on_mesh(head, local, specs, ROWS)(hidden, weight, targets, mask)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _logprobs(hidden, head, targets, temperature: float, chunk: int):
-    return _forward(hidden, head, targets, temperature, chunk)[0]
+def token_loss_sum(
+    head: Head,
+    loss: TokenLossFn,
+    hidden: Float[Array, "B S D"],
+    weight: Float[Array, "V D"],
+    targets: Int[Array, "B S"],
+    mask: Bool[Array, "B S"],
+    inputs: Any,
+) -> tuple[Float[Array, ""], tuple[Scores, Any]]:
+    """The sum of `loss` over the scored tokens, with its scores and the loss's further outputs, [B, S] each.
 
+    Differentiable once with respect to `hidden` and `weight`; the gradient is computed on the way forward.
 
-def _forward(hidden, head, targets, temperature: float, chunk: int):
-    weight = head.astype(hidden.dtype)
+    Args:
+      head: see `token_scores`, as are the next four.
+      loss: elementwise; differentiated with respect to logprobs and entropies.
+      hidden: final hidden states.
+      weight: output head.
+      targets: token ids.
+      mask: which tokens are scored.
+      inputs: a tree of [B, S] arrays, handed to `loss` a chunk at a time.
 
-    def one_chunk(_, xs):
-        h, target = xs
-        logits = _logits(h, weight, temperature)
-        peak = logits.max(-1)
-        exps = jnp.exp(logits - peak[:, None])
-        total = exps.sum(-1)
-        log_total = peak + jnp.log(total)
-        picked = jnp.where(_is_target(target, logits), logits, 0.0).sum(-1)
-        # H = log Z - E[logit]; shifted by the peak so that two large numbers don't cancel.
-        entropy = jnp.log(total) - (exps * (logits - peak[:, None])).sum(-1) / total
-        return None, (picked - log_total, entropy, log_total)
-
-    _, outs = jax.lax.scan(one_chunk, None, (_chunks(hidden, chunk), _chunks(targets, chunk)))
-    logprobs, entropy, log_total = (_unchunk(x, hidden.shape[0]) for x in outs)
-    return (logprobs, entropy), (hidden, head, targets, log_total, entropy)
-
-
-def _backward(temperature: float, chunk: int, saved: tuple[Any, ...], cotangents):
-    hidden, head, targets, log_total, entropy = saved
-    weight = head.astype(hidden.dtype)
-
-    def one_chunk(d_head, xs):
-        h, target, log_z, ent, d_logprob, d_entropy = xs
-        logits = _logits(h, weight, temperature)
-        logp = logits - log_z[:, None]
-        # d logprob = onehot - p;  d entropy = -p (log p + H).
-        d_logits = -jnp.exp(logp) * (d_logprob[:, None] + d_entropy[:, None] * (logp + ent[:, None]))
-        d_logits += jnp.where(_is_target(target, logits), d_logprob[:, None], 0.0)
-        d_logits = (d_logits / temperature).astype(hidden.dtype)
-        d_head += jnp.einsum("cv,cd->vd", d_logits, h, preferred_element_type=jnp.float32)
-        return d_head, d_logits @ weight
-
-    xs = tuple(_chunks(x, chunk) for x in (hidden, targets, log_total, entropy, *cotangents))
-    d_head, d_hidden = jax.lax.scan(one_chunk, jnp.zeros(head.shape, jnp.float32), xs)
-    return _unchunk(d_hidden, hidden.shape[0]), d_head.astype(head.dtype), None
-
-
-_logprobs.defvjp(_forward, _backward)
-
-
-def _logits(h: Array, weight: Array, temperature: float) -> Array:
-    """Float32 [chunk, V]."""
-    return jnp.einsum("cd,vd->cv", h, weight, preferred_element_type=jnp.float32) / temperature
-
-
-def _is_target(target: Array, logits: Array) -> Array:
-    """A one-hot mask: unlike a gather it stays local when the vocabulary is sharded."""
-    return target[:, None] == jax.lax.broadcasted_iota(target.dtype, logits.shape, 1)
-
-
-def _chunks(x: Array, chunk: int) -> Array:
-    """[N, ...] -> [num_chunks, chunk, ...]; chunk s takes tokens s, s + num_chunks, s + 2 num_chunks ...
-
-    The stride keeps every device busy in every chunk when N is sharded: consecutive tokens would make each
-    chunk the business of one device.
+    Raises:
+      ValueError: shapes that don't agree.
     """
-    num_chunks = max(-(-x.shape[0] // chunk), 1)
-    x = jnp.pad(x, [(0, num_chunks * chunk - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
-    return x.reshape(chunk, num_chunks, *x.shape[1:]).swapaxes(0, 1)
+    _check(hidden, weight, targets, mask)
+
+    @jax.custom_vjp
+    def total(hidden, weight):
+        return forward(hidden, weight)[0]
+
+    def forward(hidden, weight):
+        value, outputs, d_hidden, d_weight = _loss_and_gradients(head, loss, hidden, weight, targets, mask, inputs)
+        return (value, outputs), (d_hidden, d_weight)
+
+    def backward(gradients, cotangents):
+        return tuple(g * cotangents[0].astype(g.dtype) for g in gradients)
+
+    total.defvjp(forward, backward)
+    return total(hidden, weight)
 
 
-def _unchunk(x: Array, length: int) -> Array:
-    """The inverse of `_chunks`, padding dropped."""
-    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])[:length]
+def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, mask, inputs):
+    weight_spec, dtype = _weight_spec(head, weight), weight.dtype
+    scatter = FSDP if head.mesh is not None and weight.shape[1] % axes_size(head.mesh, FSDP) == 0 else ()
+
+    def local(hidden, weight, targets, mask, inputs):
+        def visit(done, take, put):
+            value, outputs, d_hidden, d_weight = done
+            h = take(hidden)
+            logits = _Logits(head, h, weight, take(targets))
+            chunk_inputs = jax.tree.map(take, inputs)
+
+            def chunk_loss(logprobs, entropy):
+                each, more = loss(logprobs, entropy, chunk_inputs)
+                return each.sum(), more
+
+            (chunk_value, more), cotangents = jax.value_and_grad(chunk_loss, argnums=(0, 1), has_aux=True)(
+                logits.logprobs, logits.entropy
+            )
+            d_logits = logits.gradient(*cotangents).astype(h.dtype)
+            d_h = jnp.einsum("cv,vd->cd", d_logits, weight, preferred_element_type=jnp.float32)
+            return (
+                value + chunk_value,
+                put(outputs, (Scores(logits.logprobs, logits.entropy), more)),
+                put(d_hidden, d_h.astype(d_hidden.dtype)),
+                d_weight + jnp.einsum("cv,cd->vd", d_logits, h, preferred_element_type=jnp.float32),
+            )
+
+        zeros = jnp.zeros(mask.size, jnp.float32)
+        one_each = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1,), x.dtype), inputs)
+        one = jax.ShapeDtypeStruct((1,), jnp.float32)
+        more = jax.tree.map(lambda x: jnp.zeros(mask.size, x.dtype), jax.eval_shape(loss, one, one, one_each)[1])
+        # Sums of d_hidden over the vocabulary's shards are taken in float32.
+        h_dtype = jnp.float32 if _is_split(head, "tensor") else hidden.dtype
+        start = (
+            jnp.float32(0),
+            (Scores(zeros, zeros), more),
+            jnp.zeros((mask.size, hidden.shape[-1]), h_dtype),
+            jnp.zeros(weight.shape, jnp.float32),
+        )
+        value, outputs, d_hidden, d_weight = _walk(head.chunk, mask, start, visit)
+        d_hidden = _sum_over(head, "tensor", d_hidden).astype(hidden.dtype)
+        value = _sum_over(head, (*BATCH_AXES, "sequence"), value)
+        if scatter:
+            d_weight = jax.lax.psum_scatter(d_weight, scatter, scatter_dimension=1, tiled=True)
+            d_weight = jax.lax.psum(d_weight, "data")
+        else:
+            d_weight = _sum_over(head, (*BATCH_AXES, "sequence"), d_weight)
+        return value, _unflatten(outputs, mask.shape), d_hidden.reshape(hidden.shape), d_weight.astype(dtype)
+
+    rows3 = PartitionSpec(BATCH_AXES, "sequence", None)
+    run = _on_mesh(
+        head,
+        local,
+        (rows3, weight_spec, ROWS, ROWS, ROWS),
+        (PartitionSpec(), ROWS, rows3, PartitionSpec(*weight_spec[:1], scatter or None)),
+    )
+    return run(hidden, weight.astype(hidden.dtype), targets, mask, inputs)
+
+
+class _Logits:
+    """A chunk's logits [n, V / tensor] in float32, and what is made of them."""
+
+    def __init__(self, head: Head, h: Array, weight: Array, targets: Array) -> None:
+        self._temperature = head.temperature
+        first_word = jax.lax.axis_index("tensor") * weight.shape[0] if _is_split(head, "tensor") else 0
+        # A word of another shard is out of bounds here: read as 0, and not written.
+        self._own = jnp.where(targets >= first_word, targets - first_word, weight.shape[0])[:, None]
+        logits = jnp.einsum("cd,vd->cv", h, weight, preferred_element_type=jnp.float32) / head.temperature
+        self._shifted = logits - _max_over(head, "tensor", logits.max(-1, keepdims=True))
+        self._exps = jnp.exp(self._shifted)
+        picked = jnp.take_along_axis(self._shifted, self._own, 1, mode="fill", fill_value=0)[:, 0]
+        sums = (self._exps.sum(-1), picked, (self._exps * self._shifted).sum(-1))
+        self._total, picked, weighted = _sum_over(head, "tensor", sums)
+        self.logprobs = picked - jnp.log(self._total)
+        # H = log Z - E[logit], both less the peak, so that two large numbers don't cancel.
+        self.entropy = jnp.log(self._total) - weighted / self._total
+
+    def gradient(self, d_logprob: Array, d_entropy: Array) -> Array:
+        """With respect to hidden weight^T: d logprob = onehot - p, d entropy = -p (log p + H)."""
+        # -p (d_logprob + d_entropy (log p + H)) with log p = shifted - log total; what is a token's own comes first.
+        scale = -1 / (self._temperature * self._total)
+        constant = d_logprob + d_entropy * (self.entropy - jnp.log(self._total))
+        d_logits = self._exps * ((constant * scale)[:, None] + (d_entropy * scale)[:, None] * self._shifted)
+        rows = jnp.arange(d_logits.shape[0])
+        return d_logits.at[rows, self._own[:, 0]].add(d_logprob / self._temperature, mode="drop")
+
+
+def _walk(chunk: int, mask: Array, start: Any, visit: Callable[..., Any]) -> Any:
+    """Folds `visit(carry, take, put)` over the chunks of the masked tokens, in order.
+
+    `take` picks the chunk's tokens out of a [b, s, ...] array, `put` writes [n, ...] back to their places in a
+    [b * s, ...] one. The last chunk is filled up with zeros (False in a mask), and what is put there is dropped.
+    """
+    size = mask.size
+    chunk = min(chunk, size)
+    num_scored = jnp.sum(mask, dtype=jnp.int32)
+    order = jnp.argsort(~mask.reshape(-1), stable=True)
+    order = jnp.where(jnp.arange(size) < num_scored, order, size)
+    order = jnp.concatenate([order, jnp.full(-size % chunk, size, order.dtype)])
+
+    def one(i, carry):
+        places = jax.lax.dynamic_slice_in_dim(order, i * chunk, chunk)
+
+        def take(x: Array) -> Array:
+            return x.reshape(size, *x.shape[2:]).at[places].get(mode="fill", fill_value=0)
+
+        def put(into: Any, values: Any) -> Any:
+            return jax.tree.map(lambda x, v: x.at[places].set(v, mode="drop", unique_indices=True), into, values)
+
+        return visit(carry, take, put)
+
+    return jax.lax.fori_loop(0, -(-num_scored // chunk), one, start)
+
+
+def _weight_spec(head: Head, weight: Array) -> PartitionSpec:
+    """The head as the chunks want it: the vocabulary split, the other dim whole."""
+    if head.mesh is not None and weight.shape[0] % head.mesh.shape["tensor"]:
+        raise ValueError(
+            f"a vocabulary of {weight.shape[0]} doesn't divide by mesh.tensor={head.mesh.shape['tensor']}; "
+            "choose another tensor"
+        )
+    return PartitionSpec("tensor", None)
+
+
+def _on_mesh(head: Head, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    if head.mesh is None:
+        return lambda *arrays: function(*jax.tree.map(jnp.asarray, arrays))
+    return jax.shard_map(function, mesh=head.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _is_split(head: Head, axis: str) -> bool:
+    return head.mesh is not None and head.mesh.shape[axis] > 1
+
+
+def _sum_over(head: Head, axes: str | tuple[str, ...], x: Any) -> Any:
+    return x if head.mesh is None else jax.lax.psum(x, axes)
+
+
+def _max_over(head: Head, axis: str, x: Array) -> Array:
+    return jax.lax.pmax(x, axis) if _is_split(head, axis) else x
+
+
+def _unflatten(tree: Any, shape: tuple[int, ...]) -> Any:
+    return jax.tree.map(lambda x: x.reshape(shape), tree)
+
+
+def _check(hidden: Array, weight: Array, targets: Array, mask: Array) -> None:
+    if hidden.ndim != 3 or weight.ndim != 2 or not targets.shape == mask.shape == hidden.shape[:2]:
+        raise ValueError(
+            "wanted [B, S, D], [V, D], [B, S], [B, S]; "
+            f"got {hidden.shape}, {weight.shape}, {targets.shape}, {mask.shape}"
+        )
+    if hidden.shape[2] != weight.shape[1]:
+        raise ValueError(f"hidden is {hidden.shape[2]} wide, head is {weight.shape[1]}")

@@ -1,12 +1,17 @@
 import dataclasses
+import itertools
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.names import ParamNames, flatten, is_stacked, unflatten
 
 QWEN3 = ParamNames(num_layers=2, tie_word_embeddings=True, qkv_bias=False, o_bias=False, qk_norm=True)
 QWEN2 = ParamNames(num_layers=3, tie_word_embeddings=False, qkv_bias=True, o_bias=False, qk_norm=False)
+MOE = dataclasses.replace(QWEN3, num_experts=3)
 QWEN3_LAYER = (  # from a checkpoint's header
     "input_layernorm.weight mlp.down_proj.weight mlp.gate_proj.weight mlp.up_proj.weight "
     "post_attention_layernorm.weight self_attn.k_norm.weight self_attn.k_proj.weight self_attn.o_proj.weight "
@@ -16,7 +21,9 @@ QWEN3_LAYER = (  # from a checkpoint's header
 
 def leaves_of(names):
     return {
-        path: np.arange(names.num_layers * 6).reshape(names.num_layers, 3, 2) if is_stacked(path) else np.zeros(4)
+        path: np.arange(math.prod(names.stack(path)) * 6).reshape(*names.stack(path), 3, 2)
+        if is_stacked(path)
+        else np.zeros(4)
         for path in names.paths()
     }
 
@@ -34,12 +41,41 @@ def test_all_hf_names_qwen2_adds_biases_and_head_and_drops_qk_norm():
     assert "model.layers.1.self_attn.o_proj.bias" in biased.all_hf_names()
 
 
-@pytest.mark.parametrize("names", [QWEN2, QWEN3])
+def test_all_hf_names_moe_has_a_router_and_experts_instead_of_the_mlp():
+    dense = {name for name in QWEN3.all_hf_names() if ".mlp." not in name}
+    moe = {f"model.layers.{i}.mlp.gate.weight" for i in range(2)}
+    experts = [f"model.layers.{i}.mlp.experts.{j}" for i in range(2) for j in range(3)]
+    moe |= {f"{expert}.{x}_proj.weight" for expert in experts for x in ("gate", "up", "down")}
+    assert set(MOE.all_hf_names()) == dense | moe and len(MOE.all_hf_names()) == len(dense | moe)
+
+
+ANY_MODEL = st.builds(
+    ParamNames,
+    num_layers=st.integers(1, 12),
+    tie_word_embeddings=st.booleans(),
+    qkv_bias=st.booleans(),
+    o_bias=st.booleans(),
+    qk_norm=st.booleans(),
+    num_experts=st.sampled_from([0, 1, 2, 11]),
+)
+
+
+@given(names=ANY_MODEL)
 def test_locate_is_the_inverse_of_hf_names(names):
     for path in names.paths():
-        for i, name in enumerate(names.hf_names(path)):
-            assert names.locate(name) == (path, i if is_stacked(path) else None)
+        indices = itertools.product(*(range(n) for n in names.stack(path)))
+        for index, name in zip(indices, names.hf_names(path), strict=True):
+            assert names.locate(name) == (path, index)
     assert len(set(names.all_hf_names())) == len(names.all_hf_names())
+
+
+@given(names=ANY_MODEL)
+def test_iter_tensors_yields_what_locate_points_at(names):
+    leaves = leaves_of(names)
+    for name, tensor in names.iter_tensors(leaves):
+        path, index = names.locate(name)
+        np.testing.assert_array_equal(tensor, leaves[path][index])
+        assert np.shares_memory(tensor, leaves[path])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +92,21 @@ def test_locate_is_the_inverse_of_hf_names(names):
 def test_locate_tensor_of_another_model_is_refused(hf_name):
     with pytest.raises(ValueError, match="no tensor"):
         QWEN3.locate(hf_name)
+
+
+@pytest.mark.parametrize(
+    "hf_name",
+    [
+        "model.layers.0.mlp.experts.3.up_proj.weight",
+        "model.layers.2.mlp.experts.0.up_proj.weight",
+        "model.layers.0.mlp.experts.00.up_proj.weight",
+        "model.layers.0.mlp.experts.0.gate.weight",
+        "model.layers.0.mlp.up_proj.weight",
+    ],
+)
+def test_locate_expert_of_another_model_is_refused(hf_name):
+    with pytest.raises(ValueError, match="no tensor"):
+        MOE.locate(hf_name)
 
 
 @pytest.mark.parametrize("path", ["lm_head/kernel", "layers/q_proj/bias", "layers/o_proj/bias", "q_proj/kernel"])
@@ -82,8 +133,11 @@ def test_iter_tensors_wrong_leaves_are_named():
     with pytest.raises(ValueError, match=r"1 missing \['final_norm/scale'\], 1 unexpected \['extra'\]"):
         list(QWEN3.iter_tensors(leaves))
     leaves = leaves_of(QWEN3) | {"layers/up_proj/kernel": np.zeros((3, 3, 2))}
-    with pytest.raises(ValueError, match="layers/up_proj/kernel: got 3 layers, wanted 2"):
+    with pytest.raises(ValueError, match=r"layers/up_proj/kernel: got shape \(3, 3, 2\), wanted leading dims \(2,\)"):
         list(QWEN3.iter_tensors(leaves))
+    leaves = leaves_of(MOE) | {"layers/experts_up/kernel": np.zeros((2, 4, 3, 2))}
+    with pytest.raises(ValueError, match=r"experts_up/kernel: got shape \(2, 4, 3, 2\), wanted leading dims \(2, 3\)"):
+        list(MOE.iter_tensors(leaves))
 
 
 def test_flatten_then_unflatten_is_the_same_tree():
@@ -95,3 +149,5 @@ def test_flatten_then_unflatten_is_the_same_tree():
 def test_param_names_without_layers_is_refused():
     with pytest.raises(ValueError, match="num_layers must be >= 1, got 0"):
         dataclasses.replace(QWEN3, num_layers=0)
+    with pytest.raises(ValueError, match="num_experts must be >= 0, got -1"):
+        dataclasses.replace(QWEN3, num_experts=-1)

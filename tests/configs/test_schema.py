@@ -34,6 +34,15 @@ WINDOW: dict[str, Any] = {
         ("RoundsConfig", dict(max_lag_steps=-1), "max_lag_steps"),
         ("PublishConfig", dict(every_n_steps=0), "every_n_steps"),
         ("LossConfig", dict(clip_low=1.5), "clip_low"),
+        ("LossConfig", dict(clip_high=-0.1), "clip_high"),
+        ("LossConfig", dict(clip_high=float("inf")), "loss.clip_high must be finite"),
+        ("LossConfig", dict(dual_clip=1.0), "loss.dual_clip must be > 1"),
+        ("LossConfig", dict(name="truncated_is", max_weight=0.0), "loss.max_weight must be > 0, got 0"),
+        ("LossConfig", dict(name="masked_is", min_weight=3.0), "loss.min_weight < loss.max_weight, got 3.0 and 2.0"),
+        ("LossConfig", dict(advantage_eps=0.0), "loss.advantage_eps must be > 0"),
+        ("LossConfig", dict(kl_coef=-1.0), "loss.kl_coef must be >= 0"),
+        ("LossConfig", dict(entropy_coef=float("nan")), "loss.entropy_coef must be finite"),
+        ("LossConfig", dict(overlong_buffer_tokens=-1), "loss.overlong_buffer_tokens must be >= 0"),
         ("OptimizerConfig", dict(beta2=1.0), "betas"),
         ("OptimizerConfig", dict(weight_decay=float("nan")), "weight_decay"),
         ("CheckpointConfig", dict(keep=1), "checkpoint.keep"),
@@ -94,3 +103,59 @@ def test_parity_bound_zero_is_filled_in_from_the_served_dtype():
     bf16 = dataclasses.replace(config, model=schema.ModelConfig(served_dtype="bfloat16"))
     given = dataclasses.replace(bf16, publish=schema.PublishConfig(parity_bound=0.5))
     assert (config.parity_bound, bf16.parity_bound, given.parity_bound) == (1e-4, 0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            dict(max_weight=2.0),
+            r"max_weight=2.0 has no effect with loss.name=grpo_clip, which reads clip_low, clip_high",
+        ),
+        (dict(name="truncated_is", clip_high=0.28), "clip_high=0.28 has no effect with loss.name=truncated_is"),
+        (dict(name="gspo", dual_clip=3.0), "dual_clip=3.0 has no effect"),
+        (dict(name="topr", clip_low=0.2), "clip_low=0.2 has no effect"),
+        (dict(name="tis", min_weight=0.5), "min_weight=0.5 has no effect"),
+        (dict(name="tis", clip_low=0.2), "loss.name=tis and loss.proximal=update.*or set loss.proximal=round"),
+        (dict(proximal="round"), "proximal=round has no effect without loss.name of decoupled_ppo, tis, masked_is"),
+        (dict(advantage="rloo", advantage_eps=0.1), "advantage_eps=0.1 has no effect without loss.advantage=grpo"),
+        (dict(kl_estimator="k1"), "kl_estimator=k1 has no effect without loss.kl_coef > 0"),
+        (dict(reference_path="m"), "reference_path=m has no effect without loss.kl_coef > 0"),
+        (dict(overlong_penalty=2.0), "overlong_penalty=2.0 has no effect without loss.overlong_buffer_tokens > 0"),
+    ],
+)
+def test_loss_constant_that_nothing_reads_is_refused(fields, said):
+    with pytest.raises(ValueError, match=said):
+        schema.LossConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(name="dr_grpo"), "wants loss.advantage=dr_grpo and loss.normalization=constant, got loss.advantage=grpo"),
+        (dict(name="dr_grpo", advantage="dr_grpo"), "got loss.normalization=token"),
+        (dict(name="dapo", normalization="sequence"), "wants loss.advantage=grpo and loss.normalization=token"),
+        (dict(name="dapo", overlong_buffer_tokens=0), "dapo includes the overlong penalty"),
+    ],
+)
+def test_loss_name_of_a_whole_method_refuses_half_of_it(fields, said):
+    with pytest.raises(ValueError, match=said):
+        schema.LossConfig(**fields)
+
+
+def test_loss_constants_are_the_losses_own_until_they_are_given():
+    assert schema.LossConfig(name="gspo").constants == {"clip_low": 3e-4, "clip_high": 4e-4}
+    assert schema.LossConfig(name="gspo", clip_high=1e-3).constants == {"clip_low": 3e-4, "clip_high": 1e-3}
+    assert schema.LossConfig(name="tis", proximal="round", dual_clip=3.0).constants == {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": 3.0,
+        "max_weight": 2.0,
+    }
+    other = dataclasses.replace(schema.LossConfig(), name="gspo")  # another name brings its own constants
+    assert other.constants == {"clip_low": 3e-4, "clip_high": 4e-4}
+
+
+def test_loss_dr_grpo_takes_either_name_of_its_advantage():
+    for advantage in ("dr_grpo", "mean_baseline"):
+        schema.LossConfig(name="dr_grpo", advantage=advantage, normalization="constant")

@@ -72,7 +72,7 @@ def moved(params, seed: int):
 def test_engine_logprobs_are_the_learners_after_every_publish(bench: Bench):
     config = bench.config
     model_config, params = hf_io.load(bench.folder, dtype="float32")
-    steps = build_steps(model_config, config, make_mesh(1, 1, jax.device_count()))
+    steps = build_steps(model_config, config, make_mesh(tensor=jax.device_count()))
     publisher = Publisher(bench.writer, model_config.param_names, config.publish, incarnation=0, dtype="float32")
 
     async def serve() -> None:

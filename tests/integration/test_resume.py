@@ -71,7 +71,7 @@ def answer(ticket: Ticket) -> Group:
     )
 
 
-def start_learner(folder: Path, model: Path, config: str) -> subprocess.Popen[bytes]:
+def start_learner(folder: Path, model: Path, config: str, **overrides: object) -> subprocess.Popen[bytes]:
     fields = {
         "model.path": model,
         "run.dir": folder,
@@ -85,6 +85,7 @@ def start_learner(folder: Path, model: Path, config: str) -> subprocess.Popen[by
     }
     if "pipelinerl" in config:
         fields["admission.width"] = 8
+    fields |= {k.replace("__", "."): v for k, v in overrides.items()}
     with open(folder.parent / f"{folder.name}.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "launch.learner", f"--config={config}"]
@@ -106,21 +107,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
 
 
-def run_to_the_end(folder: Path, model: Path, config: str, *, kill_at: int | None) -> list[dict]:
+def log_of(folder: Path) -> str:
+    return (folder.parent / f"{folder.name}.log").read_text()
+
+
+def run_to_the_end(folder: Path, model: Path, config: str, *, kill_at: int | None, **overrides: object) -> list[dict]:
     actor = RecordedActor(folder / "store.sqlite")
-    learner = start_learner(folder, model, config)
+    learner = start_learner(folder, model, config, **overrides)
     try:
         if kill_at is not None:
 
             def reached() -> bool:
-                assert learner.poll() is None, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
+                assert learner.poll() is None, log_of(folder)[-3000:]
                 return len(step_rows(folder)) >= kill_at
 
             wait_until(reached, f"step {kill_at}")
             learner.kill()
             learner.wait()
-            learner = start_learner(folder, model, config)
-        assert learner.wait(timeout=600) == 0, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
+            learner = start_learner(folder, model, config, **overrides)
+        assert learner.wait(timeout=600) == 0, log_of(folder)[-3000:]
     finally:
         learner.kill()
         learner.wait()
@@ -131,18 +136,49 @@ def run_to_the_end(folder: Path, model: Path, config: str, *, kill_at: int | Non
 # Whole rounds are packed alike in every run, so serial losses are equal to the last bit. A group at a time, the
 # split into micro-batches depends on when groups arrived, and sums in another order differ by rounding.
 @pytest.mark.parametrize(
-    ("config", "rtol"),
-    [("configs/serial.py:tiny", 0.0), ("configs/cgp.py:tiny", 1e-4), ("configs/pipelinerl.py:tiny", 1e-4)],
+    ("config", "rtol", "overrides"),
+    [
+        ("configs/serial.py:tiny", 0.0, {}),
+        # With two frozen policies: the reference, and the weights of the round's start.
+        ("configs/serial.py:tiny", 0.0, dict(loss__name="decoupled_ppo", loss__proximal="round", loss__kl_coef=0.1)),
+        ("configs/cgp.py:tiny", 1e-4, {}),
+        ("configs/pipelinerl.py:tiny", 1e-4, {}),
+    ],
 )
 def test_killed_learner_resumes_with_the_losses_of_the_uninterrupted_run(
-    tmp_path: Path, model: Path, config: str, rtol: float
+    tmp_path: Path, model: Path, config: str, rtol: float, overrides: dict[str, object]
 ):
-    wanted = run_to_the_end(tmp_path / "whole", model, config, kill_at=None)
-    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=7)
+    wanted = run_to_the_end(tmp_path / "whole", model, config, kill_at=None, **overrides)
+    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=7, **overrides)
     assert [r["step"] for r in got] == list(range(1, NUM_UPDATES + 1))
     assert {r["incarnation"] for r in got} == {0, 1}
     trained = [i for r in got for i in r["groups"]]
     assert sorted(trained) == [f"{i:09d}" for i in range(NUM_UPDATES * 4)]
     assert [sorted(r["groups"]) for r in got] == [sorted(r["groups"]) for r in wanted]
-    for name in ("loss", "grad_norm", "reward/mean", "entropy", "ess"):
+    for name in ("loss", "grad_norm", "reward/mean", "entropy", "ess", "reference_kl"):
         np.testing.assert_allclose([r[name] for r in got], [r[name] for r in wanted], rtol=rtol, err_msg=name)
+
+
+def test_updates_that_are_not_finite_change_nothing_and_stop_the_run_after_so_many(tmp_path: Path, model: Path):
+    folder = tmp_path / "run"
+    actor = RecordedActor(folder / "store.sqlite")
+    # The first update's step is finite and absurd, so the model's outputs, and every update from then on, are not.
+    learner = start_learner(
+        folder,
+        model,
+        "configs/serial.py:tiny",
+        optimizer__learning_rate=1e30,
+        optimizer__schedule="constant",
+        optimizer__max_skipped_in_a_row=3,
+    )
+    try:
+        assert learner.wait(timeout=600) == 1, log_of(folder)[-3000:]
+    finally:
+        learner.kill()
+        learner.wait()
+        actor.close()
+    rows = step_rows(folder)
+    assert [r["skipped_in_a_row"] for r in rows] == [0, 1, 2, 3]
+    assert [r["skipped_updates"] for r in rows] == [0, 1, 2, 3]
+    assert rows[0]["grad_norm"] > 0 and all(r["grad_norm"] is None for r in rows[1:])
+    assert "optimizer.max_skipped_in_a_row=3" in log_of(folder) and "Traceback" not in log_of(folder)

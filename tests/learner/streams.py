@@ -12,7 +12,7 @@ from configs import schema
 from learner.mesh import make_mesh
 from learner.model.config import ModelConfig
 from learner.model.decoder import init_params, make_apply
-from learner.packing import pack_groups, select_groups
+from learner.packing import pack_groups
 from learner.step import build_steps
 
 MODEL = ModelConfig(
@@ -32,11 +32,11 @@ MODEL = ModelConfig(
     o_bias=False,
 )
 NUM_SAMPLES = 3
+ONE_DEVICE = schema.MeshConfig()
 TEMPERATURE = 0.7
 
 
-def config_of(*, rows=2, row_tokens=16, param_dtype: schema.Dtype = "float32", mesh=(1, 1, 1), **loss):
-    data, fsdp, tensor = mesh
+def config_of(*, rows=2, row_tokens=16, param_dtype: schema.Dtype = "float32", mesh=ONE_DEVICE, **loss):
     return schema.Config(
         preset="test",
         model=schema.ModelConfig(max_tokens=row_tokens, param_dtype=param_dtype, remat="none"),
@@ -47,13 +47,12 @@ def config_of(*, rows=2, row_tokens=16, param_dtype: schema.Dtype = "float32", m
             learning_rate=1e-2, eps=1e-2, weight_decay=0.1, max_grad_norm=0.5, warmup_steps=2
         ),
         packing=schema.PackingConfig(rows=rows, row_tokens=row_tokens),
-        mesh=schema.MeshConfig(data=data, fsdp=fsdp, tensor=tensor),
+        mesh=mesh,
     )
 
 
 def steps_of(config, **mesh_options):
-    m = config.mesh
-    return build_steps(MODEL, config, make_mesh(m.data, m.fsdp, m.tensor, **mesh_options))
+    return build_steps(MODEL, config, make_mesh(**config.mesh.axes, **mesh_options))
 
 
 @functools.cache
@@ -104,13 +103,8 @@ def random_groups(seed, num_groups):
 
 
 def stream(config, groups):
-    """Micro-batches as the learner makes them when these groups are there, in this order."""
-    batches = []
-    while groups:
-        n = select_groups(groups, config.packing)
-        batches += pack(config, groups[:n])
-        groups = groups[n:]
-    return batches
+    """Micro-batches as the learner makes them when these groups are there, two after two, in this order."""
+    return [micro for i in range(0, len(groups), 2) for micro in pack(config, groups[i : i + 2])]
 
 
 def pack(config, groups, **flags):

@@ -1,13 +1,15 @@
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.diagnostics import Stats, finalize, measure, merge
+from learner.diagnostics import LAG_BUCKETS, Stats, finalize, measure, merge
+from learner.histogram import RANGE, RELATIVE_ERROR
 from learner.metrics import METRICS
-from learner.packing import Moments
+from learner.moments import Moments
 from tests.learner.streams import config_of, pack, random_group, random_rollout
 
 STEP = 6
@@ -31,14 +33,15 @@ def group(name, *rollouts):
     return dataclasses.replace(base, rollouts=rollouts)
 
 
-def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25):
+def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, step=STEP):
     full = jnp.full(batch.tokens.shape, np.log(1 / 8), jnp.float32) + dlogprobs
     return measure(
         batch,
         logprobs=full,
         entropy=jnp.full(batch.tokens.shape, entropy, jnp.float32),
         clipped=jnp.zeros(batch.tokens.shape, bool) if clipped is None else clipped,
-        step=jnp.int32(STEP),
+        kl=jnp.full(batch.tokens.shape, kl, jnp.float32),
+        step=jnp.int32(step),
     )
 
 
@@ -47,9 +50,9 @@ FRESH = rollout([1], [6], reward=0.0)
 
 
 def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
-    (micro,) = pack(config_of(), [group("a", SPANNING, FRESH)])
-    clipped = micro.batch.behavior_logprobs < np.log(1 / 16)  # the token of weight 4
-    got = finalize(measured(micro.batch, clipped=jnp.asarray(clipped & micro.batch.loss_mask)))
+    batch = pack(config_of(), [group("a", SPANNING, FRESH)])[0].batch
+    clipped = batch.behavior_logprobs < np.log(1 / 16)  # the token of weight 4
+    got = finalize(measured(batch, clipped=jnp.asarray(clipped & batch.loss_mask), kl=0.125))
     want = {
         "tokens": 5,
         "real_tokens": 7,  # and two prompts of one token
@@ -60,6 +63,20 @@ def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
         "ess": 7.5**2 / (5 * (16 + 1 + 1 + 0.25 + 1)),
         "ess_sequence": (2 + 1) ** 2 / (2 * (4 + 1)),  # products 4 * 1 * 1 * 0.5 and 1
         "ratio/mean": 7.5 / 5,
+        "ratio/p01": 0.5,
+        "ratio/p50": 1,
+        "ratio/p99": 4,
+        "lag/share_0": 2 / 5,
+        "lag/share_1": 0,
+        "lag/share_2-3": 3 / 5,
+        "lag/share_4-7": 0,
+        "lag/share_8+": 0,
+        "lag/ess_0": 1.5**2 / (2 * 1.25),
+        "lag/ess_1": np.nan,
+        "lag/ess_2-3": 6**2 / (3 * 18),
+        "lag/ess_4-7": np.nan,
+        "lag/ess_8+": np.nan,
+        "reference_kl": 0.125,
         "mismatch_kl": -np.log(4 * 0.5) / 5,
         "mismatch_kl_k3": 7.5 / 5 - 1 - np.log(2) / 5,
         "max_abs_dlogprob": np.log(4),
@@ -68,12 +85,57 @@ def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
         "entropy": 0.25,
         "reward/mean": 0.5,
         "reward/std": 0.5,
+        "reward/min": 0,
+        "reward/max": 1,
         "reward/zero_variance_groups": 0,
         "response/mean_tokens": 2.5,
+        "response/max_tokens": 4,
     }
     assert got.keys() == want.keys()
     for name, value in want.items():
-        np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)
+        rtol = 2e-2 if name.startswith("ratio/p") else 1e-5
+        np.testing.assert_allclose(got[name], value, rtol=rtol, err_msg=name)
+
+
+def test_lag_buckets_each_lag_counts_in_its_own():
+    lags = [0, 1, 2, 3, 4, 7, 8, 40]
+    (micro,) = pack(config_of(), [group("a", rollout([1] * 8, sorted(50 - n for n in lags), 0.0))])
+    got = finalize(measured(micro.batch, step=50))
+    counts = {name: round(8 * float(got[f"lag/share_{name}"])) for name in LAG_BUCKETS}
+    assert counts == {"0": 1, "1": 1, "2-3": 2, "4-7": 2, "8+": 2}
+
+
+@given(log_w=st.lists(st.floats(-30, 30) | st.floats(-0.01, 0.01), min_size=1, max_size=12))
+@settings(deadline=None, max_examples=40)
+def test_ratio_quantiles_match_numpy_to_the_stated_resolution(log_w):
+    (micro,) = pack(config_of(), [group("a", rollout([1] * len(log_w), [STEP] * len(log_w), 0.0))])
+    mu = np.zeros(micro.batch.tokens.shape, np.float32)
+    mu[micro.batch.loss_mask] = np.log(1 / 8) - np.array(log_w)
+    got = finalize(measured(dataclasses.replace(micro.batch, behavior_logprobs=mu)))
+    for percent in (1, 50, 99):
+        want = np.clip(np.percentile(log_w, percent, method="inverted_cdf"), -RANGE, RANGE)
+        off = abs(np.log(float(got[f"ratio/p{percent:02}"])) - want)
+        assert off <= RELATIVE_ERROR * 1.01 * abs(want) + 2.5e-5
+
+
+def test_ratio_median_on_policy_is_exactly_one():
+    (micro,) = pack(config_of(), [group("a", rollout([1, 1, 1], [6, 6, 6], 0.0))])
+    assert float(finalize(measured(micro.batch))["ratio/p50"]) == 1.0
+
+
+def test_finalize_of_nothing_is_undefined_where_a_number_would_mislead():
+    got = finalize(Stats.zeros())
+    for name in ("ess", "ratio/p50", "lag/ess_0", "reward/min", "reward/max", "response/max_tokens"):
+        assert np.isnan(got[name]), name
+
+
+def test_measure_under_jit_gives_the_same_numbers():
+    groups = [random_group(np.random.default_rng(i), f"t{i}") for i in range(3)]
+    batch = pack(config_of(rows=16), groups)[0].batch
+    want = finalize(measured(batch))
+    got = finalize(jax.jit(measured)(batch))
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=1e-7, err_msg=name)
 
 
 def test_finalize_names_are_the_metrics_that_the_writer_knows():
@@ -116,11 +178,11 @@ def test_merge_of_any_split_equals_the_numbers_of_all_tokens_at_once(seed, order
     rng = np.random.default_rng(seed)
     groups = [random_group(rng, f"t{i}", rewards=rng.choice([1000.0, 1000.1], 3)) for i in range(4)]
     (whole,) = pack(config_of(rows=16), groups)
-    want = finalize(measured(whole.batch))
+    want = finalize(measured(whole.batch, kl=0.5))
     stats = Stats.zeros()
     for part in ([groups[i] for i in order[:cut]], [groups[i] for i in order[cut:]]):
         for micro in pack(config_of(), part) if part else []:
-            stats = merge(stats, measured(micro.batch))
+            stats = merge(stats, measured(micro.batch, kl=0.5))
     got = finalize(stats)
     for name in want.keys() - {"packing/fill"}:
         # float32 keeps 1000.1 to 6e-5, which is what limits the rewards' std of 0.05

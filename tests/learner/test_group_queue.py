@@ -111,26 +111,6 @@ def test_take_ready_reads_past_one_page_of_the_store(store):
     assert ids(trainer.queue().take_ready(1000)) == [t.id for t in reversed(tickets)]
 
 
-def test_put_back_groups_come_first_again_in_order_and_leave_the_state(trainer):
-    queue = trainer.queue()
-    for i in "abcd":
-        trainer.put(i)
-    taken = queue.take_ready(3)
-    queue.put_back(taken[1:])
-    assert queue.get_state() == {"unacknowledged": ["a"]}
-    trainer.put("e")
-    assert ids(queue.take_ready(9)) == ["b", "c", "d", "e"]
-    assert queue.get_state() == {"unacknowledged": ["a", "b", "c", "d", "e"]}
-
-
-def test_put_back_nothing_changes_nothing(trainer):
-    queue = trainer.queue()
-    trainer.put("a")
-    taken = queue.take_ready(1)
-    queue.put_back([])
-    assert queue.get_state() == {"unacknowledged": ids(taken)}
-
-
 def test_set_state_skips_the_ledger_and_hands_the_rest_out_again(trainer):
     before = trainer.queue()
     for i in "abcd":
@@ -193,16 +173,6 @@ def test_group_over_the_lag_bound_is_dropped_and_asked_for_again(trainer, oldest
     assert ids(queue.take_ready(9)) == (["a"] if kept else [])
     assert queue.dropped == ({} if kept else {"stale": 1})
     assert ("a" in open_ids(trainer.store)) is not kept
-
-
-def test_group_put_back_that_grows_stale_is_dropped(trainer):
-    queue = trainer.queue(max_lag_steps=2)
-    trainer.put("a", oldest=0)
-    trainer.put("b", oldest=1)
-    queue.put_back(queue.take_ready(2))
-    trainer.step = 3
-    assert ids(queue.take_ready(9)) == ["b"]
-    assert queue.get_state() == {"unacknowledged": ["b"]}
 
 
 def test_group_of_no_lag_bound_is_kept_however_old(trainer):

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.schema import PackingConfig
 from learner.advantages import group_advantages
-from learner.packing import first_fit_decreasing, select_groups
+from learner.packing import first_fit_decreasing
 from tests.learner.streams import config_of, pack, random_group, random_groups, random_rollout
 
 LENGTHS = st.lists(st.integers(1, 16), min_size=1, max_size=40)
@@ -122,25 +121,6 @@ def test_pack_groups_group_over_the_budget_is_split_and_marked_with_its_last_bat
     assert [float(m.batch.rewards.count) for m in batches] == [1, 1, 2]
 
 
-def test_select_groups_takes_the_largest_prefix_that_packs():
-    packing = PackingConfig(rows=2, row_tokens=16)
-    g = [group_of_lengths(str(i), lengths) for i, lengths in enumerate([[8, 8], [8, 4], [4], [2]])]
-    assert select_groups(g, packing) == 3  # 8 + 8, 8 + 4 + 4; no room for 2
-    assert select_groups(g[:2], packing) == 2
-    assert select_groups([group_of_lengths("x", [9, 9, 9])], packing) == 1  # over the budget: taken alone
-    # 27 tokens fit two rows by volume and not as whole sequences
-    assert select_groups([g[2], group_of_lengths("x", [9, 9, 9])], packing) == 1
-
-
-@settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 6))
-def test_select_groups_agrees_with_trying_every_prefix(seed, rows):
-    config = config_of(rows=rows)
-    groups = random_groups(seed, 7)
-    fits = [n for n in range(1, 8) if len(pack(config, groups[:n])) == 1]
-    assert select_groups(groups, config.packing) == max(fits, default=1)
-
-
 @pytest.mark.parametrize(
     "normalization,weight,denominator", [("token", [1, 1], 4), ("sequence", [1, 1 / 3], 2), ("constant", [1, 1], 24)]
 )
@@ -156,13 +136,21 @@ def test_pack_groups_normalisation_weights_and_denominator(normalization, weight
 def test_pack_groups_sequence_longer_than_a_row_is_refused_by_ticket():
     config = config_of()
     group = group_of_lengths("r3-t7", [17])
-    for call in (lambda: pack(config, [group]), lambda: select_groups([group], config.packing)):
-        with pytest.raises(ValueError, match=r"ticket r3-t7 .* 17 tokens, a row holds 16"):
-            call()
+    with pytest.raises(ValueError, match=r"ticket r3-t7 .* 17 tokens, a row holds 16"):
+        pack(config, [group])
 
 
 def test_pack_groups_nothing_to_pack_is_refused():
     with pytest.raises(ValueError, match="at least one group"):
         pack(config_of(), [])
-    with pytest.raises(ValueError, match="at least one group"):
-        select_groups([], PackingConfig())
+
+
+def test_pack_groups_lognormal_update_computes_few_tokens_beside_the_real_ones():
+    """The bound of a stream whose learner has work waiting (tests/bench/learner_shapes.py measures fifty)."""
+    rng, config = np.random.default_rng(0), config_of(rows=8, row_tokens=2048)
+    lengths = np.clip(rng.lognormal(np.log(300), 0.8, (64, 8)), 2, 2000).astype(int)
+    groups = [group_of_lengths(str(i), row.tolist()) for i, row in enumerate(lengths)]
+    batches = pack(config, groups)
+    slots = sum(m.batch.tokens.size for m in batches)
+    assert slots / sum(g.num_tokens for g in groups) <= 1.06
+    assert sorted(i for m in batches for i in m.ticket_ids) == sorted(g.ticket_id for g in groups)

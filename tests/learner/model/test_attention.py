@@ -1,139 +1,154 @@
-import functools
+import types
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.model.attention import PATHS, attention
-
-# (path, block): every registered path, whole and with queries in blocks.
-VARIANTS = [(path, block) for path in PATHS for block in (1024, 4, 3)]
+from learner.model.attention import attention, choose_path
+from tests.learner.model.attention_cases import BFLOAT16, SPLASH, XLA, assert_close, every_path, example, oracle, seen
 
 
-def oracle(q, k, v, segments, positions, scale):
-    """Float64 loops, written apart from the code."""
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    out, group = np.zeros(q.shape), q.shape[2] // k.shape[2]
-    for b, i, h in np.ndindex(*q.shape[:3]):
-        seen = [
-            j
-            for j in range(q.shape[1])
-            if segments[b, i] != 0 and segments[b, j] == segments[b, i] and positions[b, j] <= positions[b, i]
-        ]
-        if seen:
-            scores = np.array([q[b, i, h] @ k[b, j, h // group] * scale for j in seen])
-            weights = np.exp(scores - scores.max())
-            out[b, i, h] = (weights / weights.sum()) @ v[b, seen, h // group]
-    return out
+@every_path
+@pytest.mark.parametrize(
+    "dtype,kv_heads,window",
+    [(np.float32, 1, None), (np.float32, 2, None), (np.float32, 4, 7), (BFLOAT16, 2, None), (BFLOAT16, 4, 7)],
+    ids=["float32-group-4", "float32-group-2", "float32-group-1-window", "bfloat16-group-2", "bfloat16-group-1-window"],
+)
+def test_attention_values_and_gradients_equal_float64(run, dtype, kv_heads, window):
+    run.skip_unless(dtype=dtype)
+    window = window if run.windows else None
+    q, k, v, segments, d_out = example(kv_heads, kv_heads=kv_heads, dtype=dtype)
+    got = run.with_gradients(q, k, v, segments, d_out, window=window)
+    want = oracle(q, k, v, segments, d_out, window=window)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        assert_close(a, b, dtype, name)
 
 
-def example(seed, length=10, heads=4, kv_heads=2, head_dim=6) -> Any:
-    rng = np.random.default_rng(seed)
-    q, k, v = (rng.normal(size=(2, length, n, head_dim)).astype(np.float32) for n in (heads, kv_heads, kv_heads))
-    segments = np.zeros((2, length), np.int32)
-    positions = np.zeros((2, length), np.int32)
-    for b in range(2):
-        start, segment = int(rng.integers(0, 2)), 1
-        while start < length - 1:
-            end = min(length - 1 + b, start + int(rng.integers(1, 6)))
-            segments[b, start:end], positions[b, start:end] = segment, np.arange(end - start)
-            start, segment = end, segment + 1
-    return q, k, v, segments, positions
+@every_path
+def test_attention_packed_row_equals_each_segment_alone(run):
+    dtype = np.float32 if run.float32 else BFLOAT16
+    q, k, v, segments, d_out = example(11, dtype=dtype)
+    packed = run.with_gradients(q, k, v, segments, d_out)
+    for b, number in [(row, n) for row in range(2) for n in np.unique(segments[row]) if n]:
+        here = segments[b] == number
+        alone = [np.zeros_like(x) for x in (q, k, v, d_out)]
+        for x, whole in zip(alone, (q, k, v, d_out), strict=True):
+            x[0, : here.sum()] = whole[b, here]
+        ids = np.zeros_like(segments)
+        ids[0, : here.sum()] = 1
+        for a, c in zip(packed, run.with_gradients(*alone[:3], ids, alone[3]), strict=True):
+            a, c = np.asarray(a, np.float32)[b, here], np.asarray(c, np.float32)[0, : here.sum()]
+            np.testing.assert_allclose(a, c, atol=2e-5 if run.float32 else 3e-2)
 
 
-@pytest.mark.parametrize("path,block", VARIANTS)
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_attention_against_float64_loops_agrees(path, block, kv_heads):
-    q, k, v, segments, positions = example(kv_heads, kv_heads=kv_heads)
-    got = attention(q, k, v, segments, positions, scale=0.4, path=path, block=block)
-    np.testing.assert_allclose(got, oracle(q, k, v, segments, positions, 0.4), atol=2e-6)
-
-
-@pytest.mark.parametrize("path,block", VARIANTS)
-def test_attention_gradient_equals_autodiff_of_dense_softmax(path, block):
-    q, k, v, segments, positions = example(7)
-    d_out = np.random.default_rng(8).normal(size=q.shape).astype(np.float32)
-
-    def dense(q, k, v):
-        k, v = jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2)
-        mask = (segments[:, :, None] == segments[:, None]) & (positions[:, :, None] >= positions[:, None])
-        mask = (mask & (segments != 0)[:, :, None])[:, None]
-        scores = jnp.where(mask, jnp.einsum("bihd,bjhd->bhij", q, k) * 0.4, -1e9)
-        weights = jax.nn.softmax(scores, -1) * mask
-        return (jnp.einsum("bhij,bjhd->bihd", weights, v) * d_out).sum()
-
-    def ours(q, k, v):
-        return (attention(q, k, v, segments, positions, scale=0.4, path=path, block=block) * d_out).sum()
-
-    for got, want in zip(jax.grad(ours, (0, 1, 2))(q, k, v), jax.grad(dense, (0, 1, 2))(q, k, v), strict=True):
-        np.testing.assert_allclose(got, want, atol=1e-5)
-
-
-@pytest.mark.parametrize("path,block", VARIANTS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_attention_padding_is_zero_and_its_gradient_finite(path, block, dtype):
-    q, k, v, segments, positions = example(3)
-    segments[1] = 0
-    q, k, v = (jnp.asarray(x, dtype) for x in (q, k, v))
-    # Scores far out of exp's range, and padding with huge values that must not be touched.
-    q, k = q * 300, jnp.where((segments == 0)[..., None, None], 1e30, k)
-
-    def total(q, k, v):
-        return attention(q, k, v, segments, positions, scale=1.0, path=path, block=block).sum()
-
-    out = np.asarray(attention(q, k, v, segments, positions, scale=1.0, path=path, block=block), np.float32)
-    assert np.isfinite(out).all() and not out[segments == 0].any()
-    for grad in jax.grad(total, (0, 1, 2))(q, k, v):
-        grad = np.asarray(grad, np.float32)
-        assert grad.dtype == np.float32 and np.isfinite(grad).all() and not grad[segments == 0].any()
-
-
-@functools.partial(jax.jit, static_argnames=("path", "block"))
-def compiled(*args, path, block):
-    return attention(*args, scale=0.4, path=path, block=block)
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**31), b=st.integers(0, 1), j=st.integers(0, 9))
-def test_attention_token_not_seen_moves_nothing(seed, b, j):
-    q, k, v, segments, positions = example(seed)
-    k2, v2 = k.copy(), v.copy()
-    k2[b, j] += 1.0
-    v2[b, j] += 1.0
-    sees = (segments[b] == segments[b, j]) & (segments[b, j] != 0) & (positions[b] >= positions[b, j])
-    for path, block in VARIANTS:
-        before = np.asarray(compiled(q, k, v, segments, positions, path=path, block=block))
-        after = np.asarray(compiled(q, k2, v2, segments, positions, path=path, block=block))
-        moved = (before != after).any((-1, -2))
+@every_path
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), b=st.integers(0, 1), j=st.integers(0, 149))
+def test_attention_token_not_seen_moves_nothing(run, seed, b, j):
+    dtype = np.float32 if run.float32 else BFLOAT16
+    q, k, v, segments, _ = example(seed, dtype=dtype)
+    q2, k2, v2 = q.copy(), k.copy(), v.copy()
+    for x in (q2, k2, v2):
+        x[b, j] += 1
+    before, after = np.asarray(run(q, k, v, segments)), np.asarray(run(q2, k2, v2, segments))
+    moved = (before != after).any((-1, -2))
+    # To the bit: whoever doesn't see the token is unmoved; whoever does is moved (bfloat16 may round it off).
+    sees = seen(segments)[b, :, j]
+    assert not moved[1 - b].any() and not (moved[b] & ~sees).any()
+    if run.float32:
         np.testing.assert_array_equal(moved[b], sees)
-        assert not moved[1 - b].any()
 
 
-@pytest.mark.parametrize("path,block", [v for v in VARIANTS if v[1] == 4])
-def test_attention_long_row_makes_no_square_array(path, block):
-    q, k, v, segments, positions = example(0, length=64)
+@every_path
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=["float32", "bfloat16"])
+def test_attention_padding_is_zero_and_has_no_gradient(run, dtype):
+    run.skip_unless(dtype=dtype)
+    q, k, v, segments, d_out = example(3, dtype=dtype)
+    segments[1] = 0
+    # Scores far out of exp's range, and padding with huge keys that must not be touched.
+    q = (q * 300).astype(dtype)
+    k = np.where((segments == 0)[..., None, None], 1e30, k).astype(dtype)
+    for x in run.with_gradients(q, k, v, segments, d_out):
+        x = np.asarray(x, np.float32)
+        assert np.isfinite(x).all() and not x[segments == 0].any() and x[0].any()
 
-    def total(q, k, v):
-        return attention(q, k, v, segments, positions, scale=0.4, path=path, block=block).sum()
 
-    text = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).as_text()
-    assert "x4x64xf32" in text and "x64x64x" not in text
+def a_device(platform: str, **more: Any) -> Any:
+    return types.SimpleNamespace(platform=platform, **more)
+
+
+HOPPER, AMPERE = a_device("gpu", compute_capability="9.0"), a_device("gpu", compute_capability="8.0")
+CALL: dict[str, Any] = dict(dtype=BFLOAT16, head_dim=128, window=None, sequence=1)
+
+
+@pytest.mark.parametrize(
+    "device,change,want",
+    [
+        (a_device("cpu"), {}, "xla"),
+        (a_device("tpu"), {}, "splash"),
+        (a_device("tpu"), dict(window=4096, sequence=2, dtype=np.float32), "splash"),
+        (HOPPER, {}, "cudnn"),
+        (HOPPER, dict(window=4096), "cudnn"),
+        (HOPPER, dict(dtype=np.float32), "pallas"),
+        (HOPPER, dict(head_dim=100), "pallas"),
+        (HOPPER, dict(dtype=np.float32, window=4096), "xla"),
+        (HOPPER, dict(sequence=2), "xla"),
+        (AMPERE, {}, "pallas"),
+        (a_device("gpu", compute_capability="gfx942"), {}, "pallas"),
+    ],
+)
+def test_auto_path_is_the_best_that_serves_the_call(device, change, want):
+    assert choose_path("auto", device=device, **(CALL | change)) == want
+
+
+@pytest.mark.parametrize(
+    "path,device,change,message",
+    [
+        ("flash", HOPPER, {}, r"got 'flash', wanted 'auto' or one of \('splash'"),
+        ("splash", a_device("cpu"), {}, r"'splash' on cpu: it needs a TPU; take 'auto' or one of \['xla'\]"),
+        ("cudnn", a_device("tpu"), {}, r"'cudnn' on tpu: it needs an NVIDIA GPU; .*\['splash', 'xla'\]"),
+        ("cudnn", AMPERE, {}, "the GPU has 8.0"),
+        ("cudnn", HOPPER, dict(dtype=np.float32), r"bfloat16 or float16, got float32; .*\['pallas', 'xla'\]"),
+        ("cudnn", HOPPER, dict(head_dim=100), "multiple of 8 up to 128, got 100"),
+        ("cudnn", HOPPER, dict(sequence=2), "splits them over sequence"),
+        ("pallas", HOPPER, dict(window=9), "no sliding window"),
+    ],
+)
+def test_named_path_that_cannot_serve_the_call_is_refused(path, device, change, message):
+    with pytest.raises(ValueError, match=message):
+        choose_path(path, device=device, **(CALL | change))
 
 
 @pytest.mark.parametrize(
     "change,message",
     [
-        (dict(path="splash"), "attention path: got 'splash'"),
+        (dict(path="flash"), "attention path: got 'flash'"),
         (dict(block=0), "block must be >= 1"),
-        (dict(k=np.zeros((2, 10, 3, 6), np.float32)), "attention shapes"),
-        (dict(positions=np.zeros((2, 9), np.int32)), "wanted"),
+        (dict(window=0), "window must be >= 1"),
+        (dict(max_segments=0), "max_segments must be >= 1"),
+        (dict(k=np.zeros((2, 150, 3, 24), np.float32)), "attention shapes: got"),
+        (dict(k=np.zeros((2, 150, 3, 24)), v=np.zeros((2, 150, 3, 24))), "4 query heads don't divide by 3"),
+        (dict(segment_ids=np.zeros((2, 9), np.int32)), "segment_ids: wanted"),
     ],
 )
 def test_attention_bad_argument_is_refused(change, message):
-    names = ("q", "k", "v", "segment_ids", "positions")
+    call = dict(zip(("q", "k", "v", "segment_ids"), example(0), strict=False))
     with pytest.raises(ValueError, match=message):
-        attention(**(dict(zip(names, example(0), strict=True)) | dict(scale=1.0) | change))
+        attention(**(call | dict(scale=1.0) | change))
+
+
+@pytest.mark.parametrize("run", [XLA, SPLASH], ids=lambda v: v.name)
+def test_attention_gradient_under_checkpoint_and_scan_equals_two_calls(run):
+    q, k, v, segments, d_out = example(2)
+
+    def scanned(q):
+        layer = jax.checkpoint(lambda x, _: (run(x, k, v, segments), None))
+        return (jax.lax.scan(layer, q, None, length=2)[0] * d_out).sum()
+
+    got = jax.grad(scanned)(q)
+    middle = np.asarray(run(q, k, v, segments))
+    d_middle = np.asarray(run.with_gradients(middle, k, v, segments, d_out)[1])
+    np.testing.assert_allclose(got, run.with_gradients(q, k, v, segments, d_middle)[1], atol=1e-6)

@@ -1,11 +1,13 @@
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 
 from learner.model.config import ModelConfig
+from learner.model.hf_fields import RopeScaling
 
 QWEN3 = {  # the fields of Qwen3-0.6B's config.json (transformers 4)
     "architectures": ["Qwen3ForCausalLM"],
@@ -50,6 +52,24 @@ QWEN2 = {  # Qwen2.5-0.5B's
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+MOE = QWEN3 | {  # Qwen3-30B-A3B's
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "router_aux_loss_coef": 0.001,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192} | {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+MIXED = {"layer_types": ["full_attention"] * 20 + ["sliding_attention"] * 8}
+WINDOWS = {"use_sliding_window": True, "layer_types": ["full_attention"] * 21 + ["sliding_attention"] * 3}
 
 
 def without(raw, *fields):
@@ -91,16 +111,57 @@ def test_from_hf_rope_theta_is_read_from_either_home(rope):
 @pytest.mark.parametrize(
     "base,change,message",
     [
-        (QWEN3, {"model_type": "llama"}, r"model_type: got 'llama', wanted one of \['qwen2', 'qwen3'\]"),
+        (QWEN3, {"model_type": "llama"}, r"model_type: got 'llama', wanted one of \['qwen2', 'qwen3', 'qwen3_moe'\]"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: got 'gelu'"),
-        (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type: got 'yarn'"),
-        (QWEN3, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type: got 'linear'"),
-        (QWEN3, {"rope_parameters": {"rope_type": "llama3"}}, "rope_parameters.rope_type: got 'llama3'"),
+        (QWEN3, {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_scaling.rope_type: got 'dynamic'"),
+        (QWEN3, {"rope_parameters": {"type": "longrope"}}, "rope_parameters.type: got 'longrope'"),
+        (QWEN3, {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling.factor: got 2, wanted a float"),
+        (
+            QWEN3,
+            {"rope_scaling": {"type": "linear", "factor": 0.5}},
+            "rope_scaling.factor: got 0.5, wanted a num",
+        ),
+        (
+            QWEN3,
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "alpha": 1}},
+            "rope_scaling.alpha: got 1, wanted",
+        ),
+        (
+            QWEN3,
+            {"rope_scaling": {"type": "yarn", "rope_type": "linear"}},
+            "rope_scaling.type: got 'yarn', wanted",
+        ),
+        (QWEN3, {"rope_scaling": YARN | {"factor": None}}, "rope_scaling.factor: got None"),
+        (QWEN3, {"rope_scaling": YARN | {"factor": 1.1}}, "rope_scaling.factor: got 1.1, wanted at least .* = 1.25"),
+        (QWEN3, {"rope_scaling": YARN | {"beta_fast": None}}, "rope_scaling.beta_fast: got None"),
+        (
+            QWEN3,
+            {"rope_scaling": YARN, "rope_parameters": YARN | {"factor": 8.0}},
+            "rope_scaling: got .*the same",
+        ),
+        (
+            QWEN3,
+            {"rope_scaling": YARN, "original_max_position_embeddings": 4096},
+            "original_max_position_emb",
+        ),
+        (QWEN3, {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "high_freq_factor: got"),
         (QWEN3, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         (QWEN3, {"rope_parameters": {"rope_theta": 1e4}}, "rope_theta: got .*wanted one value"),
-        (QWEN2, {"use_sliding_window": True}, "use_sliding_window: got True"),
-        (QWEN3, {"layer_types": ["sliding_attention"] * 28}, "layer_types"),
+        (QWEN3, {"rope_parameters": {"full_attention": YARN}}, "rope_parameters.full_attention: got"),
+        (QWEN3, {"layer_types": ["sliding_attention"] * 28}, "layer_types: got .*use_sliding_window"),
         (QWEN3, {"layer_types": ["full_attention"] * 27}, "layer_types"),
+        (QWEN3, {"layer_types": ["chunked_attention"] * 28}, "layer_types"),
+        (QWEN2, {"use_sliding_window": True, "sliding_window": 0}, "sliding_window: got 0"),
+        (without(QWEN2, "max_window_layers"), {"use_sliding_window": True}, "max_window_layers: missing"),
+        (QWEN2, WINDOWS | {"max_window_layers": 24}, "layer_types: got .* as max_window_layers = 24 says"),
+        (MOE, {"use_sliding_window": True, "sliding_window": 8} | MIXED, "layer_types: got .*Qwen3-MoE windows every"),
+        (MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step: got 2"),
+        (MOE, {"mlp_only_layers": [0]}, r"mlp_only_layers: got \[0\]"),
+        (MOE, {"attention_bias": True}, "attention_bias: got True.*vLLM"),
+        (MOE, {"num_experts_per_tok": 129}, "num_experts_per_tok: got 129, wanted at most 128"),
+        (MOE, {"moe_intermediate_size": 0}, "moe_intermediate_size: got 0"),
+        (MOE, {"num_local_experts": 64}, "num_experts: got 128, wanted num_local_experts, 64"),
+        (without(MOE, "norm_topk_prob"), {}, "norm_topk_prob: missing"),
         (QWEN3, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         (QWEN2, {"dual_chunk_attention_config": {"chunk_size": 1}}, "dual_chunk_attention_config"),
         (QWEN3, {"architectures": ["Qwen3ForSequenceClassification"]}, "architectures"),
@@ -122,8 +183,56 @@ def test_from_hf_config_it_does_not_compute_is_refused_by_field(base, change, me
         ModelConfig.from_hf(base | change)
 
 
-def test_from_hf_sliding_window_that_no_layer_uses_is_accepted():
-    assert ModelConfig.from_hf(QWEN2 | {"use_sliding_window": True, "max_window_layers": 24}).num_layers == 24
+YARN_READ = RopeScaling(kind="yarn", factor=4.0, original_length=32768, attention_factor=0.1 * math.log(4) + 1)
+
+
+@pytest.mark.parametrize("home", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    "rope,want",
+    [
+        (YARN, YARN_READ),
+        (without(YARN, "rope_type") | {"type": "yarn"}, YARN_READ),
+        (
+            without(YARN, "original_max_position_embeddings"),
+            dataclasses.replace(YARN_READ, original_length=40960),
+        ),
+        (YARN | {"attention_factor": 1.5}, dataclasses.replace(YARN_READ, attention_factor=1.5)),
+        (YARN | {"mscale": 0.7}, YARN_READ),
+        (YARN | {"mscale": 1, "mscale_all_dim": 1.0}, dataclasses.replace(YARN_READ, attention_factor=1.0)),
+        (
+            YARN | {"beta_fast": 16, "beta_slow": 2.0, "truncate": False},
+            dataclasses.replace(YARN_READ, beta_fast=16.0, beta_slow=2.0, truncate=False),
+        ),
+        (LLAMA3, RopeScaling(kind="llama3", factor=8.0, original_length=8192)),
+        ({"type": "linear", "factor": 2.5}, RopeScaling(kind="linear", factor=2.5)),
+        ({"type": "default"}, None),
+    ],
+)
+def test_from_hf_rope_scaling_is_read_from_either_home(home, rope, want):
+    config = ModelConfig.from_hf(without(QWEN3, "rope_scaling") | {home: rope})
+    assert config.rope_scaling == want and config.rope_theta == 1e6
+
+
+def test_from_hf_sliding_window_reads_which_layers_have_it():
+    window = {"use_sliding_window": True, "sliding_window": 16}
+    for raw, want in [
+        (QWEN2 | window | {"max_window_layers": 24}, ()),
+        (QWEN2 | window | {"max_window_layers": 21}, (False,) * 21 + (True,) * 3),
+        (QWEN2 | window | {"max_window_layers": 0}, (True,) * 24),
+        (QWEN3 | window | MIXED | {"max_window_layers": 20}, (False,) * 20 + (True,) * 8),
+        (QWEN3 | {"sliding_window": 16, "use_sliding_window": False}, ()),
+        (QWEN3 | window | {"sliding_window": None, "max_window_layers": 0}, ()),
+        (MOE | window, (True,) * 28),
+    ]:
+        config = ModelConfig.from_hf(raw)
+        assert (config.sliding_window, config.windowed_layers) == (16 if want else None, want)
+
+
+def test_from_hf_moe_reads_its_experts_under_either_name():
+    c = ModelConfig.from_hf(MOE)
+    assert (c.num_experts, c.num_experts_per_token, c.moe_intermediate_size, c.norm_topk_prob) == (128, 8, 768, True)
+    assert (c.qk_norm, c.param_names.num_experts) == (True, 128)
+    assert ModelConfig.from_hf(without(MOE, "num_experts") | {"num_local_experts": 128}) == c
 
 
 def test_from_hf_missing_or_broken_file_is_one_clear_error(tmp_path):
@@ -137,31 +246,67 @@ def test_from_hf_missing_or_broken_file_is_one_clear_error(tmp_path):
         ModelConfig.from_hf(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("raw", [QWEN2, QWEN3])
+EVERY_KIND = [
+    QWEN2,
+    QWEN3,
+    MOE,
+    QWEN3 | {"rope_scaling": YARN},
+    QWEN2 | {"use_sliding_window": True, "max_window_layers": 3},
+    MOE | {"use_sliding_window": True, "sliding_window": 7},
+]
+
+
+@pytest.mark.parametrize("raw", EVERY_KIND)
 def test_to_hf_returns_what_was_read(raw, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = ModelConfig.from_hf(tmp_path)
     assert config.to_hf() == raw and hash(config) == hash(ModelConfig.from_hf(raw))
 
 
-@pytest.mark.parametrize("raw", [QWEN2, QWEN3, without(QWEN3, "rope_theta") | {"rope_parameters": {"rope_theta": 1e6}}])
+@pytest.mark.parametrize(
+    "raw", [QWEN2, QWEN3, MOE, without(QWEN3, "rope_theta") | {"rope_parameters": {"rope_theta": 1e6}}]
+)
 def test_to_hf_of_a_changed_config_rewrites_that_field_and_keeps_the_rest(raw):
-    raw = raw | {"layer_types": ["full_attention"] * raw["num_hidden_layers"]}
+    raw = raw | ({} if raw is MOE else {"layer_types": ["full_attention"] * raw["num_hidden_layers"]})
     changed = dataclasses.replace(ModelConfig.from_hf(raw), num_layers=2, rope_theta=7.0, tie_word_embeddings=False)
     assert ModelConfig.from_hf(changed.to_hf()) == changed
-    assert without(changed.to_hf(), "num_hidden_layers", "rope_theta", "rope_parameters", "layer_types") == without(
-        raw | {"tie_word_embeddings": False},
-        "num_hidden_layers",
-        "rope_theta",
-        "rope_parameters",
-        "layer_types",
-    )
+    rewritten = ("num_hidden_layers", "rope_theta", "rope_parameters", "layer_types")
+    want = without(raw | {"tie_word_embeddings": False}, *rewritten)
+    assert without(changed.to_hf(), *rewritten) == want
 
 
-@pytest.mark.parametrize("raw", [QWEN2, QWEN3])
+@pytest.mark.parametrize("raw", EVERY_KIND)
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(rope_scaling=RopeScaling(kind="linear", factor=3.0)),
+        dict(rope_scaling=None),
+        dict(sliding_window=None, windowed_layers=()),
+        dict(sliding_window=5, windowed_layers=(True,) * 4, num_layers=4),
+    ],
+)
+def test_to_hf_of_changed_scaling_or_windows_reads_back_equal(raw, change):
+    changed = dataclasses.replace(ModelConfig.from_hf(raw), **change)
+    assert ModelConfig.from_hf(changed.to_hf()) == changed
+
+
+@pytest.mark.parametrize("raw", EVERY_KIND)
 def test_to_hf_of_a_config_made_in_code_reads_back_equal(raw):
     made = dataclasses.replace(ModelConfig.from_hf(raw), hf_json="{}")
     assert ModelConfig.from_hf(made.to_hf()) == made
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        (dict(sliding_window=4), "sliding_window: got 4"),
+        (dict(sliding_window=4, windowed_layers=(True,)), "layer_types: got"),
+        (dict(num_experts=4), "num_experts: got 4, wanted 0 for qwen3"),
+    ],
+)
+def test_model_config_with_fields_that_contradict_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(ModelConfig.from_hf(QWEN3), **change)
 
 
 @pytest.mark.integration

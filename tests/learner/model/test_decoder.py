@@ -1,3 +1,4 @@
+import copy
 import functools
 import tempfile
 
@@ -6,18 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from bridge.names import flatten
+from configs.model_sizes import MODEL_SIZES
 from learner.model.config import ModelConfig
 from learner.model.decoder import abstract_params, init_params, make_apply, output_head
 from learner.model.hf_io import load
-from learner.model.logprobs import token_logprobs
-from tests.learner.model.tiny import MODELS, config_of, pack, row, save_reference
+from tests.learner.model.tiny import MODELS, SHAPE, config_of, pack, reference_of, row, save_reference
 
 RNG = np.random.default_rng(0)
 SEQUENCES = [RNG.integers(0, 61, n) for n in (7, 1, 12, 5)]
-# Every attention path, and the XLA path with queries in blocks that divide the row and that don't.
-PATHS = {"xla": {}, "xla-chunked": {"attention_block": 8}, "xla-ragged": {"attention_block": 5}}
+# The XLA path, and with queries in blocks that divide the row and that don't; every path: test_attention.py.
+PATHS = {
+    "xla": {"attention_path": "xla"},
+    "xla-chunked": {"attention_path": "xla", "attention_block": 8},
+    "xla-ragged": {"attention_path": "xla", "attention_block": 5},
+}
 
 
 @functools.cache
@@ -46,8 +52,16 @@ def test_logits_against_transformers_agree(name):
     assert np.abs(want).max() > 1  # a scale at which 1e-4 means something
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen2-tied"])
+@pytest.mark.parametrize(
+    "name,path",
+    [
+        ("qwen2-tied", "xla"),
+        ("qwen3-yarn", "xla"),
+        ("moe", "xla"),
+        ("qwen3-tied", "xla-chunked"),
+        ("qwen2-windows", "xla-ragged"),
+    ],
+)
 def test_logits_packed_row_equals_transformers_on_separate_rows(name, path):
     reference, config, params = loaded(name)
     got, start = logits_of(config, params, pack(SEQUENCES, 32), **PATHS[path])[0], 0
@@ -59,9 +73,9 @@ def test_logits_packed_row_equals_transformers_on_separate_rows(name, path):
     assert np.isfinite(got).all()
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_logits_future_token_or_other_segment_changed_moves_nothing_earlier(path):
-    _, config, params = loaded("qwen3-tied")
+@pytest.mark.parametrize("name,path", [*(("qwen3-tied", path) for path in PATHS), ("moe", "xla")])
+def test_logits_future_token_or_other_segment_changed_moves_nothing_earlier(name, path):
+    _, config, params = loaded(name)
     batch = pack(SEQUENCES, 32)
     before = logits_of(config, params, batch, **PATHS[path])[0]
     for changed in (6, 7, 14, 24, 30):  # ends, a segment of one token, a middle, padding
@@ -81,10 +95,8 @@ def compiled_gradient(config, **options):
     apply = make_apply(config, **options)
 
     def loss(params, batch, targets, weights):
-        hidden = apply(params, *batch).reshape(-1, config.hidden_size)
-        head = output_head(params)
-        logprobs, _ = token_logprobs(hidden, head, targets.reshape(-1), temperature=0.7, chunk=6)
-        return (logprobs * weights.reshape(-1)).sum()
+        logprobs = jax.nn.log_softmax(apply(params, *batch) @ output_head(params).T / 0.7)
+        return (jnp.take_along_axis(logprobs, targets[..., None], -1)[..., 0] * weights).sum()
 
     return jax.jit(jax.grad(loss))
 
@@ -93,8 +105,11 @@ def gradient(config, params, batch, targets, weights, **options):
     return compiled_gradient(config, **options)(params, batch, targets, weights)
 
 
-@pytest.mark.parametrize("remat", ["none", "full", "dots"])
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-biased", "qwen2-untied"])
+@pytest.mark.parametrize(
+    "name,remat",
+    [("qwen3-tied", r) for r in ("none", "full", "dots")]
+    + [(n, "full") for n in ("qwen3-biased", "qwen2-windows", "moe", "moe-tied")],
+)
 def test_gradient_of_summed_logprobs_packed_equals_torch_autograd_separate(name, remat):
     reference, config, params = loaded(name)
     batch = pack(SEQUENCES, 32)
@@ -109,25 +124,40 @@ def test_gradient_of_summed_logprobs_packed_equals_torch_autograd_separate(name,
         start = end
     total.backward()
     grads = flatten(gradient(config, params, batch, targets, weights, remat=remat, attention_block=8))
-    want = dict(reference.named_parameters())
-    compared = 0
-    for hf_name, got in config.param_names.iter_tensors(grads):
-        expected = want[hf_name].grad.numpy()
-        np.testing.assert_allclose(got, expected, atol=1e-4 * max(1, np.abs(expected).max()), err_msg=hf_name)
-        compared += 1
-    assert compared == len(want)
+    want = by_hf_name({key: p.grad.numpy() for key, p in reference.named_parameters()})
+    got = dict(config.param_names.iter_tensors(grads))
+    assert set(got) == set(want)
+    for key, expected in want.items():
+        np.testing.assert_allclose(got[key], expected, atol=1e-4 * max(1, np.abs(expected).max()), err_msg=key)
 
 
-def test_gradient_rows_of_padding_only_is_finite_and_zero():
-    _, config, params = loaded("qwen3-tied")
+def by_hf_name(arrays):
+    """transformers' parameters as its files name them: experts one by one."""
+    found = {}
+    for key, x in arrays.items():
+        prefix, _, kind = key.rpartition(".")
+        if kind == "gate_up_proj":
+            for j, (gate, up) in enumerate(np.split(expert, 2) for expert in x):
+                found |= {f"{prefix}.{j}.gate_proj.weight": gate, f"{prefix}.{j}.up_proj.weight": up}
+        elif key.endswith("experts.down_proj"):
+            found |= {f"{prefix}.{j}.down_proj.weight": down for j, down in enumerate(x)}
+        else:
+            found[key] = x
+    return found
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", "moe"])
+def test_gradient_rows_of_padding_only_is_finite_and_zero(name):
+    _, config, params = loaded(name)
     zeros = np.zeros((1, 32), np.int32)
     grads = gradient(config, params, (zeros, zeros, zeros), zeros, np.zeros((1, 32), np.float32))
     for path, grad in flatten(grads).items():
         np.testing.assert_array_equal(grad, 0, err_msg=path)
 
 
-def test_gradient_padding_in_row_is_finite_and_blind_to_padding_tokens():
-    _, config, params = loaded("qwen3-tied")
+@pytest.mark.parametrize("name", ["qwen3-tied", "moe"])
+def test_gradient_padding_in_row_is_finite_and_blind_to_padding_tokens(name):
+    _, config, params = loaded(name)
     batch = pack(SEQUENCES, 32)
     weights = (batch[2] > 0).astype(np.float32)
     targets = np.roll(batch[0], -1, 1)
@@ -139,27 +169,87 @@ def test_gradient_padding_in_row_is_finite_and_blind_to_padding_tokens():
         np.testing.assert_array_equal(before[path], after[path], err_msg=path)
 
 
-def test_apply_bfloat16_compute_keeps_float32_parameters_and_is_close():
-    _, config, params = loaded("qwen3-untied")
+@pytest.mark.parametrize("name", ["qwen3-untied", "qwen2-untied", "moe"])
+def test_apply_bfloat16_compute_is_as_close_to_float32_as_transformers_own(name):
+    reference, config, params = loaded(name)
     batch = pack(SEQUENCES, 32)
     hidden = forward(config, compute_dtype=jnp.bfloat16)(params, *batch)
-    exact = forward(config)(params, *batch)
-    assert hidden.dtype == jnp.bfloat16 and exact.dtype == jnp.float32
-    real = batch[2] > 0
-    error = np.abs(np.asarray(hidden, np.float32) - np.asarray(exact))[real]
-    assert 0 < error.mean() < 0.03 * np.abs(np.asarray(exact))[real].mean()
-    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+    assert hidden.dtype == jnp.bfloat16 and all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+    got = np.asarray(hidden, np.float32)[0] @ np.asarray(output_head(params)).T
+    errors, torch_errors, start = [], [], 0
+    half = copy.deepcopy(reference).bfloat16()
+    for sequence in SEQUENCES:
+        with torch.no_grad():
+            exact, rounded = (m(torch.from_numpy(sequence)[None]).logits[0].float().numpy() for m in (reference, half))
+        errors.append(np.abs(got[start : start + len(sequence)] - exact).ravel())
+        torch_errors.append(np.abs(rounded - exact).ravel())
+        start += len(sequence)
+    # Medians: a router that picks another expert for one token is off by a lot, in either.
+    error, torch_error = (np.median(np.concatenate(e)) for e in (errors, torch_errors))
+    assert 0 < error < 1.5 * torch_error < 0.2
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["qwen3-biased", "qwen2-untied", "moe"])
 def test_init_params_matches_abstract_and_named_paths(name):
     config = config_of(name)
     params = flatten(jax.jit(init_params, static_argnums=(0, 2))(config, jax.random.key(0), jnp.bfloat16))
     specs = flatten(abstract_params(config, jnp.bfloat16))
     assert set(params) == set(config.param_names.paths())
     assert {p: (x.shape, x.dtype) for p, x in params.items()} == {p: (x.shape, x.dtype) for p, x in specs.items()}
-    kernel = np.asarray(params["layers/up_proj/kernel"], np.float32)
+    kernel = np.asarray(
+        params["layers/experts_up/kernel" if config.num_experts else "layers/up_proj/kernel"], np.float32
+    )
     assert 0.018 < kernel.std() < 0.022 and len({layer.tobytes() for layer in kernel}) == 3
+
+
+@pytest.mark.parametrize("size", MODEL_SIZES)
+def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
+    fields = {k: v for k, v in MODEL_SIZES[size].items() if k != "model_type"}
+    heads, kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
+    # The same ratios of heads and the same kind of everything else, at a width that a test can afford.
+    small = dict(num_attention_heads=heads // kv_heads, num_key_value_heads=1) | {
+        k: SHAPE[k] for k in SHAPE if "heads" not in k
+    }
+    small |= dict(hidden_size=8 * (heads // kv_heads), num_hidden_layers=2, max_window_layers=2)
+    small |= {"head_dim": 8} if "head_dim" in fields else {}
+    if "num_experts" in fields:
+        small |= dict(num_experts=16, moe_intermediate_size=8)
+    with tempfile.TemporaryDirectory() as folder:
+        model = reference_of(AutoConfig.for_model(MODEL_SIZES[size]["model_type"], **(fields | small)))
+        model.save_pretrained(folder)
+        config, params = load(folder)
+    tokens = RNG.integers(0, 61, (2, 13))
+    with torch.no_grad():
+        want = model(torch.from_numpy(tokens)).logits.numpy()
+    np.testing.assert_allclose(logits_of(config, params, row(tokens)), want, atol=1e-4, rtol=0)
+    whole = ModelConfig.from_hf(MODEL_SIZES[size])
+    alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "qk_norm", "rope_theta", "rope_scaling")
+    for name in (*alike, "rms_norm_eps", "windowed_layers", "num_experts_per_token", "norm_topk_prob"):
+        assert getattr(config, name) == getattr(whole, name), name
+
+
+@pytest.mark.parametrize("name", ["qwen2-windows", "qwen3-window"])
+def test_logits_token_outside_every_window_moves_nothing_later(name):
+    _, config, params = loaded(name)
+    tokens = RNG.integers(0, 61, (1, 19))
+    other = tokens.copy()
+    other[0, 0] = (other[0, 0] + 1) % 61
+    moved = [(a != b).any(-1)[0] for a, b in [(logits_of(config, params, row(t)) for t in (tokens, other))]][0]
+    # One full layer in qwen2-windows lets a token see everything; with a window of 4 in all 3 layers, 9 tokens back.
+    np.testing.assert_array_equal(moved, np.arange(19) < (19 if name == "qwen2-windows" else 10))
+
+
+def test_apply_layers_alike_has_no_branch_and_mixed_layers_have_one():
+    def text(name):
+        config = config_of(name)
+        return (
+            jax.jit(make_apply(config, attention_path="xla"))
+            .lower(abstract_params(config), *row(np.zeros((1, 8))))
+            .as_text()
+        )
+
+    assert "stablehlo.case" in text("qwen2-windows")
+    assert "stablehlo.case" not in text("qwen3-window") and "stablehlo.case" not in text("qwen3-tied")
 
 
 def test_make_apply_unknown_remat_is_refused():

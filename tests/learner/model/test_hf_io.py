@@ -1,5 +1,11 @@
 import json
+import os
+import pathlib
 import shutil
+import socket
+import subprocess
+import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,19 +13,21 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bridge.names import flatten, unflatten
 from learner.model.decoder import init_params, make_apply, output_head
 from learner.model.hf_io import load, save
-from tests.learner.model.tiny import MODELS, config_of, reference, row, save_reference
+from tests.learner.model.tiny import MODELS, SHAPE, config_of, reference, reference_of, row, save_reference
+
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def file_bytes(folder):
     return {p.name: p.read_bytes() for p in folder.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["qwen2-untied", "qwen3-biased", "moe", "moe-tied"])
 def test_save_fresh_params_loads_in_transformers_with_equal_logits(name, tmp_path):
     config = config_of(name)
     fresh = flatten(init_params(config, jax.random.key(1)))
@@ -33,8 +41,11 @@ def test_save_fresh_params_loads_in_transformers_with_equal_logits(name, tmp_pat
     np.testing.assert_allclose(hidden @ output_head(params).T, want, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "name,dtype",
+    [(name, torch.float32) for name in MODELS]
+    + [(name, dtype) for name in ("qwen3-tied", "moe") for dtype in (torch.bfloat16, torch.float16)],
+)
 def test_load_then_save_is_byte_equal(name, dtype, tmp_path):
     model = reference(name).to(dtype)
     model.save_pretrained(tmp_path / "in")
@@ -57,6 +68,116 @@ def test_save_over_the_size_limit_shards_with_an_index_that_loads(tmp_path):
     for key, want in model.state_dict().items():
         assert torch.equal(again.state_dict()[key], want), key
     assert_equal(load(tmp_path / "out")[1], params)
+
+
+SHARED = """
+import collections, json, os, pathlib, sys
+import jax, ml_dtypes, numpy as np
+
+folder, role, port = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=role)
+from learner.mesh import make_mesh, param_spec
+from learner.model.hf_io import load, save
+from bridge.names import flatten
+
+read, preadv = collections.Counter(), os.preadv
+def counting(descriptor, buffers, offset):
+    count = preadv(descriptor, buffers, offset)
+    read["bytes"] += count
+    return count
+os.preadv = counting
+mesh = make_mesh(fsdp=2)
+place = lambda path, shape: jax.sharding.NamedSharding(mesh, param_spec(path, shape, mesh))
+config, params = load(folder / "in", sharding_fn=place)
+held = sum(x.addressable_shards[0].data.nbytes for x in flatten(params).values())
+own = pathlib.Path(f"{folder}/out")
+save(own, config, params, max_shard_bytes=100_000)
+print(json.dumps({"read": read["bytes"], "held": held, "files": sorted(p.name for p in own.iterdir())}))
+"""
+
+
+@pytest.mark.integration
+def test_two_processes_load_their_own_bytes_and_save_the_same_files_together(tmp_path):
+    # Wide enough that a device's part of a row is a page: what lies between two parts isn't read.
+    shape = dict(SHAPE, hidden_size=2048, vocab_size=61, head_dim=8) | dict(
+        num_hidden_layers=2, moe_intermediate_size=8
+    )
+    config = AutoConfig.for_model("qwen3_moe", **shape, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)
+    model = reference_of(config)
+    model.save_pretrained(tmp_path / "in", max_shard_size="150KB")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", SHARED, str(tmp_path)]
+    pipes: Any = dict(cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    processes = [subprocess.Popen([*command, str(role), port], **pipes) for role in range(2)]
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert not any(process.returncode for process in processes), outputs
+    reports = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    total = sum(p.nbytes for p in model.parameters())
+    for report in reports:
+        assert report["read"] == report["held"] < 0.52 * total
+    assert reports[0]["files"] == reports[1]["files"] and "model.safetensors.index.json" in reports[0]["files"]
+    assert sum(name.endswith(".safetensors") for name in reports[0]["files"]) > 4
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    assert_equal(load(tmp_path / "out")[1], load(tmp_path / "in")[1])
+    stored = [
+        {name: x for file in (tmp_path / side).glob("*.safetensors") for name, x in load_file(file).items()}
+        for side in ("in", "out")
+    ]
+    assert set(stored[0]) == set(stored[1])
+    for name, x in stored[0].items():
+        assert torch.equal(x, stored[1][name]), name
+
+
+PEAK = """
+import sys
+import jax, numpy as np, ml_dtypes
+from bridge.names import flatten
+from learner.model.hf_io import load, save
+jax.block_until_ready(jax.jit(lambda x: x + 1)(np.zeros(8)))
+load(sys.argv[2])  # a tiny model: code and compiler are in memory before the measurement
+
+def peak_of(work):
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")  # resets the high-water mark
+    status = lambda key: int([l for l in open("/proc/self/status") if l.startswith(key)][0].split()[1]) * 1024
+    before = status("VmRSS")
+    result = work()
+    return status("VmHWM") - before, result
+
+peak, (config, params) = peak_of(lambda: load(sys.argv[1], dtype="float32"))
+print(peak, sum(x.nbytes for x in flatten(params).values()))
+peak, _ = peak_of(lambda: save(sys.argv[3], config, params))
+print(peak)
+"""
+
+
+@pytest.mark.integration
+def test_load_and_save_peak_memory_is_what_is_kept_and_part_of_a_tensor(tmp_path):
+    shape = dict(SHAPE, vocab_size=40_000, hidden_size=512, intermediate_size=8192, num_hidden_layers=12, head_dim=64)
+    config = AutoConfig.for_model("qwen3", **shape, tie_word_embeddings=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(tmp_path / "big")
+    tensors = {key: torch.ones(p.shape, dtype=torch.bfloat16) for key, p in model.named_parameters()}
+    save_file(tensors, tmp_path / "big/model.safetensors", metadata={"format": "pt"})
+    save_reference("qwen3-tied", tmp_path / "small")
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", PEAK, *(str(tmp_path / name) for name in ("big", "small", "out"))]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    load_peak, kept, save_peak = map(int, done.stdout.split())
+    largest = 40_000 * 512 * 4  # the embedding; a stack of 12 kernels is 201 MB
+    assert kept > 600e6
+    assert load_peak < kept + 1.3 * largest and save_peak < 1.3 * largest, (load_peak, kept, save_peak)
 
 
 def assert_equal(got, want):
@@ -108,7 +229,7 @@ def test_save_that_fails_leaves_neither_folder_nor_temporary(tmp_path, monkeypat
     def full(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr("learner.model.hf_io.save_file", full)
+    monkeypatch.setattr("learner.model.hf_save.write", full)
     with pytest.raises(OSError, match="disk full"):
         save(tmp_path / "out", config, params)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]

@@ -1,32 +1,46 @@
 """Tiny models, reference models made by transformers, and packed rows; shared by the tests of the model."""
 
+from typing import Any
+
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from learner.model.config import ModelConfig
 
 SHAPE = dict(vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4)
-MODELS = {
+SHAPE |= dict(num_key_value_heads=2)
+_MOE = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=16, norm_topk_prob=True)
+_YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
+_LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, original_max_position_embeddings=16)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": ("qwen3", dict(head_dim=24, num_key_value_heads=2, tie_word_embeddings=True)),
     "qwen3-untied": ("qwen3", dict(head_dim=24, num_key_value_heads=1, tie_word_embeddings=False)),
     "qwen3-biased": ("qwen3", dict(head_dim=8, num_key_value_heads=4, attention_bias=True)),
     "qwen3-theta": ("qwen3", dict(head_dim=16, num_key_value_heads=2, rope_parameters={"rope_theta": 37.0})),
+    "qwen3-yarn": ("qwen3", dict(head_dim=24, rope_parameters=_YARN, max_position_embeddings=64)),
+    "qwen3-window": ("qwen3", dict(head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=0)),
     "qwen2-tied": ("qwen2", dict(num_key_value_heads=2, tie_word_embeddings=True)),
     "qwen2-untied": ("qwen2", dict(num_key_value_heads=4, tie_word_embeddings=False, rms_norm_eps=1e-2)),
+    "qwen2-windows": ("qwen2", dict(use_sliding_window=True, sliding_window=3, max_window_layers=1)),
+    "qwen2-linear": ("qwen2", dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.5))),
+    "qwen2-llama3": ("qwen2", dict(rope_parameters=_LLAMA3 | dict(low_freq_factor=1.0, high_freq_factor=4.0))),
+    "moe": ("qwen3_moe", dict(head_dim=16, num_key_value_heads=2, tie_word_embeddings=False) | _MOE),
+    "moe-tied": ("qwen3_moe", dict(head_dim=8, tie_word_embeddings=True) | _MOE | dict(norm_topk_prob=False)),
 }
 
 
-def reference(name: str, seed: int = 0):
+def reference(name: str, seed: int = 0) -> Any:
     """A transformers model (float32, eager attention) with every weight, norm and bias drawn at random."""
     family, fields = MODELS[name]
-    fields = {k: dict(v, rope_type="default") if k == "rope_parameters" else v for k, v in fields.items()}
-    config_class, model_class = {
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[family]
-    config = config_class(**SHAPE, **fields, attn_implementation="eager")
-    model = model_class(config).float().eval()
+    rope = fields.get("rope_parameters")
+    fields = fields | ({"rope_parameters": {"rope_type": "default"} | rope} if rope else {})
+    return reference_of(AutoConfig.for_model(family, **(SHAPE | fields)), seed)
+
+
+def reference_of(config: Any, seed: int = 0) -> Any:
+    """The same for any transformers config."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, weight in model.named_parameters():
@@ -35,7 +49,7 @@ def reference(name: str, seed: int = 0):
     return model
 
 
-def save_reference(name: str, folder, seed: int = 0, **save_options):
+def save_reference(name: str, folder, seed: int = 0, **save_options) -> Any:
     """Saves the reference model in `folder` and returns it."""
     model = reference(name, seed)
     model.save_pretrained(folder, **save_options)

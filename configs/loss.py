@@ -1,0 +1,180 @@
+"""The objective's section of the configuration: which loss, its constants, and what else is in the objective.
+
+The equations are in learner/losses.py, learner/kl.py and learner/advantages.py.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
+    "grpo_clip": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
+    "truncated_is": {"max_weight": 5.0},
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None},
+    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "decoupled_ppo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "max_weight": 5.0},
+    "tis": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "max_weight": 2.0},
+    "masked_is": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "min_weight": 0.5, "max_weight": 2.0},
+    "cispo": {"clip_low": 0.1, "clip_high": 0.1},
+    "topr": {"min_weight": 0.0, "max_weight": 1.0},
+}
+"""By loss: the constants it reads, each with what public systems ship (None: off). The equations are in
+learner/losses.py. CISPO's are ROLL Flash's; MiniMax-M1 sets clip_low=1 (no lower bound) and tunes clip_high."""
+
+PROXIMAL_LOSSES = ("decoupled_ppo", "tis", "masked_is")
+"""The losses that tell pi_prox from mu."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The objective: advantages, the per-token loss, its penalties, and how token losses are averaged.
+
+    A constant left at None has the chosen loss's own default (`LOSS_CONSTANTS`). One that the chosen loss does not
+    read is refused: it would change nothing, in silence.
+    """
+
+    name: Literal[
+        "grpo_clip",
+        "truncated_is",
+        "dapo",
+        "dr_grpo",
+        "gspo",
+        "decoupled_ppo",
+        "tis",
+        "masked_is",
+        "cispo",
+        "topr",
+    ] = "grpo_clip"
+    """dapo and dr_grpo are grpo_clip with the rest of their papers held fast: dapo wants advantage=grpo,
+    normalization=token and the overlong penalty, dr_grpo advantage=dr_grpo and normalization=constant. gspo's
+    paper averages with normalization=sequence."""
+    clip_low: float | None = None
+    """e_low: ratios are clipped to [1 - e_low, 1 + e_high]; 1 is no lower bound."""
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    """c > 1 of dual-clip PPO: where A < 0 the ratio counts as c at most. None is off; 3 is common."""
+    min_weight: float | None = None
+    """Lower end of masked_is' and topr's weights."""
+    max_weight: float | None = None
+    """c of truncated importance sampling (PipelineRL eq. 5), the cap on rho, or the weights' upper end."""
+    proximal: Literal["update", "round"] = "update"
+    """pi_prox of decoupled_ppo, tis and masked_is. update: the weights that the update starts from, scored by the
+    training pass itself, so pi_theta/pi_prox is 1 and all correction is in rho = pi_prox/mu. round: the weights at
+    the round's start, scored once a group, so the clip bounds how far a round's updates go."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "mean_baseline"] = "grpo"
+    """dr_grpo and mean_baseline are one equation by its two names."""
+    advantage_eps: float = 1e-6
+    """Added to the standard deviation of advantage=grpo (RolloutPipe eq. 1)."""
+    normalization: Literal["token", "sequence", "constant"] = "token"
+    """Mean over the update's tokens (DAPO); over each sequence, then over sequences (GRPO); sum over
+    tokens divided by sequences times sampling.max_response_tokens (Dr.GRPO)."""
+    entropy_coef: float = 0.0
+    """Times the entropy, taken off every token's loss."""
+    kl_coef: float = 0.0
+    """Times the KL estimate against the reference, added to every token's loss; 0 runs without a reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """k1 = log r, k2 = (log r)^2 / 2, k3 = 1/r - 1 + log r, with r = pi_theta / pi_ref (Schulman's note)."""
+    reference_path: str = ""
+    """Hugging Face folder of the reference; empty: the weights that the run started from."""
+    overlong_buffer_tokens: int | None = None
+    """DAPO's soft overlong punishment: over the last so many tokens before sampling.max_response_tokens the reward
+    falls linearly by overlong_penalty. 0 is off; None is 4096 for dapo and off for the others."""
+    overlong_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks this section."""
+        self._refuse_unread()
+        self._check_constants()
+        self._check_whole_method()
+
+    def _check_constants(self) -> None:
+        constants = self.constants
+        numbers = constants | {
+            name: float(getattr(self, name))
+            for name in ("entropy_coef", "kl_coef", "advantage_eps", "overlong_penalty")
+        }
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                raise ValueError(f"loss.{name} must be finite, got {value}")
+            if value <= 0 and name in ("advantage_eps", "overlong_penalty", "max_weight"):
+                raise ValueError(f"loss.{name} must be > 0, got {value}")
+            if value < 0 and name == "kl_coef":
+                raise ValueError(f"loss.{name} must be >= 0, got {value}")
+        if self.overlong_tokens < 0:
+            raise ValueError(f"loss.overlong_buffer_tokens must be >= 0, got {self.overlong_tokens}")
+        low, high = constants.get("clip_low", 0.0), constants.get("clip_high", 0.0)
+        if not 0 <= low <= 1 or high < 0:
+            raise ValueError(f"want 0 <= loss.clip_low <= 1 and loss.clip_high >= 0, got {low} and {high}")
+        if constants.get("dual_clip", 2.0) <= 1:
+            raise ValueError(f"loss.dual_clip must be > 1 (it bounds a ratio from above), got {self.dual_clip}")
+        if "min_weight" in constants and not 0 <= constants["min_weight"] < constants["max_weight"]:
+            raise ValueError(
+                f"want 0 <= loss.min_weight < loss.max_weight, got {constants['min_weight']} and "
+                f"{constants['max_weight']}"
+            )
+
+    def _check_whole_method(self) -> None:
+        if self.name == "dapo" and self.overlong_tokens == 0:
+            raise ValueError(
+                "loss.name=dapo includes the overlong penalty, got loss.overlong_buffer_tokens=0; without it take "
+                "loss.name=grpo_clip and loss.clip_high=0.28"
+            )
+        wanted = {
+            "dapo": {"advantage": ("grpo",), "normalization": ("token",)},
+            "dr_grpo": {"advantage": ("dr_grpo", "mean_baseline"), "normalization": ("constant",)},
+        }.get(self.name, {})
+        for field, values in wanted.items():
+            if getattr(self, field) not in values:
+                whole = " and ".join(f"loss.{f}={v[0]}" for f, v in wanted.items())
+                raise ValueError(
+                    f"loss.name={self.name} is the whole method and wants {whole}, got loss.{field}="
+                    f"{getattr(self, field)}; set both, or take loss.name=grpo_clip for another combination"
+                )
+
+    def _refuse_unread(self) -> None:
+        read = self._read
+        for name in ("clip_low", "clip_high", "dual_clip", "min_weight", "max_weight"):
+            if name not in read and getattr(self, name) is not None:
+                unclipped = name in LOSS_CONSTANTS[self.name]
+                raise ValueError(
+                    f"loss.{name}={getattr(self, name)} has no effect with loss.name={self.name}"
+                    f"{' and loss.proximal=update' if unclipped else ''}, which reads {', '.join(read)}; leave it out "
+                    f"(None){' or set loss.proximal=round' if unclipped else ''}"
+                )
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        for name, is_read, reader in (
+            ("proximal", self.name in PROXIMAL_LOSSES, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
+            ("advantage_eps", self.advantage == "grpo", "loss.advantage=grpo"),
+            ("kl_estimator", self.kl_coef > 0, "loss.kl_coef > 0"),
+            ("reference_path", self.kl_coef > 0, "loss.kl_coef > 0"),
+            ("overlong_penalty", self.overlong_tokens > 0, "loss.overlong_buffer_tokens > 0"),
+        ):
+            value = getattr(self, name)
+            if not is_read and value != defaults[name]:
+                raise ValueError(f"loss.{name}={value} has no effect without {reader}; set that or leave it out")
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The constants that the chosen loss reads, defaults filled in; what is off is left out."""
+        values = {}
+        for name, default in self._read.items():
+            given = getattr(self, name)
+            value = default if given is None else given
+            if value is not None:
+                values[name] = float(value)
+        return values
+
+    @property
+    def _read(self) -> dict[str, float | None]:
+        read = LOSS_CONSTANTS[self.name]
+        if self.name in PROXIMAL_LOSSES and self.proximal == "update":
+            # pi_theta/pi_prox is 1 there, which no clip reaches.
+            read = {name: default for name, default in read.items() if "clip" not in name}
+        return read
+
+    @property
+    def overlong_tokens(self) -> int:
+        """The buffer of the overlong penalty with the default filled in; 0 is off."""
+        default = 4096 if self.name == "dapo" else 0
+        return default if self.overlong_buffer_tokens is None else self.overlong_buffer_tokens

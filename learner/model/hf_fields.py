@@ -1,0 +1,260 @@
+"""The fields of a `config.json` that take more than one line to read: types, rotary embedding, windows. Pure.
+
+Where the reference model (transformers) and the engine (vLLM) would read one field differently, it is refused:
+a learner that agrees with only one of them trains on wrong log-probabilities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
+
+ROPE_HOMES = ("rope_parameters", "rope_scaling")
+"""Where a config keeps its scaling: transformers 5's name, and the one before."""
+_YARN_FIELDS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_ROPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings", *_YARN_FIELDS),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How the rotary frequencies are stretched; `learner.model.rope` has the equations."""
+
+    kind: Literal["linear", "yarn", "llama3"]
+    factor: float
+    original_length: int = 0
+    """Context before the stretch, in tokens; 0 for 'linear', which doesn't use it."""
+    attention_factor: float = 1.0
+    """Multiplies queries and keys (yarn)."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def to_hf(self) -> dict[str, Any]:
+        """The fields of `rope_scaling`, without rope_theta."""
+        fields: dict[str, Any] = {"rope_type": self.kind, "factor": self.factor}
+        if self.kind != "linear":
+            fields["original_max_position_embeddings"] = self.original_length
+        if self.kind == "yarn":
+            names = ("attention_factor", "beta_fast", "beta_slow", "truncate")
+            return fields | {name: getattr(self, name) for name in names}
+        if self.kind == "llama3":
+            return fields | {"low_freq_factor": self.low_freq_factor, "high_freq_factor": self.high_freq_factor}
+        return fields
+
+
+def refuse(field: str, got: object, wanted: str) -> NoReturn:
+    """Raises the ValueError for one field."""
+    raise ValueError(f"config.json: {field}: got {got!r}, wanted {wanted}")
+
+
+def need(raw: Mapping[str, Any], field: str, kind: type) -> Any:
+    """The field, of that type; an int passes for a float.
+
+    Raises:
+      ValueError: it is missing or of another type.
+    """
+    if field not in raw:
+        raise ValueError(f"config.json: {field}: missing, wanted {kind.__name__}")
+    return typed(field, raw[field], kind)
+
+
+def typed(field: str, value: Any, kind: type) -> Any:
+    """The value, if it has that type; an int passes for a float.
+
+    Raises:
+      ValueError: another type.
+    """
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        refuse(field, value, kind.__name__)
+    return value
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """The object in a config.json, given the file or its folder.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it isn't a JSON object.
+    """
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"no model config at {path}")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path}: got a JSON {type(raw).__name__}, wanted an object")
+    return raw
+
+
+def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    """The rotary base and its scaling, from either home; None is plain rotary embedding.
+
+    'dynamic' is refused: transformers derives its frequencies from the longest sequence of the batch, vLLM from
+    the configured maximum.
+
+    Raises:
+      ValueError: a missing base, two homes that disagree, or a scaling that isn't computed here.
+    """
+    bases: dict[str, float] = {}
+    if "rope_theta" in raw:
+        bases["rope_theta"] = need(raw, "rope_theta", float)
+    scalings: dict[str, RopeScaling | None] = {}
+    for home in ROPE_HOMES:
+        rope = raw.get(home)
+        if rope is None:
+            continue
+        if not isinstance(rope, Mapping):
+            refuse(home, rope, "an object or null")
+        if "rope_theta" in rope:
+            bases[f"{home}.rope_theta"] = need(rope, "rope_theta", float)
+        scalings[home] = _read_scaling(home, rope, raw)
+    if not bases:
+        raise ValueError("config.json: rope_theta: missing, wanted it or rope_parameters.rope_theta")
+    if len(set(bases.values())) > 1:
+        refuse("rope_theta", bases, "one value")
+    if len(set(scalings.values())) > 1:
+        refuse("rope_scaling", raw["rope_scaling"], f"the same as rope_parameters, {raw['rope_parameters']!r}")
+    return next(iter(bases.values())), next(iter(scalings.values()), None)
+
+
+def _read_scaling(home: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling | None:
+    kinds = {f"{home}.{key}": rope[key] or "default" for key in ("rope_type", "type") if key in rope}
+    if len(set(kinds.values())) > 1:
+        refuse(f"{home}.type", rope["type"], f"the same as rope_type, {rope['rope_type']!r}")
+    field, kind = next(iter(kinds.items()), (f"{home}.rope_type", "default"))
+    kind = "default" if kind == "none" else kind
+    if kind not in _ROPE_FIELDS:
+        refuse(field, kind, f"one of {sorted(_ROPE_FIELDS)}")
+    for key in rope:
+        if key not in ("rope_type", "type", "rope_theta", *_ROPE_FIELDS[kind]):
+            refuse(f"{home}.{key}", rope[key], f"absent (not a field of {kind!r})")
+    if kind == "default":
+        return None
+    numbers = {name: _number(home, rope, name) for name in _ROPE_FIELDS[kind] if name in rope and name != "truncate"}
+    if kind == "linear" and isinstance(rope.get("factor"), int):
+        refuse(f"{home}.factor", rope["factor"], "a float such as 2.0 (vLLM takes an int for a list)")
+    factor = numbers.get("factor")
+    if factor is None or factor < 1:
+        refuse(f"{home}.factor", rope.get("factor"), "a number >= 1")
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=factor)
+    if raw.get("original_max_position_embeddings") is not None:
+        refuse("original_max_position_embeddings", raw["original_max_position_embeddings"], f"it inside {home} only")
+    # Both readers take the model's maximum where the original one is missing.
+    maximum = need(raw, "max_position_embeddings", int)
+    original = typed(
+        f"{home}.original_max_position_embeddings", rope.get("original_max_position_embeddings", maximum), int
+    )
+    if original < 1:
+        refuse(f"{home}.original_max_position_embeddings", original, "a positive number")
+    if kind == "llama3":
+        low, high = numbers.get("low_freq_factor"), numbers.get("high_freq_factor")
+        if low is None or high is None or not 0 < low < high:
+            refuse(f"{home}.high_freq_factor", (low, high), "0 < low_freq_factor < high_freq_factor")
+        return RopeScaling(
+            kind="llama3", factor=factor, original_length=original, low_freq_factor=low, high_freq_factor=high
+        )
+    if original * factor < maximum:
+        refuse(
+            f"{home}.factor",
+            factor,
+            f"at least max_position_embeddings / original_max_position_embeddings = {maximum / original} "
+            "(vLLM has no rotation beyond their product)",
+        )
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_length=original,
+        attention_factor=_yarn_attention_factor(numbers, factor),
+        beta_fast=numbers.get("beta_fast", 32.0),
+        beta_slow=numbers.get("beta_slow", 1.0),
+        truncate=typed(f"{home}.truncate", rope.get("truncate", True), bool),
+    )
+
+
+def _number(home: str, rope: Mapping[str, Any], name: str) -> float:
+    value = typed(f"{home}.{name}", rope[name], float)
+    if not math.isfinite(value) or value <= 0:
+        refuse(f"{home}.{name}", rope[name], "a positive number")
+    return value
+
+
+def _yarn_attention_factor(numbers: Mapping[str, float], factor: float) -> float:
+    """The given one; else m(mscale) / m(mscale_all_dim) with m(x) = 0.1 x ln(factor) + 1; else m(1)."""
+
+    def magnitude(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0
+
+    if "attention_factor" in numbers:
+        return numbers["attention_factor"]
+    if "mscale" in numbers and "mscale_all_dim" in numbers:
+        return magnitude(numbers["mscale"]) / magnitude(numbers["mscale_all_dim"])
+    return magnitude(1.0)
+
+
+def read_windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The attention window in tokens, and which layers have it; (None, ()) when none does.
+
+    Qwen2 and Qwen3: `layer_types` decides, or, without it, layers from `max_window_layers` on. Qwen3-MoE knows
+    neither: every layer has the window if there is one.
+
+    Raises:
+      ValueError: fields that contradict each other, or that vLLM would ignore.
+    """
+    layer_types = raw.get("layer_types")
+    if layer_types is not None:
+        kinds = ("full_attention", "sliding_attention")
+        if not isinstance(layer_types, list) or len(layer_types) != num_layers or not set(layer_types) <= set(kinds):
+            refuse("layer_types", layer_types, f"one of {kinds} for each of {num_layers} layers")
+    types = None if layer_types is None else tuple(kind == "sliding_attention" for kind in layer_types)
+    if not raw.get("use_sliding_window") or raw.get("sliding_window") is None:
+        if types is not None and any(types):
+            refuse("layer_types", layer_types, "'full_attention' only, or use_sliding_window and sliding_window")
+        return None, ()
+    if family == "qwen3_moe":
+        windowed = (True,) * num_layers
+        if types is not None and types != windowed:
+            refuse("layer_types", layer_types, "absent (Qwen3-MoE windows every layer or none)")
+    else:
+        first = raw.get("max_window_layers", 0) if types is not None else need(raw, "max_window_layers", int)
+        windowed = types if types is not None else tuple(i >= first for i in range(num_layers))
+        # vLLM asserts on a mix, except when max_window_layers says that there is none: then it drops the window.
+        if len(set(windowed)) > 1 and first == num_layers:
+            refuse("layer_types", layer_types, f"no window in any layer, as max_window_layers = {first} says")
+    if not any(windowed):
+        return None, ()
+    window = need(raw, "sliding_window", int)
+    if window < 1:
+        refuse("sliding_window", window, "a positive number of tokens")
+    return window, windowed
+
+
+def check_experts(raw: Mapping[str, Any]) -> None:
+    """Refuses a Qwen3-MoE whose layers aren't all alike, or that vLLM reads differently.
+
+    Raises:
+      ValueError: names the field.
+    """
+    if raw.get("decoder_sparse_step", 1) != 1:
+        refuse("decoder_sparse_step", raw["decoder_sparse_step"], "1 (every layer has experts)")
+    if raw.get("mlp_only_layers"):
+        refuse("mlp_only_layers", raw["mlp_only_layers"], "[] (every layer has experts)")
+    if raw.get("attention_bias"):
+        refuse("attention_bias", raw["attention_bias"], "false (vLLM drops the bias of a MoE model's o_proj)")
+    if raw.get("shared_expert_intermediate_size"):
+        refuse("shared_expert_intermediate_size", raw["shared_expert_intermediate_size"], "absent")

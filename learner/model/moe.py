@@ -1,0 +1,197 @@
+"""The mixture-of-experts MLP of Qwen3-MoE: a float32 router, and dropless experts as grouped matmuls.
+
+A token goes to the k experts of the highest router probability; their outputs are summed with those weights.
+Nothing is dropped and no expert has a capacity. (token, expert) pairs are sorted by expert, and
+`jax.lax.ragged_dot` multiplies each run of rows with its expert's kernel.
+
+On a mesh the layer is one `shard_map`. A device routes its own tokens. The tokens of the devices along `expert` are
+gathered; each of these devices computes the experts it holds, for all of them; the results are summed and
+scattered back (a reduce-scatter). The experts' width is split over `tensor`. Kernels are gathered over their fsdp
+axes in the compute dtype, so their gradients are reduce-scattered over them.
+
+Memory, a device, in the layer's forward or backward: with n tokens a device and E shards of experts, all
+E n k pairs may meet on one device. They are computed in E steps of n k rows, so the buffers hold
+n k (2 D + 3 F) numbers whatever the balance; steps beyond the last row are skipped. A balanced router takes one
+or two steps; an unbalanced one costs time, not memory. What grows with E is [E n, D] twice (tokens, sums).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from learner.mesh import BATCH_AXES, Axes, axes_size
+
+Kernels = tuple[Array, Array, Array]
+"""(gate [E, F, D], up [E, F, D], down [E, D, F])."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertLayout:
+    """Which mesh axes split one layer's experts; all whole on one device."""
+
+    gate: PartitionSpec = PartitionSpec(None, None, None)
+    """Of the gate's and up's kernel [experts, out, in]."""
+    down: PartitionSpec = PartitionSpec(None, None, None)
+
+    @classmethod
+    def of(cls, specs: Mapping[str, PartitionSpec]) -> ExpertLayout:
+        """From the specs of the stacked kernels, by path."""
+        gate, down = (specs[f"layers/experts_{name}/kernel"] for name in ("gate", "down"))
+        return cls(gate=PartitionSpec(*gate[1:]), down=PartitionSpec(*down[1:]))
+
+    @property
+    def expert(self) -> Axes:
+        """What splits the experts."""
+        return self.gate[0]
+
+    @property
+    def width(self) -> Axes:
+        """What still splits the experts' width when the kernels are gathered."""
+        return "tensor" if "tensor" in axes_names(self.gate[1]) else None
+
+
+def route(
+    x: Float[Array, "N D"], kernel: Float[Array, "E D"], *, num_per_token: int, normalize: bool
+) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
+    """The k largest of softmax(x kernel^T), in float32, and which experts they are.
+
+    With `normalize` the k weights are divided by their sum. As in Qwen3-MoE's reference code, but for the logits,
+    which stay float32 there too instead of being rounded to the compute dtype.
+    """
+    logits = jnp.einsum("nd,ed->ne", x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
+    weights, experts = jax.lax.top_k(jax.nn.softmax(logits, -1), num_per_token)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdims=True)
+    return weights, experts
+
+
+def experts_mlp(
+    x: Float[Array, "N D"],
+    weights: Float[Array, "N k"],
+    experts: Int[Array, "N k"],
+    kernels: Kernels,
+    *,
+    num_steps: int = 1,
+) -> Float[Array, "N D"]:
+    """sum_j weights_j down_e(silu(gate_e x) * up_e x) with e = experts_j; float32 sums.
+
+    Args:
+      x: tokens, in the compute dtype.
+      weights: of each token's experts.
+      experts: index into the kernels; outside of [0, E) the pair is left out (another device's, or padding).
+      kernels: of the E experts here.
+      num_steps: the pairs are computed in this many equal steps; those without a row to compute are skipped.
+    """
+    num_tokens, k = experts.shape
+    num_experts, num_rows = kernels[0].shape[0], experts.size // num_steps
+    is_here = (experts >= 0) & (experts < num_experts)
+    group = jnp.where(is_here, experts, num_experts).reshape(-1)
+    order = jnp.argsort(group, stable=True)
+    ends = jnp.cumsum(jnp.bincount(group, length=num_experts + 1)[:num_experts])
+    flat_weights = weights.reshape(-1)
+
+    def one_step(start: Array) -> Array:
+        pairs = jax.lax.dynamic_slice(order, (start,), (num_rows,))
+        rows_of = jnp.clip(ends - start, 0, num_rows)
+        sizes = jnp.diff(rows_of, prepend=0).astype(jnp.int32)
+        # ragged_dot says nothing about rows beyond the last group; masking both ends keeps their values and
+        # gradients out.
+        is_row = (jnp.arange(num_rows) < rows_of[-1])[:, None]
+        rows = jnp.where(is_row, x[pairs // k], 0)
+        out = jnp.where(is_row, _grouped_mlp(rows, kernels, sizes), 0)
+        scaled = out.astype(jnp.float32) * flat_weights[pairs][:, None]
+        return jnp.zeros(x.shape, jnp.float32).at[pairs // k].add(scaled)
+
+    if num_steps == 1:
+        return one_step(jnp.int32(0))
+    first = jax.checkpoint(one_step)(jnp.int32(0))
+    nothing = jnp.zeros_like(first)  # varies over the same mesh axes as the other branch
+
+    # The checkpoint is around the branch: what a branch saves for backward is otherwise stacked, a copy a step.
+    @jax.checkpoint
+    def one_step_if_any(start: Array) -> Array:
+        return jax.lax.cond(start < ends[-1], one_step, lambda _: nothing, start)
+
+    starts = jnp.arange(1, num_steps, dtype=jnp.int32) * num_rows
+    return jax.lax.scan(lambda total, start: (total + one_step_if_any(start), None), first, starts)[0]
+
+
+def moe_mlp(
+    x: Float[Array, "... D"],
+    is_real: Bool[Array, "..."],
+    router: Float[Array, "E D"],
+    kernels: Kernels,
+    *,
+    num_per_token: int,
+    normalize: bool,
+    layout: ExpertLayout,
+    mesh: Mesh | None,
+) -> Float[Array, "... D"]:
+    """The layer's MLP, in x's dtype; padding tokens get zero and are not routed.
+
+    Args:
+      x: [N, D] split over the batch axes, or [B, S, D] split over them and `sequence`.
+      is_real: False for padding.
+      router: the router's kernel.
+      kernels: of all experts.
+      num_per_token: experts a token goes to.
+      normalize: see `route`.
+      layout: how the kernels are split.
+      mesh: the mesh; None computes everything here.
+    """
+    num_shards = 1 if mesh is None else axes_size(mesh, layout.expert)
+
+    def local(x: Array, is_real: Array, router: Array, kernels: Kernels) -> Array:
+        tokens = x.reshape(-1, x.shape[-1])
+        weights, experts = route(tokens, router, num_per_token=num_per_token, normalize=normalize)
+        experts = jnp.where(is_real.reshape(-1, 1), experts, -1)
+        layouts = (layout.gate, layout.gate, layout.down)
+        gate, up, down = (_gather_kernel(w.astype(x.dtype), spec) for w, spec in zip(kernels, layouts, strict=True))
+        if num_shards > 1:
+            tokens, weights, experts = (_gather(y, layout.expert, 0) for y in (tokens, weights, experts))
+            first = jax.lax.axis_index(layout.expert) * gate.shape[0]
+            experts = jnp.where(experts < 0, -1, experts - first)
+        out = experts_mlp(tokens, weights, experts, (gate, up, down), num_steps=num_shards).astype(x.dtype)
+        if num_shards > 1:
+            out = jax.lax.psum_scatter(out, layout.expert, scatter_dimension=0, tiled=True)
+        if layout.width is not None:
+            out = jax.lax.psum(out, layout.width)
+        return out.reshape(x.shape)
+
+    if mesh is None:
+        return local(x, is_real, router, kernels)
+    # Flattened tokens are split over the batch axes only: there `sequence` has size 1, and is named for the checker.
+    tokens = PartitionSpec((*BATCH_AXES, "sequence")) if x.ndim == 2 else PartitionSpec(BATCH_AXES, "sequence")
+    specs = (tokens, tokens, PartitionSpec(), (layout.gate, layout.gate, layout.down))
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=tokens)(x, is_real, router, kernels)
+
+
+def _grouped_mlp(rows: Array, kernels: Kernels, sizes: Array) -> Array:
+    """down(silu(gate rows) * up rows), each run of rows with its expert's kernels."""
+    gate, up, down = (kernel.swapaxes(1, 2) for kernel in kernels)  # ragged_dot contracts its middle dim
+    hidden = jax.nn.silu(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
+    return jax.lax.ragged_dot(hidden, down, sizes)
+
+
+def _gather(x: Array, axes: Axes, dim: int) -> Array:
+    return x if axes is None else jax.lax.all_gather(x, axes, axis=dim, tiled=True)
+
+
+def _gather_kernel(kernel: Array, spec: PartitionSpec) -> Array:
+    """[experts here, out, in], whole but for `tensor`."""
+    for dim in (1, 2):
+        # `tensor` comes first where a dim is split further, so that what is gathered is one contiguous part.
+        rest = tuple(name for name in axes_names(spec[dim]) if name != "tensor")
+        kernel = _gather(kernel, rest or None, dim)
+    return kernel
+
+
+def axes_names(axes: Axes) -> tuple[str, ...]:
+    """The mesh axes of one dim."""
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())

@@ -1,0 +1,166 @@
+"""One update at real model shapes on this machine's accelerator: `python -m tests.bench.learner_gpu`.
+
+Random weights of a published shape, bfloat16 compute over float32 masters, rows filled by sequences of lognormal
+length, one accumulate and one apply. MFU is taken against the card's own measured bfloat16 matmul rate and, where it
+is known, against its published peak (`learner/flops.py` states what counts as a model FLOP). On a CPU it runs with
+a toy shape, to show that it works; such numbers mean nothing.
+
+Ends with one line of JSON, and writes the table to --out if it is given.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from configs.model_sizes import MODEL_SIZES
+from configs.schema import Config, ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
+from learner.flops import model_flops, peak_flops
+from learner.mesh import make_mesh, param_shardings
+from learner.model.config import ModelConfig as Shape
+from learner.model.decoder import abstract_params, init_params
+from learner.packing import PackedBatch, empty_batch
+from learner.step import Steps, build_steps
+
+MODELS = flags.DEFINE_list("models", ["Qwen3-0.6B", "Qwen3-1.7B"], "Names in configs/model_sizes.py.")
+ROWS = flags.DEFINE_integer("rows", 4, "Rows of a micro-batch.")
+ROW_TOKENS = flags.DEFINE_integer("row_tokens", 8192, "Tokens of a row.")
+ATTENTION = flags.DEFINE_string("attention", "auto", "model.attention.")
+REMAT = flags.DEFINE_enum("remat", "full", ["full", "dots", "none"], "model.remat.")
+REPEATS = flags.DEFINE_integer("repeats", 10, "Timed updates.")
+OUT = flags.DEFINE_string("out", "", "Also write the table to this file (Markdown).")
+
+AIM = 0.5
+
+
+def toy(shape: Shape) -> Shape:
+    """The same family at a size that a CPU can compute."""
+    small = dict(hidden_size=64, intermediate_size=96, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32)
+    return dataclasses.replace(shape, vocab_size=512, **small)  # pyright: ignore[reportArgumentType]
+
+
+def config_of(rows: int, row_tokens: int) -> Config:
+    """What is measured; everything not named is the default of a run."""
+    return Config(
+        preset="bench",
+        model=ModelConfig(
+            compute_dtype="bfloat16",
+            served_dtype="bfloat16",
+            remat=REMAT.value,  # pyright: ignore[reportArgumentType]  # an enum flag
+            attention=ATTENTION.value,
+            max_tokens=row_tokens,
+        ),
+        sampling=SamplingConfig(max_response_tokens=row_tokens - 1),
+        optimizer=OptimizerConfig(learning_rate=1e-6),
+        packing=PackingConfig(rows=rows, row_tokens=row_tokens),
+    )
+
+
+def filled_batch(packing: PackingConfig, vocab_size: int, seed: int) -> tuple[PackedBatch, float]:
+    """Rows full of sequences whose first eighth is the prompt; and the sum of squared lengths."""
+    random, shape = np.random.default_rng(seed), (packing.rows, packing.row_tokens)
+    positions, segments, mask = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
+    squares = 0.0
+    for b in range(packing.rows):
+        start, segment = 0, 1
+        while start < packing.row_tokens:
+            length = int(np.clip(random.lognormal(np.log(packing.row_tokens / 6), 0.7), 16, packing.row_tokens))
+            length = min(length, packing.row_tokens - start)
+            end = start + length
+            positions[b, start:end] = np.arange(length)
+            segments[b, start:end] = segment
+            mask[b, start + max(length // 8, 1) : end] = True
+            squares += length**2
+            start, segment = end, segment + 1
+    advantages = np.where(mask, random.normal(size=shape), 0).astype(np.float32)
+    batch = dataclasses.replace(
+        empty_batch(packing),
+        tokens=random.integers(0, vocab_size, shape).astype(np.int32),
+        positions=positions,
+        segment_ids=segments,
+        loss_mask=mask,
+        behavior_logprobs=np.where(mask, -np.log(vocab_size), 0).astype(np.float32),
+        advantages=advantages,
+        token_weights=mask.astype(np.float32),
+        denominator=np.asarray(mask.sum(), np.float32),
+    )
+    return batch, squares
+
+
+def matmul_flops_per_s(size: int) -> float:
+    """The best of a few bfloat16 products of square matrices."""
+    a = jnp.ones((size, size), jnp.bfloat16)
+    product = jax.jit(lambda a, b: a @ b)
+    product(a, a).block_until_ready()
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        product(a, a).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
+
+
+def update_s(steps: Steps, shape: Shape, batch: PackedBatch, mesh: jax.sharding.Mesh) -> float:
+    """Median seconds of one accumulate and one apply."""
+    make = jax.jit(
+        init_params, static_argnums=0, out_shardings=param_shardings(abstract_params(shape), mesh, strict=False)
+    )
+    state, placed = steps.init(make(shape, jax.random.key(0))), steps.put(batch)
+    times = []
+    for _ in range(REPEATS.value + 2):
+        start = time.perf_counter()
+        state, metrics = steps.apply(steps.accumulate(state, placed))
+        assert np.isfinite(float(metrics["loss"])), "the loss is not finite"  # waits for the step
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
+def main(argv: list[str]) -> None:
+    """Measures each model and prints the table and the JSON line."""
+    del argv
+    device = jax.devices()[0]
+    on_cpu = device.platform == "cpu"
+    rows, row_tokens = (2, 128) if on_cpu else (ROWS.value, ROW_TOKENS.value)
+    ceiling, peak = matmul_flops_per_s(512 if on_cpu else 8192), peak_flops(device.device_kind)
+    values: dict[str, float] = {"matmul_tflops_per_s": ceiling / 1e12}
+    lines = [
+        f"{device.device_kind}, jax {jax.__version__}: bfloat16 matmul {ceiling / 1e12:.1f} TFLOP/s measured, "
+        f"{peak / 1e12 if peak else float('nan'):.0f} published; {rows} x {row_tokens} tokens, remat {REMAT.value}, "
+        f"attention {ATTENTION.value}",
+        "",
+        "| model | s an update | real tokens/s | model TFLOP/s | MFU of the measured matmul rate | of the peak |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in MODELS.value:
+        shape = Shape.from_hf(MODEL_SIZES[name])
+        shape = toy(shape) if on_cpu else shape
+        config, mesh = config_of(rows, row_tokens), make_mesh(devices=[device])
+        batch, squares = filled_batch(config.packing, shape.vocab_size, seed=0)
+        seconds = update_s(build_steps(shape, config, mesh), shape, batch, mesh)
+        tokens = int((np.asarray(batch.segment_ids) > 0).sum())
+        scored = int(np.asarray(batch.loss_mask).sum())
+        flops = model_flops(shape, num_tokens=tokens, num_scored_tokens=scored, sum_squared_lengths=squares)
+        mfu, of_peak = flops / seconds / ceiling, flops / seconds / peak if peak else float("nan")
+        values |= {f"{name}/mfu": mfu, f"{name}/tokens_per_s": tokens / seconds}
+        lines.append(
+            f"| {name}{' (toy)' if on_cpu else ''} | {seconds:.3f} | {tokens / seconds:,.0f} "
+            f"| {flops / seconds / 1e12:.1f} | {mfu:.1%} | {of_peak:.1%} |"
+        )
+    print("\n".join(lines))
+    if OUT.value:
+        pathlib.Path(OUT.value).write_text("\n".join(lines) + "\n")
+    aims = {
+        f"{name}/mfu": {"value": values[f"{name}/mfu"], "aim": AIM, "met": values[f"{name}/mfu"] >= AIM}
+        for name in MODELS.value
+    }
+    print(json.dumps({"bench": "learner_gpu", "values": values, "aims": aims}))
+
+
+if __name__ == "__main__":
+    app.run(main)

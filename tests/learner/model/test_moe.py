@@ -1,0 +1,186 @@
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.model.moe import ExpertLayout, experts_mlp, moe_mlp, route
+
+ROOT = pathlib.Path(__file__).parents[3]
+EXPERTS, DIM, WIDTH = 5, 6, 4
+
+
+def example(seed, num_tokens=9):
+    rng = np.random.default_rng(seed)
+    kernels = tuple(rng.normal(size=s) for s in ((EXPERTS, WIDTH, DIM), (EXPERTS, WIDTH, DIM), (EXPERTS, DIM, WIDTH)))
+    return rng.normal(size=(num_tokens, DIM)), rng.normal(size=(EXPERTS, DIM)), kernels
+
+
+def oracle(x, is_real, router, kernels, num_per_token, normalize):
+    """Token by token, expert by expert, in float64."""
+    out, (gate, up, down) = np.zeros_like(x), kernels
+    for i in np.flatnonzero(is_real):
+        scores = np.exp(router @ x[i])
+        probabilities = scores / scores.sum()
+        chosen = np.argsort(-probabilities)[:num_per_token]
+        total = probabilities[chosen].sum() if normalize else 1.0
+        for e in chosen:
+            g = gate[e] @ x[i]
+            out[i] += probabilities[e] / total * (down[e] @ (g / (1 + np.exp(-g)) * (up[e] @ x[i])))
+    return out
+
+
+def float32(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+@jax.jit(static_argnums=(4, 5))
+def compiled(x, is_real, router, kernels, num_per_token, normalize):
+    return moe_mlp(
+        x, is_real, router, kernels, num_per_token=num_per_token, normalize=normalize, layout=ExpertLayout(), mesh=None
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), k=st.sampled_from([1, 3, EXPERTS]), normalize=st.booleans(), fill=st.floats(0, 1))
+def test_moe_mlp_equals_float64_loops(seed, k, normalize, fill):
+    x, router, kernels = example(seed)
+    is_real = np.random.default_rng(seed + 1).random(len(x)) < fill
+    got = compiled(*float32((x,)), is_real, *float32((router, kernels)), k, normalize)
+    want = oracle(x, is_real, router, kernels, k, normalize)
+    np.testing.assert_allclose(got, want, atol=1e-5 * max(1, np.abs(want).max()))
+    assert not np.asarray(got)[~is_real].any()
+
+
+def test_route_weights_are_the_largest_probabilities_in_float32():
+    x, router, _ = example(3)
+    logits = x @ router.T
+    want = np.sort(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True), -1)[:, ::-1][:, :2]
+    for normalize, expected in ((False, want), (True, want / want.sum(-1, keepdims=True))):
+        weights, experts = route(*float32((x, router)), num_per_token=2, normalize=normalize)
+        np.testing.assert_allclose(weights, expected, rtol=1e-5)
+        np.testing.assert_array_equal(experts, np.argsort(-logits, -1)[:, :2])
+    half, _ = route(
+        *jax.tree.map(lambda a: a.astype(jnp.bfloat16), float32((x, router))), num_per_token=2, normalize=True
+    )
+    assert half.dtype == jnp.float32
+
+
+def test_experts_mlp_in_steps_equals_one_step_with_gradients():
+    x, _, kernels = float32(example(5))
+    rng = np.random.default_rng(6)
+    weights = jnp.asarray(rng.random((9, 2)), jnp.float32)
+
+    @functools.partial(jax.jit, static_argnums=4)
+    @functools.partial(jax.grad, argnums=(0, 1, 2))
+    def gradient(x, weights, kernels, experts, steps):
+        return jnp.sin(experts_mlp(x, weights, experts, kernels, num_steps=steps)).sum()
+
+    # Most pairs belong to other devices, so that later steps have nothing to do, or all to this one.
+    for experts in (rng.integers(-4, 9, (9, 2)), np.zeros((9, 2), int), np.full((9, 2), -1)):
+        one, many = (gradient(x, weights, kernels, experts, n) for n in (1, 9))
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5 * max(1, float(jnp.abs(a).max())))
+
+
+def test_experts_mlp_in_steps_keeps_no_copy_a_step_for_backward():
+    x, _, kernels = float32(example(5))
+    weights, experts = jnp.ones((9, 2)), jnp.zeros((9, 2), int)
+
+    def total(x, kernels):
+        return experts_mlp(x, weights, experts, kernels, num_steps=9).sum()
+
+    text = str(jax.make_jaxpr(jax.grad(total, (0, 1)))(x, kernels))
+    assert "f32[9,6]" in text  # the printed shapes are these; 8 steps follow the first
+    assert "f32[8,9,6]" not in text and f"f32[8,{EXPERTS},{WIDTH},{DIM}]" not in text
+
+
+EIGHT_DEVICES = """
+import glob, jax, jax.numpy as jnp, numpy as np, re, sys
+from bridge.names import flatten, unflatten
+from learner.mesh import batch_sharding, make_mesh, param_shardings
+from learner.model.config import ModelConfig
+from learner.model.decoder import init_params, make_apply
+
+SHAPE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+    rms_norm_eps=1e-6, rope_theta=1e4, tie_word_embeddings=False, max_position_embeddings=64, qkv_bias=False,
+    o_bias=False)
+MODELS = dict(dense=ModelConfig(family="qwen3", **SHAPE), moe=ModelConfig(family="qwen3_moe", **SHAPE, num_experts=8,
+    num_experts_per_token=3, moe_intermediate_size=16, norm_topk_prob=True))
+rng = np.random.default_rng(0)
+tokens = rng.integers(0, 64, (8, 16)).astype(np.int32)
+segments = np.repeat([[1] * 6 + [2] * 7 + [0] * 3], 8, 0).astype(np.int32)
+positions = np.repeat([[*range(6), *range(7), 0, 0, 0]], 8, 0).astype(np.int32)
+weights = (rng.normal(size=(8, 16, 32)) * (segments > 0)[..., None]).astype(np.float32)
+batch = (tokens, positions, segments, weights)
+
+def step(config, mesh, dtype=jnp.float32):
+    apply = make_apply(config, mesh=mesh, compute_dtype=dtype, attention_path="xla", attention_block=8)
+    def loss(params, tokens, positions, segments, weights):
+        hidden = apply(params, tokens, positions, segments)
+        return (hidden.astype(jnp.float32) * weights).sum(), hidden
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if mesh is None:
+        return jax.jit(grad)
+    shardings, rows = param_shardings(params, mesh), batch_sharding(mesh)
+    return jax.jit(grad, in_shardings=(shardings, rows, rows, rows, rows), out_shardings=((None, None), shardings))
+
+for name, sizes in CASES:
+    config = MODELS[name]
+    fresh = flatten(jax.jit(init_params, static_argnums=0)(config, jax.random.key(0)))
+    params = unflatten({p: np.asarray(x if "scale" in p else x * 5) for p, x in fresh.items()})
+    if DUMP:
+        step(config, make_mesh(**sizes), jnp.bfloat16).lower(params, *batch).compile()
+        continue
+    (_, want_hidden), want = step(config, None)(params, *batch)
+    (_, hidden), got = step(config, make_mesh(**sizes))(params, *batch)
+    real = segments > 0
+    np.testing.assert_allclose(np.asarray(hidden)[real], np.asarray(want_hidden)[real], atol=1e-5)
+    want = flatten(want)
+    assert min(float(np.abs(w).max()) for p, w in want.items() if p != "lm_head/kernel") > 1e-3
+    for path, leaf in flatten(got).items():
+        scale = max(1, float(np.abs(want[path]).max()))
+        np.testing.assert_allclose(leaf, want[path], atol=1e-5 * scale, err_msg=f"{name} {sizes} {path}")
+    print("equal on", name, sizes)
+"""
+
+
+def run_on_eight_devices(cases, *, xla_flags="", dump=False):
+    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {xla_flags}", "JAX_PLATFORMS": "cpu"}
+    code = f"CASES, DUMP = {cases!r}, {dump}\n{EIGHT_DEVICES}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.integration
+def test_forward_and_gradient_on_eight_devices_equal_one_device():
+    cases = [
+        ("moe", dict(expert=4, fsdp=2)),
+        ("moe", dict(expert=2, tensor=2, fsdp=2)),
+        ("moe", dict(data=2, expert=2, sequence=2)),
+        ("dense", dict(fsdp=2, sequence=2, tensor=2)),
+    ]
+    assert run_on_eight_devices(cases) == [f"equal on {name} {sizes}" for name, sizes in cases]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name,sizes", [("dense", dict(fsdp=4, tensor=2)), ("moe", dict(fsdp=2, expert=2, tensor=2))])
+def test_fsdp_gathers_kernels_in_the_compute_dtype_and_never_the_embedding(name, sizes, tmp_path):
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=spmd-partitioning"
+    run_on_eight_devices([(name, sizes)], xla_flags=flags, dump=True)
+    # Before the CPU backend turns bfloat16 into float32, which an accelerator's doesn't.
+    (after,) = tmp_path.glob("*jit_loss*after_spmd-partitioning*")
+    gathered = [line.split("=", 1)[1].split()[0] for line in after.read_text().splitlines() if " all-gather(" in line]
+    assert len(gathered) >= 7
+    wide = [shape for shape in gathered if not shape.startswith(("bf16", "s32", "pred"))]
+    # Only the router's weights of each token, [tokens, k], cross the wire in float32.
+    assert all(shape.startswith("f32[64,3]") for shape in wide), wide
+    assert not any("[64,32]" in shape for shape in gathered if name == "dense"), gathered
