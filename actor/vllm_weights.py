@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -165,11 +165,34 @@ def prove_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *,
             (weight,) = parts(name, "weight")
             rows = _spread(weight.shape[0], _PROBED_ROWS, seed)
             compare(name, layer.weight[rows], weight[rows])
+        elif hasattr(module, "w13_weight") and hasattr(module, "w2_weight"):
+            _compare_experts(name, module, tensors, proved, compare, seed)
         elif not any(module.children()) and f"{name}.weight" in tensors:
             (weight,) = parts(name, "weight")
             compare(name, layer.weight, weight)
     if unproved := sorted(tensors.keys() - proved):
         raise RuntimeError(f"{len(unproved)} tensors are served by no layer we know, first {unproved[0]}")
+
+
+def _compare_experts(
+    name: str,
+    module: Any,
+    tensors: Mapping[str, torch.Tensor],
+    proved: set[str],
+    compare: Callable[[str, torch.Tensor, torch.Tensor], None],
+    seed: int,
+) -> None:
+    """Compares rows of a layer's experts; vLLM holds gate and up as one [experts, 2 F, D], down as [experts, D, F]."""
+    prefix = name.removesuffix(".routed_experts")
+    gate_up, down = module.w13_weight, module.w2_weight
+    for i in range(gate_up.shape[0]):
+        gate, up, out = (f"{prefix}.{i}.{part}_proj.weight" for part in ("gate", "up", "down"))
+        rows = _spread(tensors[gate].shape[0], _PROBED_ROWS, seed)
+        compare(gate, gate_up[i, rows, : tensors[gate].shape[1]], tensors[gate][rows])
+        compare(up, gate_up[i, [tensors[gate].shape[0] + r for r in rows], : tensors[up].shape[1]], tensors[up][rows])
+        rows = _spread(tensors[out].shape[0], _PROBED_ROWS, seed)
+        compare(out, down[i, rows, : tensors[out].shape[1]], tensors[out][rows])
+        proved.update((gate, up, out))
 
 
 class WorkerPlugin:

@@ -96,11 +96,11 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
     """
     if not config_path:
         raise ValueError("give --config=configs/tpu_v5p_64.py (or another preset), or --all")
-    config = overrides.apply(overrides.load_preset(config_path), given)
-    case = next(
-        (c for c in CASES if c.preset == config.preset and c.model in (model, *config_path.split(":")[1:])), None
-    )
-    case = case or next((c for c in CASES if c.preset == config.preset), None)
+    file, _, size = config_path.partition(":")
+    cases = [c for c in CASES if c.preset == pathlib.Path(file).stem]
+    case = next((c for c in cases if c.model == (model or size)), None)
+    config = overrides.apply(overrides.load_preset(case.config_path if case and not size else config_path), given)
+    case = case or next(iter(cases), None)
     topology = topology or (case.topology if case else None)
     if not topology:
         raise ValueError("give --topology, as in --topology=v5p:4x4x4")

@@ -193,7 +193,8 @@ def kernel_flops(name: str, operands: list[list[int]], results: list[list[int]])
     Splash attention skips the blocks above the diagonal: of n queries and m keys n (m - n / 2) pairs are left on the
     chip with a row's last queries, which is half of them where it has all, and the slowest chip where `sequence` splits
     a row. Forward has 2 matmuls, the backward for the queries 3, for keys and values 4 (5 where it makes the queries'
-    gradient too).
+    gradient too). A grouped matmul takes each row through one group's matrix, whether it makes rows or, contracting
+    them, the groups' matrices.
     """
     attention = re.match(r"splash_m[hq]a_(fwd|dq|dkv)", name)
     if attention:
@@ -202,8 +203,7 @@ def kernel_flops(name: str, operands: list[list[int]], results: list[list[int]])
         if kind == "dkv" and sum(list(q) == list(shape)[-len(q) :] for shape in results) > 2:
             kind = "dkv_fused"
         return _ATTENTION_MATMULS[kind] * 2.0 * math.prod(q) * (k[-2] - q[-2] / 2)
-    if re.match(r"t?gmm", name):
-        matrices = [shape for shape in operands if len(shape) >= 2]
-        sizes = math.prod(matrices[0]) * (matrices[1][-1])
-        return 2.0 * sizes
-    return None
+    if re.match(r"t?gmm|ragged-dot-none", name):
+        rows = next(shape for shape in operands if len(shape) == 2)
+        return 2.0 * math.prod(rows) * results[0][-1]
+    return 0.0 if name == "ragged-dot-metadata" else None

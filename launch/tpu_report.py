@@ -16,8 +16,8 @@ Row = tuple[str, Config, Estimate | None, dict[str, Any]]
 
 UNSEEN = (
     "waiting for the host, for batches and for the slowest chip; input, publishing, checkpoints",
-    "how fast a Pallas kernel really is (splash attention is taken at 70% of the peak on the FLOPs of a causal mask, "
-    "35% on v6e; an assumption, see `learner/flops.py`)",
+    "how fast a kernel really is (attention on the FLOPs of a causal mask, and grouped matmuls, are taken at 70% of the "
+    "peak, 35% on v6e; an assumption, see `learner/flops.py`)",
     "how fast a collective really is (taken at what the links of its group carry, one collective at a time; "
     "latency, contention and the work of reducing are left out)",
     "padding: every row is taken as full of the longest sequences, and the router's choice of experts as even",
@@ -44,7 +44,7 @@ def show(key: str, config: Config, found: Estimate | None, answer: dict[str, Any
     console.print(_collectives_table(answer))
     for name, program in answer["programs"].items():
         for loop in program["unknown_loops"]:
-            console.print(f"note: {name}: how often {loop} runs is data; taken for the chunks of trained tokens (the head)")
+            console.print(f"note: {name}: how often {loop} runs is data; taken for the head's chunks of trained tokens")
         for kernel in found.programs[name].unknown_kernels:
             console.print(f"note: {name}: the FLOPs of kernel {kernel} aren't known; counted as none")
     for line in verdict(found):

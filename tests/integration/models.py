@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+Family = Literal["qwen2", "qwen3", "qwen3_moe"]
 CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]
 VOCAB_SIZE = 128
 
 
 def make_folder(
-    path: Path, *, family: Literal["qwen2", "qwen3"] = "qwen3", tied: bool, seed: int = 0, dtype: str = "float32"
+    path: Path, *, family: Family = "qwen3", tied: bool, seed: int = 0, dtype: str = "float32"
 ) -> Path:
     """A 2-layer model of the family with random weights (biases and norms too) and a character tokenizer."""
     import torch
@@ -31,7 +32,12 @@ def make_folder(
         "pad_token_id": vocab["<pad>"],
         "bos_token_id": None,
     }
-    if family == "qwen3":
+    if family == "qwen3_moe":
+        config = transformers.Qwen3MoeConfig(
+            head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True, **sizes
+        )
+        model = transformers.Qwen3MoeForCausalLM(config)
+    elif family == "qwen3":
         config = transformers.Qwen3Config(head_dim=32, **sizes)
         model = transformers.Qwen3ForCausalLM(config)
     else:

@@ -27,7 +27,7 @@ SAMPLING = Sampling(max_tokens=48, temperature=0.7, ignore_eos=True)
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen3", True), ("qwen3", False), ("qwen2", True), ("qwen2", False)],
+    params=[("qwen3", True), ("qwen3", False), ("qwen2", True), ("qwen2", False), ("qwen3_moe", False)],
     ids=lambda p: f"{p[0]}-{'tied' if p[1] else 'untied'}",
 )
 def bench(request, tmp_path_factory):

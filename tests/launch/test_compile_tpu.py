@@ -83,6 +83,8 @@ def test_a_preset_without_a_model_is_its_first_case():
     assert (job.key, job.model) == (case.key, MODEL_SIZES[case.model])
     other = compile_tpu.make_job("configs/tpu_v5p_128.py:Qwen3-30B-A3B", None, None, {})
     assert other.key == "Qwen3-30B-A3B@v5p:4x4x8" and other.model["num_experts"] == 128
+    named = compile_tpu.make_job("configs/tpu_v5p_128.py", None, "Qwen3-30B-A3B", {})
+    assert named == other and named.config.mesh != job.config.mesh
 
 
 def config(**fields: str) -> Config:
@@ -189,6 +191,18 @@ def test_kernel_flops_of_attention_are_those_of_the_last_queries(name, matmuls, 
     assert got == matmuls * 2 * 8 * 512 * 768 * 128
     whole = kernel_flops(name, [[1, 8, 8], [8, 1024, 128], [2, 1024, 128]], [[8, 1024, 128]] * num_results)
     assert whole == matmuls * 2 * 8 * 1024 * 1024 * 128 / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "result"),
+    [
+        ("ragged-dot-none", [[1], [129], [4096, 256], [128, 256, 512]], [4096, 512]),
+        ("gmm", [[129], [4096, 256], [128, 512, 256]], [4096, 512]),
+        ("tgmm", [[129], [256, 4096], [4096, 512]], [128, 256, 512]),
+    ],
+)
+def test_kernel_flops_of_a_grouped_matmul_do_not_depend_on_the_groups(name, operands, result):
+    assert kernel_flops(name, operands, [result]) == 2 * 4096 * 256 * 512
 
 
 def test_kernel_flops_of_a_stranger_are_unknown():

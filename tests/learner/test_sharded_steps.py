@@ -82,7 +82,7 @@ def compare(model, meshes):
     hf_io.save(folder, model, fresh_params(model))
     rows, params, score = train(model, folder, {})
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, fresh_params(model))
-    assert min(jax.tree.leaves(moved)) > 1e-3  # two steps of 1e-2
+    assert min(jax.tree.leaves(moved)) > 5e-4  # two steps of 1e-2
     for name, axes in meshes.items():
         got_rows, got_params, got_score = train(model, folder, axes)
         for got, want in zip(got_rows, rows, strict=True):
