@@ -40,6 +40,8 @@ ENGINE_VARIABLE = "SLUICE_ENGINE"
 """Set in the processes of an engine that an actor started."""
 CHECK, LOAD = "check", "load"
 _PROBED_COLUMNS = 4
+_PLAIN_EXPERTS = ("CPU", "TRITON", "BATCHED_TRITON")
+"""vLLM's backends that hold experts as they are loaded (a CPU packs them only after that)."""
 _PROBED_ROWS = 64
 _PR_SET_PDEATHSIG = 1
 
@@ -117,6 +119,9 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             prove_served(self.model, tensors, seed=manifest.version.step)
         else:
             logger.warning("with tensor parallelism the loaded weights are proved by the learner's probe only")
+        for module in self.model.modules():
+            if _has_experts(module):
+                _pack_experts(module)
 
 
 def prove_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *, seed: int) -> None:
@@ -165,13 +170,28 @@ def prove_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *,
             (weight,) = parts(name, "weight")
             rows = _spread(weight.shape[0], _PROBED_ROWS, seed)
             compare(name, layer.weight[rows], weight[rows])
-        elif hasattr(module, "w13_weight") and hasattr(module, "w2_weight"):
+        elif _has_experts(module):
             _compare_experts(name, module, tensors, proved, compare, seed)
         elif not any(module.children()) and f"{name}.weight" in tensors:
             (weight,) = parts(name, "weight")
             compare(name, layer.weight, weight)
     if unproved := sorted(tensors.keys() - proved):
         raise RuntimeError(f"{len(unproved)} tensors are served by no layer we know, first {unproved[0]}")
+
+
+def _has_experts(module: torch.nn.Module) -> bool:
+    return hasattr(module, "w13_weight") and hasattr(module, "w2_weight")
+
+
+def _pack_experts(layer: Any) -> None:
+    """Repacks a layer's experts for the CPU's kernel, which vLLM does at the first load and leaves out at a reload.
+
+    (vLLM 0.32: `UnquantizedFusedMoEMethod._setup_kernel` skips it once a kernel is there. The kernel then takes the
+    plain weights for packed ones: no error, and logprobs off by nats.)
+    """
+    kernel = getattr(layer.quant_method, "moe_kernel", None)
+    if kernel is not None and layer.w13_weight.device.type == "cpu":
+        kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _compare_experts(
@@ -182,9 +202,17 @@ def _compare_experts(
     compare: Callable[[str, torch.Tensor, torch.Tensor], None],
     seed: int,
 ) -> None:
-    """Compares rows of a layer's experts; vLLM holds gate and up as one [experts, 2 F, D], down as [experts, D, F]."""
+    """Compares rows of a layer's experts; vLLM holds gate and up as one [experts, 2 F, D], down as [experts, D, F].
+
+    Some GPU kernels shuffle them. Then they are proved by the learner's probe only.
+    """
     prefix = name.removesuffix(".routed_experts")
     gate_up, down = module.w13_weight, module.w2_weight
+    backend = getattr(module.quant_method, "unquantized_backend", None)
+    if getattr(backend, "name", "") not in _PLAIN_EXPERTS:
+        logger.warning("experts served by %s are proved by the learner's probe only", backend)
+        proved.update(key for key in tensors if key.startswith(f"{prefix}."))
+        return
     for i in range(gate_up.shape[0]):
         gate, up, out = (f"{prefix}.{i}.{part}_proj.weight" for part in ("gate", "up", "down"))
         rows = _spread(tensors[gate].shape[0], _PROBED_ROWS, seed)

@@ -72,10 +72,18 @@ def main(argv: Sequence[str]) -> int:
         flags = _parser().parse_args(rest)
         jobs = _all_jobs(given) if flags.all else [make_job(flags.config, flags.topology, flags.model, given)]
         python = tpu_python()
-        outcomes = []
+        outcomes, broken = [], 0
         for job in jobs:
-            outcomes.append(compile_job(job, python, dump=flags.dump))
-            tpu_report.show(outcomes[-1].job.key, outcomes[-1].job.config, outcomes[-1].estimate, outcomes[-1].answer)
+            try:
+                outcome = compile_job(job, python, dump=flags.dump)
+            except RuntimeError as e:
+                if not flags.all:
+                    raise
+                print(f"error: {job.key}: {e}", file=sys.stderr)
+                broken += 1
+                continue
+            outcomes.append(outcome)
+            tpu_report.show(job.key, job.config, outcome.estimate, outcome.answer)
     except (ValueError, FileNotFoundError) as e:
         print(f"error: {e}", file=sys.stderr)
         return USAGE_ERROR
@@ -85,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
         )
         print(f"wrote {RESULTS}")
     print(json.dumps(summary(outcomes)))
-    return 0 if all(o.fits for o in outcomes) else DOES_NOT_FIT
+    return 0 if all(o.fits for o in outcomes) and not broken else DOES_NOT_FIT
 
 
 def make_job(config_path: str | None, topology: str | None, model: str | None, given: dict[str, str]) -> Job:

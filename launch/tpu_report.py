@@ -16,8 +16,8 @@ Row = tuple[str, Config, Estimate | None, dict[str, Any]]
 
 UNSEEN = (
     "waiting for the host, for batches and for the slowest chip; input, publishing, checkpoints",
-    "how fast a kernel really is (attention on the FLOPs of a causal mask, and grouped matmuls, are taken at 70% of the "
-    "peak, 35% on v6e; an assumption, see `learner/flops.py`)",
+    "how fast a kernel really is (attention on the FLOPs of a causal mask, and grouped matmuls, are taken at 70% of "
+    "the peak, 35% on v6e; an assumption, see `learner/flops.py`)",
     "how fast a collective really is (taken at what the links of its group carry, one collective at a time; "
     "latency, contention and the work of reducing are left out)",
     "padding: every row is taken as full of the longest sequences, and the router's choice of experts as even",

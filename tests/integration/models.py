@@ -11,9 +11,7 @@ CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]
 VOCAB_SIZE = 128
 
 
-def make_folder(
-    path: Path, *, family: Family = "qwen3", tied: bool, seed: int = 0, dtype: str = "float32"
-) -> Path:
+def make_folder(path: Path, *, family: Family = "qwen3", tied: bool, seed: int = 0, dtype: str = "float32") -> Path:
     """A 2-layer model of the family with random weights (biases and norms too) and a character tokenizer."""
     import torch
     import transformers

@@ -256,6 +256,22 @@ def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, ca
     ]
 
 
+def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, tmp_path, capsys):
+    def compiled(job, python, dump):
+        if job.family == "v6e":
+            raise RuntimeError("the compiler crashed")
+        model = ModelConfig.from_hf(job.model)
+        return compile_tpu.Outcome(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
+
+    monkeypatch.setattr(compile_tpu, "compile_job", compiled)
+    monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)
+    (tmp_path / compile_tpu.RESULTS).parent.mkdir(parents=True)
+    assert compile_tpu.main(["--all"]) == 1
+    assert "Qwen2.5-32B@v6e:16x16: the compiler crashed" in capsys.readouterr().err
+    text = (tmp_path / compile_tpu.RESULTS).read_text()
+    assert "|Qwen2.5-7B@v5p:4x4x4 |" in text and "v6e:16x16 |" not in text
+
+
 def test_environment_has_jax_for_tpus_and_no_engine():
     names = {r.split("==")[0].split(">")[0] for r in tpu_venv.requirements()}
     assert {"jax[tpu]", "flax", "optax", "msgspec"} <= names
