@@ -60,8 +60,9 @@ class ModelConfig:
     """Matrix products in the learner."""
     served_dtype: Dtype = "float32"
     """What is published and what the engine computes in."""
-    remat: Literal["full", "dots", "none"] = "full"
-    """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
+    remat: Literal["full", "attention", "dots", "none"] = "attention"
+    """What the backward pass recomputes: whole layers, all but attention, all but attention and the projections,
+    nothing."""
     attention: str = "auto"
     """Implementation in the learner: auto takes the platform's (`learner/model/attention.py` has the names)."""
     logit_chunk_tokens: int = 0

@@ -20,7 +20,8 @@ UNSEEN = (
     "the peak, 35% on v6e; an assumption, see `learner/flops.py`)",
     "how fast a collective really is (taken at what the links of its group carry, one collective at a time; "
     "latency, contention and the work of reducing are left out)",
-    "padding: every row is taken as full of the longest sequences, and the router's choice of experts as even",
+    "padding: every row is taken as full of the longest sequences, and the router's choice of experts as even; of a "
+    "conditional both branches are counted",
     "clocks below the peak's (heat, power), and memory that the runtime, a published copy or fragments hold",
 )
 

@@ -1,7 +1,8 @@
 """What a compiled program computes, moves and sends, from its HLO text, with loops counted as often as they run.
 
 XLA's own `cost_analysis()` counts the body of a while loop once, and a scanned decoder is nearly all body, so
-everything is counted here from `Compiled.as_text()`. Pure; knows nothing of jax.
+everything is counted here from `Compiled.as_text()`. Of a conditional every branch is counted: an upper bound. Pure;
+knows nothing of jax.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Array, Float, Int
 
+from learner.model.remat import ATTENTION
+
 LANES = 128
 """Tokens come in multiples of this: the width of a vector register."""
 MAX_BLOCK = 1024
@@ -82,6 +84,7 @@ def splash_kernel(
             masks.MultiHeadMask([mask]),
             block_sizes=block_sizes(length // shards, length, block),
             head_shards=1,
+            residual_checkpoint_name=ATTENTION,
             q_seq_shards=shards,
             interpret=interpret,
         )

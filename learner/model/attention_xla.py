@@ -19,8 +19,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
+
+from learner.model.remat import ATTENTION
 
 CPU_BLOCK = 64
 DEFAULT_BLOCK = 512
@@ -149,7 +152,7 @@ def _flash_forward(q, k, v, blocks: _Blocks, scale: float, window: int | None):
         return None, (out.astype(q.dtype), jnp.where(real, peak + jnp.log(total), 0.0))
 
     _, (out, log_totals) = lax.scan(one_query_block, None, jnp.arange(num_query_blocks))
-    out = out.swapaxes(0, 1)
+    out, log_totals = checkpoint_name(out.swapaxes(0, 1), ATTENTION), checkpoint_name(log_totals, ATTENTION)
     return out, (q, k, v, blocks, out, log_totals)
 
 

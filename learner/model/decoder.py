@@ -32,6 +32,7 @@ from learner.model.attention import attention
 from learner.model.config import ModelConfig
 from learner.model.moe import ExpertLayout, moe_mlp
 from learner.model.placement import Placement
+from learner.model.remat import REMAT
 from learner.model.rope import Rotation, rotary_angles, rotate
 
 Params = dict[str, Any]
@@ -227,15 +228,6 @@ def _windowed(attend: Attend, config: ModelConfig, is_windowed: Array, segment_i
     return lambda q, k, v: jax.lax.cond(is_windowed, near, full, q, k, v)
 
 
-_REMAT: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "none": lambda layer: layer,
-    "full": lambda layer: jax.checkpoint(layer, prevent_cse=False),
-    "dots": lambda layer: jax.checkpoint(
-        layer, prevent_cse=False, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    ),
-}
-
-
 def init_params(config: ModelConfig, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
     """Fresh parameters; jit it with `out_shardings` to make them in place on a mesh."""
     return nnx.to_pure_dict(nnx.state(Decoder(config, dtype=dtype, rngs=nnx.Rngs(params=key))))
@@ -255,7 +247,7 @@ def make_apply(
     config: ModelConfig,
     *,
     compute_dtype: DTypeLike = jnp.float32,
-    remat: str = "full",
+    remat: str = "attention",
     attention_path: str = "auto",
     attention_block: int | None = None,
     mesh: Mesh | None = None,
@@ -268,7 +260,7 @@ def make_apply(
     Args:
       config: the model.
       compute_dtype: dtype of activations and matmuls; the parameters stay what they are.
-      remat: 'full' recomputes a layer in backward, 'dots' keeps its projections, 'none' keeps everything.
+      remat: what backward recomputes, a key of `learner.model.remat.REMAT`.
       attention_path: see `learner.model.attention.PATHS`; 'auto' chooses by platform.
       attention_block: queries taken at a time, in tokens; None is the path's own choice.
       mesh: what jit's arrays are split over, by `learner.mesh`; None is one device. Without it XLA may split the
@@ -277,8 +269,8 @@ def make_apply(
     Raises:
       ValueError: no such remat policy.
     """
-    if remat not in _REMAT:
-        raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(_REMAT)}")
+    if remat not in REMAT:
+        raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(REMAT)}")
     structure = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(params=0))))
     placement = Placement.of(abstract_params(config), mesh, compute_dtype)
     options: dict[str, Any] = dict(scale=config.head_dim**-0.5, path=attention_path, mesh=mesh)
@@ -290,7 +282,7 @@ def make_apply(
             jnp.asarray(tokens),
             jnp.asarray(positions),
             jnp.asarray(segment_ids),
-            checkpoint=_REMAT[remat],
+            checkpoint=REMAT[remat],
             attend=functools.partial(attention, **options),
             placement=placement,
         )

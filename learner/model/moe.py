@@ -2,7 +2,7 @@
 
 A token goes to the k experts of the highest router probability; their outputs are summed with those weights.
 Nothing is dropped and no expert has a capacity. (token, expert) pairs are sorted by expert, and
-`jax.lax.ragged_dot` multiplies each run of rows with its expert's kernel.
+each run of rows is multiplied with its expert's kernel (`grouped_matmul.py`).
 
 On a mesh the layer is one `shard_map`. A device routes its own tokens. The tokens of the devices along `expert` are
 gathered; each of these devices computes the experts it holds, for all of them; the results are summed and
@@ -26,6 +26,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from learner.mesh import BATCH_AXES, Axes, axes_size
+from learner.model.grouped_matmul import GroupedMatmul, grouped_matmul, ragged
 
 Kernels = tuple[Array, Array, Array]
 """(gate [E, F, D], up [E, F, D], down [E, D, F])."""
@@ -78,6 +79,7 @@ def experts_mlp(
     kernels: Kernels,
     *,
     num_steps: int = 1,
+    multiply: GroupedMatmul = ragged,
 ) -> Float[Array, "N D"]:
     """sum_j weights_j down_e(silu(gate_e x) * up_e x) with e = experts_j; float32 sums.
 
@@ -86,6 +88,7 @@ def experts_mlp(
       weights: of each token's experts.
       experts: index into the kernels; outside of [0, E) the pair is left out (another device's, or padding).
       kernels: of the E experts here.
+      multiply: computes the products of each expert's rows.
       num_steps: the pairs are computed in this many equal steps; those without a row to compute are skipped.
     """
     num_tokens, k = experts.shape
@@ -100,11 +103,11 @@ def experts_mlp(
         pairs = jax.lax.dynamic_slice(order, (start,), (num_rows,))
         rows_of = jnp.clip(ends - start, 0, num_rows)
         sizes = jnp.diff(rows_of, prepend=0).astype(jnp.int32)
-        # ragged_dot says nothing about rows beyond the last group; masking both ends keeps their values and
+        # Nothing is said about rows beyond the last group; masking both ends keeps their values and
         # gradients out.
         is_row = (jnp.arange(num_rows) < rows_of[-1])[:, None]
         rows = jnp.where(is_row, x[pairs // k], 0)
-        out = jnp.where(is_row, _grouped_mlp(rows, kernels, sizes), 0)
+        out = jnp.where(is_row, _grouped_mlp(rows, kernels, sizes, multiply), 0)
         scaled = out.astype(jnp.float32) * flat_weights[pairs][:, None]
         return jnp.zeros(x.shape, jnp.float32).at[pairs // k].add(scaled)
 
@@ -146,6 +149,8 @@ def moe_mlp(
       mesh: the mesh; None computes everything here.
     """
     num_shards = 1 if mesh is None else axes_size(mesh, layout.expert)
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    multiply = grouped_matmul(device.platform)
 
     def local(x: Array, is_real: Array, router: Array, kernels: Kernels) -> Array:
         tokens = x.reshape(-1, x.shape[-1])
@@ -157,7 +162,9 @@ def moe_mlp(
             tokens, weights, experts = (_gather(y, layout.expert, 0) for y in (tokens, weights, experts))
             first = jax.lax.axis_index(layout.expert) * gate.shape[0]
             experts = jnp.where(experts < 0, -1, experts - first)
-        out = experts_mlp(tokens, weights, experts, (gate, up, down), num_steps=num_shards).astype(x.dtype)
+        out = experts_mlp(tokens, weights, experts, (gate, up, down), num_steps=num_shards, multiply=multiply).astype(
+            x.dtype
+        )
         if num_shards > 1:
             out = jax.lax.psum_scatter(out, layout.expert, scatter_dimension=0, tiled=True)
         if layout.width is not None:
@@ -169,14 +176,16 @@ def moe_mlp(
     # Flattened tokens are split over the batch axes only: there `sequence` has size 1, and is named for the checker.
     tokens = PartitionSpec((*BATCH_AXES, "sequence")) if x.ndim == 2 else PartitionSpec(BATCH_AXES, "sequence")
     specs = (tokens, tokens, PartitionSpec(), (layout.gate, layout.gate, layout.down))
-    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=tokens)(x, is_real, router, kernels)
+    # A Pallas kernel doesn't say over which axes its output varies, so that is not checked.
+    run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=tokens, check_vma=False)
+    return run(x, is_real, router, kernels)
 
 
-def _grouped_mlp(rows: Array, kernels: Kernels, sizes: Array) -> Array:
+def _grouped_mlp(rows: Array, kernels: Kernels, sizes: Array, multiply: GroupedMatmul) -> Array:
     """down(silu(gate rows) * up rows), each run of rows with its expert's kernels."""
-    gate, up, down = (kernel.swapaxes(1, 2) for kernel in kernels)  # ragged_dot contracts its middle dim
-    hidden = jax.nn.silu(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
-    return jax.lax.ragged_dot(hidden, down, sizes)
+    gate, up, down = kernels
+    hidden = jax.nn.silu(multiply(rows, gate, sizes)) * multiply(rows, up, sizes)
+    return multiply(hidden, down, sizes)
 
 
 def _gather(x: Array, axes: Axes, dim: int) -> Array:
