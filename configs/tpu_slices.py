@@ -51,7 +51,7 @@ def slice_config(
     mesh: MeshConfig,
     packing: PackingConfig,
     max_tokens: int,
-    remat: Literal["full", "dots", "none"] = "full",
+    remat: Literal["full", "attention", "dots", "none"] = "attention",
 ) -> Config:
     """PipelineRL on a slice: bfloat16 compute over float32 master weights and AdamW."""
     base = pipelinerl.get_config()

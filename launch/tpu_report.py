@@ -39,6 +39,8 @@ def show(key: str, config: Config, found: Estimate | None, answer: dict[str, Any
         error = answer["error"]
         console.print(f"DOES NOT FIT: {error['program']} needs more memory than a chip has. XLA says:", style="bold")
         console.print("\n".join(f"  {line}" for line in out_of_memory(error["message"])))
+        parts = ", ".join(f"{name} {_gib(size)}" for name, size in answer.get("state_bytes", {}).items())
+        console.print(f"what is there in any case, GiB a chip: {parts}")
         return
     console.print(_memory_table(found))
     console.print(_time_table(found, answer))

@@ -75,11 +75,14 @@ def hardware_flops(
     num_tokens: float,
     num_scored_tokens: float,
     sum_squared_lengths: float,
-    remat: Literal["full", "dots", "none"],
+    remat: Literal["full", "attention", "dots", "none"],
 ) -> float:
-    """Model FLOPs plus what the backward pass computes again: all of a layer, only its attention, or nothing."""
+    """Model FLOPs plus what the backward pass computes again, by `learner.model.remat`'s policies.
+
+    full: whole layers; attention: all of them but attention; dots and none: no matmul.
+    """
     layers, attention, head = _forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, True)
-    again = {"full": layers + attention, "dots": attention, "none": 0.0}
+    again = {"full": layers + attention, "attention": layers, "dots": 0.0, "none": 0.0}
     if remat not in again:
         raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(again)}")
     return 3 * (layers + attention + head) + again[remat]

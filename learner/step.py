@@ -264,7 +264,9 @@ class Steps:
     def _apply(self, state: TrainState) -> tuple[TrainState, Metrics]:
         self._num_traces["apply"] += 1
         total = state.accumulator
-        grads = jax.tree.map(lambda g: g / total.denominator, total.grads)
+        # A product, which XLA repeats where it is used; a quotient it would keep, as large as the parameters.
+        share = 1 / total.denominator
+        grads = jax.tree.map(lambda g: g * share, total.grads)
         loss, grad_norm = total.loss / total.denominator, optax.tree.norm(grads)
         # 0 / 0 is not finite either, so an update without tokens is skipped too.
         is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)

@@ -221,7 +221,7 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
     message = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.1G of 15.75G hbm.\n\n  Largest: 9G dot"
     )
-    failed = {"device_kind": "TPU v5 lite", "num_chips": 16, "programs": {}}
+    failed = {"device_kind": "TPU v5 lite", "num_chips": 16, "programs": {}, "state_bytes": {"optimizer": 7 * GIB}}
     failed |= {"error": {"kind": "memory", "program": "accumulate", "message": message}}
     monkeypatch.setattr(
         compile_tpu, "compile_job", lambda job, python, dump: compile_tpu.Outcome(job=job, estimate=None, answer=failed)
@@ -229,6 +229,7 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
     assert compile_tpu.main([f"--config={SMALL}"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any("Used 20.1G of 15.75G" in line for line in lines) and any("Largest: 9G dot" in line for line in lines)
+    assert any("optimizer 7.00" in line for line in lines)
     key = "Qwen3-1.7B@v5e:4x4"
     summary = json.loads(lines[-1])
     assert summary["bench"] == "compile_tpu"

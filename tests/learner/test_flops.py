@@ -56,7 +56,10 @@ def test_hardware_flops_of_full_remat_is_a_forward_of_the_layers_more():
     model = model_flops(QWEN3_0_6B, **batch)
     assert hardware_flops(QWEN3_0_6B, **batch, remat="none") == model
     assert hardware_flops(QWEN3_0_6B, **batch, remat="full") == pytest.approx(model + layers, rel=1e-12)
-    assert hardware_flops(QWEN3_0_6B, **batch, remat="dots") == pytest.approx(model + attention, rel=1e-12)
+    assert hardware_flops(QWEN3_0_6B, **batch, remat="attention") == pytest.approx(
+        model + layers - attention, rel=1e-12
+    )
+    assert hardware_flops(QWEN3_0_6B, **batch, remat="dots") == model
 
 
 def test_hardware_flops_of_an_unknown_policy_is_refused():
