@@ -18,7 +18,6 @@ from actor.local_copy import sweep
 from bridge.run_lock import RunLock
 from configs.overrides import snapshot_folder
 from launch import command_line
-from launch.host_memory import HUGE_PAGES
 from launch.lifeline import VARIABLE
 from launch.view import RunView
 
@@ -78,13 +77,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=PROJECT,
-                env={
-                    **(HUGE_PAGES if self.role == "learner" else {}),
-                    **os.environ,
-                    VARIABLE: str(os.getpid()),
-                    "PYTHONUNBUFFERED": "1",
-                }
-                | self._devices,
+                env={**os.environ, VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"} | self._devices,
             )
 
     def ask_to_stop(self) -> None:

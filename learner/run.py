@@ -151,7 +151,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
             dtype=config.model.param_dtype,
             sharding_fn=lambda path, shape: NamedSharding(mesh, param_spec(path, shape, mesh)),
         )
-        _check_same_shapes(loaded, model_config, folder)
+        check_same_shapes(loaded, model_config, folder)
         return params
 
     reference = pathlib.Path(config.loss.reference_path or model_folder)
@@ -160,8 +160,8 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
         state = steps.init(load(model_folder))
     else:
         step, arrays, books = restored
-        _check_same("model", books["model"], model_config.to_hf(), folder)
-        _check_same("mesh", books["mesh"], config.mesh.axes, folder)
+        check_same("model", books["model"], model_config.to_hf(), folder)
+        check_same("mesh", books["mesh"], config.mesh.axes, folder)
         state = TrainState(**arrays, accumulator=steps.zero_accumulator())
     store.record_restore(incarnation, step)
 
@@ -299,15 +299,24 @@ def acknowledge_committed(run: Run, step: int | None) -> None:
         run.timeline.instant("checkpoint", step=step)
 
 
-def _check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
+def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
+    """Compares what a checkpoint was made for with what is to go on from it.
+
+    Raises:
+      CheckpointError: they differ; names the fields.
+    """
     differing = sorted(k for k in {*saved, *now} if saved.get(k) != now.get(k))
     if differing:
         fields = "; ".join(f"{field} was {saved.get(field)!r}, is {now.get(field)!r}" for field in differing)
         raise CheckpointError(f"the checkpoint of {folder} is of another {what}: {fields}")
 
 
-def _check_same_shapes(loaded: ModelConfig, model_config: ModelConfig, folder: pathlib.Path) -> None:
-    """A reference may be another checkpoint of the model, not another model."""
+def check_same_shapes(loaded: ModelConfig, model_config: ModelConfig, folder: pathlib.Path) -> None:
+    """A reference may be another checkpoint of the model, not another model.
+
+    Raises:
+      ValueError: its shape differs; names the field.
+    """
     for field in dataclasses.fields(ModelConfig):
         got, wanted = getattr(loaded, field.name), getattr(model_config, field.name)
         if field.compare and got != wanted:

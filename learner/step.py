@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Float32
 from configs.schema import Config
 from learner import diagnostics, losses
 from learner.compiler_options import compiler_options
+from learner.host_memory import give_back_free_memory
 from learner.losses import TokenInputs
 from learner.mesh import BATCH_AXES, batch_sharding, param_shardings, replicated
 from learner.model.config import ModelConfig
@@ -73,6 +74,7 @@ class Steps:
             mesh=mesh,
         )
         self._num_traces: collections.Counter[str] = collections.Counter()
+        self._num_tidied = 0
         params = abstract_params(model_config, config.model.param_dtype)
         self._abstract = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
         state = self._shardings = param_shardings(self._abstract, mesh)
@@ -158,6 +160,7 @@ class Steps:
                 f"proximal={self.scores_proximal} logprobs, got {jax.tree.map(jnp.shape, anchors)}; see learner.anchors"
             )
         accumulator = self._jit_accumulate(state.accumulator, state.params, state.step, self.put(batch), anchors)
+        self._tidy()
         return dataclasses.replace(state, accumulator=accumulator)
 
     def apply(self, state: TrainState) -> tuple[TrainState, Metrics]:
@@ -167,7 +170,9 @@ class Steps:
         optimizer state bit-identical and count in `skipped_updates`; the step advances in any case.
         Metrics stay on the device.
         """
-        return self._jit_apply(state)
+        result = self._jit_apply(state)
+        self._tidy()
+        return result
 
     def score(self, params: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
         """Scores the trained tokens: log pi of each given those before it, at its own position; 0 elsewhere."""
@@ -194,6 +199,12 @@ class Steps:
             frozen = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), state.params)
             lowered["score"] = self._jit_score.lower(frozen, batch)
         return lowered
+
+    def _tidy(self) -> None:
+        """After a call that compiled, frees what the compiler left."""
+        if self.num_compilations > self._num_tidied:
+            self._num_tidied = self.num_compilations
+            give_back_free_memory()
 
     def _accumulate(
         self, accumulator: Accumulator, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs

@@ -3,8 +3,7 @@
     python -m tests.bench.learner [--quick] [--profile] [--batches=seed0,full] [--sides=ours,torch_packed]
 
 Sides, each a process of its own on the same two cores, float32, all from one folder of weights:
-  ours          `Steps.accumulate` and `Steps.apply` with the default configuration, packed; malloc as
-                launch.local sets it for a learner (`launch/host_memory.py`; worth about 4%)
+  ours          `Steps.accumulate` and `Steps.apply` with the default configuration, packed
   torch_packed  PyTorch with transformers' Qwen3, packed under a block-causal mask, SDPA, fused AdamW
   tunix_padded  google-tunix from PyPI as it ships: one sequence a row of 128 + 384 tokens
   tunix_packed  google-tunix with its sequence packing
@@ -30,7 +29,6 @@ import tempfile
 
 from absl import app, flags
 
-from launch.host_memory import HUGE_PAGES
 from tests.bench import learner_table
 from tests.bench.peers import venvs, workload
 from tests.bench.peers.race import ROOT, Entry, Process, check, summary, timings
@@ -79,8 +77,7 @@ def entries(names: list[str]) -> list[Entry]:
     for name in names:
         environment, module, args = known[name]
         python = venvs.ensure(environment) if environment else pathlib.Path(sys.executable)
-        memory = HUGE_PAGES if name == "ours" else {}
-        made.append(Entry(name=name, python=python, module=module, args=args, environment=memory))
+        made.append(Entry(name=name, python=python, module=module, args=args))
     return made
 
 

@@ -1,5 +1,6 @@
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -64,3 +65,29 @@ def test_make_optimizer_matches_adamw_by_the_book(scale):
         want = oracle.update(want, grads, rate)
         for k in params:
             np.testing.assert_allclose(got[k], want[k], rtol=1e-4, atol=1e-5)
+
+
+def test_make_optimizer_adafactor_first_step_is_the_factored_estimate_clipped_and_decayed():
+    config = OptimizerConfig(name="adafactor", learning_rate=0.1, weight_decay=0.5, max_grad_norm=1e9)
+    optimizer = make_optimizer(config, num_updates=10)
+    rng = np.random.default_rng(0)
+    params = {"layers": {"q_proj": {"kernel": rng.normal(size=(128, 256)).astype(np.float32)}}}
+    grads = rng.normal(size=(128, 256)) * np.linspace(0.1, 3, 128)[:, None]
+    state = optimizer.init(params)
+    largest = max(x.size for x in jax.tree.leaves(state))
+    assert largest <= 256  # rows and columns, and no first moment
+    tree = {"layers": {"q_proj": {"kernel": grads.astype(np.float32)}}}
+    updates, _ = optimizer.update(tree, state, params)
+    square = grads**2 + 1e-30
+    rows, columns = square.mean(1, keepdims=True), square.mean(0, keepdims=True)
+    scaled = grads / np.sqrt(rows * columns / square.mean())
+    scaled /= max(1.0, np.sqrt((scaled**2).mean()))
+    want = -0.1 * (scaled + 0.5 * params["layers"]["q_proj"]["kernel"])
+    np.testing.assert_allclose(updates["layers"]["q_proj"]["kernel"], want, rtol=1e-4, atol=1e-5)
+
+
+def test_make_optimizer_keeps_the_first_moment_in_the_dtype_asked_for():
+    params = {"x": np.ones((4, 4), np.float32)}
+    state = make_optimizer(OptimizerConfig(mu_dtype="bfloat16"), num_updates=1).init(params)
+    dtypes = sorted(str(x.dtype) for x in jax.tree.leaves(state) if x.ndim)
+    assert dtypes == ["bfloat16", "float32"]

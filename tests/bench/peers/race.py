@@ -7,7 +7,7 @@ import os
 import pathlib
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tests.bench.peers.serve import NUM_THREADS
 
@@ -27,7 +27,6 @@ class Entry:
     python: pathlib.Path
     module: str
     args: tuple[str, ...] = ()
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Process:
@@ -40,7 +39,6 @@ class Process:
             "OMP_NUM_THREADS": str(NUM_THREADS),
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(ROOT),
-            **entry.environment,
         }
         with open(log, "w") as err:
             self._process = subprocess.Popen(

@@ -1,0 +1,23 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint import CheckpointError
+from learner.run import check_same, check_same_shapes
+from tests.learner.streams import MODEL
+
+
+def test_checkpoint_of_another_model_or_mesh_is_refused_with_the_fields_that_differ():
+    saved = MODEL.to_hf()
+    check_same("model", saved, MODEL.to_hf(), Path("runs/a"))
+    with pytest.raises(CheckpointError, match="of runs/a is of another model: num_hidden_layers was 2, is 4"):
+        check_same("model", saved, dataclasses.replace(MODEL, num_layers=4).to_hf(), Path("runs/a"))
+    with pytest.raises(CheckpointError, match="another mesh: fsdp was 8, is 4; tensor was 1, is 2"):
+        check_same("mesh", {"fsdp": 8, "tensor": 1}, {"fsdp": 4, "tensor": 2}, Path("runs/a"))
+
+
+def test_reference_of_another_shape_is_refused_with_the_field():
+    check_same_shapes(dataclasses.replace(MODEL, hf_json='{"note": 1}'), MODEL, Path("ref"))
+    with pytest.raises(ValueError, match="loss.reference_path ref: hidden_size is 8, the model's is 16"):
+        check_same_shapes(dataclasses.replace(MODEL, hidden_size=8), MODEL, Path("ref"))
