@@ -61,10 +61,10 @@ class ModelConfig:
     served_dtype: Dtype = "float32"
     """What is published and what the engine computes in."""
     remat: Literal["full", "attention", "dots", "none"] = "attention"
-    """What the backward pass recomputes: whole layers, all but attention, all but attention and the projections,
-    nothing."""
-    attention: str = "auto"
-    """Implementation in the learner: auto takes the platform's (`learner/model/attention.py` has the names)."""
+    """What the backward pass recomputes: whole layers, all but attention (with the splash and xla implementations;
+    cuDNN and Pallas are recomputed), all but attention and the projections, nothing."""
+    attention: Literal["auto", "splash", "cudnn", "pallas", "xla"] = "auto"
+    """Implementation in the learner: auto takes the platform's (`learner/model/attention.py`)."""
     logit_chunk_tokens: int = 0
     """Tokens a device whose logits exist at once; 0: 128 on a CPU, elsewhere what fits 512 MiB."""
     max_tokens: int = 64
@@ -237,6 +237,13 @@ class OptimizerConfig:
         _not_negative("optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay)
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"optimizer betas must be in [0, 1), got {self.beta1} and {self.beta2}")
+        if self.name == "adafactor":
+            for field in dataclasses.fields(self):
+                value = getattr(self, field.name)
+                if field.name in ("beta1", "beta2", "eps", "mu_dtype") and value != field.default:
+                    raise ValueError(
+                        f"optimizer.{field.name}={value} has no effect with optimizer.name=adafactor; leave it out"
+                    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,10 +252,12 @@ class PackingConfig:
 
     rows: int = 4
     row_tokens: int = 256
+    max_row_sequences: int = 128
+    """Sequences in a row at most; cuDNN's attention keeps statistics for as many."""
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive("packing", rows=self.rows, row_tokens=self.row_tokens)
+        _positive("packing", rows=self.rows, row_tokens=self.row_tokens, max_row_sequences=self.max_row_sequences)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -430,9 +439,9 @@ class Config:
                 "loss.proximal=round needs publish.when=round_end: a window has no rounds whose start could be kept; "
                 "take loss.proximal=update"
             )
-        if self.loss.overlong_tokens > self.sampling.max_response_tokens:
+        if self.loss.overlong_tokens >= self.sampling.max_response_tokens:
             raise ValueError(
-                f"loss.overlong_buffer_tokens ({self.loss.overlong_tokens}) must be at most "
+                f"loss.overlong_buffer_tokens (here {self.loss.overlong_tokens}; dapo's default is 4096) must be below "
                 f"sampling.max_response_tokens ({self.sampling.max_response_tokens}), or every response is punished"
             )
         if self.packing.rows % self.mesh.batch_shards:

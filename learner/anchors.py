@@ -1,13 +1,14 @@
 """Frozen policies that a loss compares with: the KL reference, and the proximal policy of a round.
 
-Each is a copy of parameters in the compute dtype, split over the mesh like the learner's own. A micro-batch is
-scored by them once, when it is trained.
+Each is a copy of parameters, split over the mesh like the learner's own, kernels in the compute dtype, which is what
+the learner multiplies with too. A micro-batch is scored by them once, when it is trained.
 """
 
 from collections.abc import Callable
 
 import jax
 
+from bridge.names import flatten, unflatten
 from configs.schema import Config
 from learner.packing import PackedBatch
 from learner.state import Params
@@ -23,13 +24,18 @@ class Anchors:
         Args:
           steps: scores, and says what is needed.
           config: the run's.
-          load_reference: reads the reference's parameters, split like the learner's.
+          load_reference: reads the reference's parameters in the compute dtype, split like the learner's.
           params: the learner's, at the start of a round.
         """
         self._steps = steps
+
+        def freeze(path: str, x: jax.Array) -> jax.Array:
+            # A norm's scale is used as it is kept.
+            return x + 0 if path.endswith("/scale") else x.astype(config.model.compute_dtype) + 0
+
         # Without donation nothing is taken over: the optimizer may step the learner's own from here on.
-        self._freeze = jax.jit(lambda tree: jax.tree.map(lambda x: x.astype(config.model.compute_dtype) + 0, tree))
-        self._reference = self._freeze(load_reference()) if steps.needs.reference else None
+        self._freeze = jax.jit(lambda tree: unflatten({p: freeze(p, x) for p, x in flatten(tree).items()}))
+        self._reference = load_reference() if steps.needs.reference else None
         self._proximal: Params | None = None
         self.start_round(params)
 

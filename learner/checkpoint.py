@@ -10,6 +10,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -71,11 +72,15 @@ class Checkpoints:
         except Exception as e:
             raise CheckpointError(f"saving a checkpoint to {self._folder} failed: {e}") from e
 
-    def restore_latest(self, abstract: Any) -> tuple[int, Any, dict[str, Any]] | None:
+    def restore_latest(
+        self, abstract: Any, *, check: Callable[[dict[str, Any]], None] = lambda host: None
+    ) -> tuple[int, Any, dict[str, Any]] | None:
         """The newest intact step: (step, arrays placed like `abstract`, host books). None if there is no step.
 
         A step whose files do not match their hashes is reported, renamed and passed over. So is a lone first
         save that was killed before it was hashed: nothing was acknowledged yet, so starting afresh is exact.
+
+        `check` sees the host books before any array is read, and may refuse them by raising.
 
         Raises:
           CheckpointError: there are steps, but not one is intact; nothing is renamed then.
@@ -96,11 +101,10 @@ class Checkpoints:
                 self._set_aside(step)
         if intact is None:
             return None
-        restored = self._manager.restore(
-            intact,
-            args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore()),
-        )
-        return intact, restored["arrays"], restored["host"]
+        host = self._manager.restore(intact, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        check(host)
+        arrays = self._manager.restore(intact, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
+        return intact, arrays["arrays"], host
 
     def close(self) -> None:
         """Waits for the save in progress and lets go."""

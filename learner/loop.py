@@ -40,11 +40,16 @@ def train(run: Run) -> None:
 
 
 def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
-    """Adds a micro-batch's gradient."""
+    """Adds a micro-batch's gradient.
+
+    Returns when the one before is done, so that the devices have work while the next is prepared; where none is
+    packed yet, when this one is, so that waiting for groups is not mistaken for computing.
+    """
     start = time.time()
-    anchors = run.anchors.score(micro.batch)
-    run.state = run.steps.accumulate(run.state, micro.batch, anchors)
-    jax.block_until_ready(run.state.accumulator.denominator)
+    before = run.steps.in_progress
+    batch = run.steps.put(micro.batch)
+    run.state = run.steps.accumulate(run.state, batch, run.anchors.score(batch))
+    jax.block_until_ready(run.steps.in_progress if micro.ends_pack else before)
     books.add(micro, start, time.time())
 
 

@@ -54,7 +54,7 @@ METRICS: dict[str, str] = {
     "sequences": "sequences trained in this step",
     "skipped_updates": "updates left out so far because loss or gradient was not finite",
     "skipped_in_a_row": "updates left out since the last one that was not",
-    "num_compilations": "XLA programs compiled for training so far",
+    "num_compilations": "times that accumulate and apply were traced and compiled so far; 2 in a healthy run",
     "tokens_per_s": "real tokens (prompts too) the learner trained per second of wall time",
     "model_tflops_per_s": "10^12 model FLOPs a second that the learner computed, all chips together",
     "mfu": "model FLOPs utilisation: model FLOPs a second over the chips' peak; NaN where the peak is unknown",

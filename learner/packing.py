@@ -60,6 +60,8 @@ class MicroBatch:
     """Groups fully consumed with this batch: each id is on the last batch that holds one of its sequences."""
     sum_squared_lengths: float
     """Over its sequences, tokens^2: what causal attention costs."""
+    ends_pack: bool
+    """Nothing more is packed yet: whoever goes on may have to wait for groups."""
     ends_update: bool
     ends_round: bool
 
@@ -76,8 +78,10 @@ class _Sequence:
         return self.prompt_tokens.size + self.rollout.tokens.size
 
 
-def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
+def first_fit_decreasing(lengths: Sequence[int], packing: PackingConfig) -> list[list[int]]:
     """Puts each length, longest first, into the first row with room; returns the indices in each row.
+
+    A row has room for row_tokens tokens and max_row_sequences sequences.
 
     Equal lengths keep their order, so the same groups always pack alike.
     """
@@ -87,9 +91,10 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> list[list[i
         row = next((r for r, free in enumerate(room) if lengths[i] <= free), len(rows))
         if row == len(rows):
             rows.append([])
-            room.append(row_tokens)
+            room.append(packing.row_tokens)
         rows[row].append(i)
-        room[row] -= lengths[i]
+        is_full = len(rows[row]) == packing.max_row_sequences
+        room[row] = 0 if is_full else room[row] - lengths[i]
     return rows
 
 
@@ -129,7 +134,7 @@ def pack_groups(
         signal.append(has_signal(shaped))
         for rollout, advantage in zip(group.rollouts, group_advantages(shaped, loss), strict=True):
             sequences.append(_Sequence(i, group.prompt_tokens, rollout, float(advantage)))
-    rows = first_fit_decreasing([s.size for s in sequences], packing.row_tokens)
+    rows = first_fit_decreasing([s.size for s in sequences], packing)
     chunks = [rows[i : i + packing.rows] for i in range(0, len(rows), packing.rows)]
     last = {sequences[j].group: n for n, chunk in enumerate(chunks) for row in chunk for j in row}
     batches = []
@@ -147,6 +152,7 @@ def pack_groups(
                 batch=batch,
                 ticket_ids=tuple(groups[i].ticket_id for i in done),
                 sum_squared_lengths=float(sum(sequences[j].size ** 2 for row in chunk for j in row)),
+                ends_pack=is_last,
                 ends_update=ends_update and is_last,
                 ends_round=ends_round and is_last,
             )

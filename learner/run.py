@@ -143,12 +143,17 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
-    restored = checkpoints.restore_latest(_saved_part(steps.abstract_state()))
 
-    def load(folder: pathlib.Path) -> Params:
+    def check(books: dict[str, Any]) -> None:
+        check_same("model", _shape_fields(ModelConfig.from_hf(books["model"])), _shape_fields(model_config), folder)
+        check_same("mesh", books["mesh"], config.mesh.axes, folder)
+
+    restored = checkpoints.restore_latest(_saved_part(steps.abstract_state()), check=check)
+
+    def load(folder: pathlib.Path, dtype: str) -> Params:
         loaded, params = hf_io.load(
             folder,
-            dtype=config.model.param_dtype,
+            dtype=dtype,
             sharding_fn=lambda path, shape: NamedSharding(mesh, param_spec(path, shape, mesh)),
         )
         check_same_shapes(loaded, model_config, folder)
@@ -157,11 +162,9 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
     reference = pathlib.Path(config.loss.reference_path or model_folder)
     if restored is None:
         step, books = 0, None
-        state = steps.init(load(model_folder))
+        state = steps.init(load(model_folder, config.model.param_dtype))
     else:
         step, arrays, books = restored
-        check_same("model", books["model"], model_config.to_hf(), folder)
-        check_same("mesh", books["mesh"], config.mesh.axes, folder)
         state = TrainState(**arrays, accumulator=steps.zero_accumulator())
     store.record_restore(incarnation, step)
 
@@ -186,7 +189,9 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
         planner=planner,
         prompts=prompts,
         steps=steps,
-        anchors=Anchors(steps, config, load_reference=lambda: load(reference), params=state.params),
+        anchors=Anchors(
+            steps, config, load_reference=lambda: load(reference, config.model.compute_dtype), params=state.params
+        ),
         state=state,
         step=step,
         last_saved_step=step,
@@ -226,6 +231,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
     store.rewind([t.id for t in planner.open_tickets], next_order=planner.get_state()["num_issued"], step=step)
     heart.start()
     constants = losses.effective_constants(config.loss, temperature=config.sampling.temperature)
+    constants["max_response_tokens"] = config.sampling.max_response_tokens
     (folder / "loss.json").write_text(json.dumps(constants, indent=2) + "\n")
     logging.info("loss %s", " ".join(f"{name}={value}" for name, value in constants.items()))
     logging.info(
@@ -317,7 +323,12 @@ def check_same_shapes(loaded: ModelConfig, model_config: ModelConfig, folder: pa
     Raises:
       ValueError: its shape differs; names the field.
     """
-    for field in dataclasses.fields(ModelConfig):
-        got, wanted = getattr(loaded, field.name), getattr(model_config, field.name)
-        if field.compare and got != wanted:
-            raise ValueError(f"loss.reference_path {folder}: {field.name} is {got!r}, the model's is {wanted!r}")
+    wanted = _shape_fields(model_config)
+    for name, got in _shape_fields(loaded).items():
+        if got != wanted[name]:
+            raise ValueError(f"loss.reference_path {folder}: {name} is {got!r}, the model's is {wanted[name]!r}")
+
+
+def _shape_fields(config: ModelConfig) -> dict[str, Any]:
+    """What makes two models compute alike: not the notes in a config.json."""
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.compare}

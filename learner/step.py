@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import logging
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Float32
 
@@ -28,6 +29,7 @@ from learner.compiler_options import compiler_options
 from learner.host_memory import give_back_free_memory
 from learner.losses import TokenInputs
 from learner.mesh import BATCH_AXES, batch_sharding, param_shardings, replicated
+from learner.model.attention import choose_path
 from learner.model.config import ModelConfig
 from learner.model.decoder import abstract_params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
@@ -66,6 +68,7 @@ class Steps:
             compute_dtype=config.model.compute_dtype,
             remat=config.model.remat,
             attention_path=config.model.attention,
+            max_segments=config.packing.max_row_sequences,
             mesh=mesh,
         )
         self._head = Head(
@@ -75,6 +78,8 @@ class Steps:
         )
         self._num_traces: collections.Counter[str] = collections.Counter()
         self._num_tidied = 0
+        self.in_progress: Array | None = None
+        """Ready when the last `accumulate` is done; donated to nobody, so it can be waited for at any time."""
         params = abstract_params(model_config, config.model.param_dtype)
         self._abstract = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
         state = self._shardings = param_shardings(self._abstract, mesh)
@@ -95,7 +100,7 @@ class Steps:
         self._jit_accumulate = jax.jit(
             self._accumulate,
             in_shardings=(state.accumulator, state.params, whole, self._batch_shardings, self._anchor_shardings),
-            out_shardings=state.accumulator,
+            out_shardings=(state.accumulator, whole),
             donate_argnums=0,
             compiler_options=options,
         )
@@ -159,7 +164,9 @@ class Steps:
                 f"loss {self._config.loss.name} wants reference={self.needs.reference} and "
                 f"proximal={self.scores_proximal} logprobs, got {jax.tree.map(jnp.shape, anchors)}; see learner.anchors"
             )
-        accumulator = self._jit_accumulate(state.accumulator, state.params, state.step, self.put(batch), anchors)
+        accumulator, self.in_progress = self._jit_accumulate(
+            state.accumulator, state.params, state.step, self.put(batch), anchors
+        )
         self._tidy()
         return dataclasses.replace(state, accumulator=accumulator)
 
@@ -208,17 +215,18 @@ class Steps:
 
     def _accumulate(
         self, accumulator: Accumulator, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs
-    ) -> Accumulator:
+    ) -> tuple[Accumulator, Array]:
         self._num_traces["accumulate"] += 1
         (loss, stats), grads = jax.value_and_grad(self._loss_sum, has_aux=True)(params, step, batch, anchors)
         # Split like the parameters from here on, so that XLA reduces and scatters instead of reducing to all.
         grads = jax.lax.with_sharding_constraint(grads, self._shardings.params)
-        return Accumulator(
+        total = Accumulator(
             grads=jax.tree.map(lambda total, g: total + g, accumulator.grads, grads),
             denominator=accumulator.denominator + batch.denominator,
             loss=accumulator.loss + loss,
             stats=diagnostics.merge(accumulator.stats, stats),
         )
+        return total, loss
 
     def _loss_sum(
         self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs
@@ -334,7 +342,8 @@ def build_steps(model_config: ModelConfig, config: Config, mesh: Mesh) -> Steps:
     """The learner's device functions; see `Steps`.
 
     Raises:
-      ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary.
+      ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
+        model.attention can't serve this model on these devices.
     """
     for name, size, parts in (
         ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
@@ -344,4 +353,17 @@ def build_steps(model_config: ModelConfig, config: Config, mesh: Mesh) -> Steps:
     ):
         if size % parts:
             raise ValueError(f"{name} ({size}) must be a multiple of {parts}, the mesh being {dict(mesh.shape)}")
+    windows = {
+        model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
+    }
+    for window in windows:
+        path = choose_path(
+            config.model.attention,
+            device=mesh.devices.flat[0],
+            dtype=jnp.dtype(config.model.compute_dtype),
+            head_dim=model_config.head_dim,
+            window=window,
+            sequence=mesh.shape["sequence"],
+        )
+        logging.info("attention path=%s window=%s remat=%s", path, window, config.model.remat)
     return Steps(model_config, config, mesh)

@@ -25,7 +25,7 @@ class StepBooks:
         self._ticket_ids: list[str] = []
         self._train_s = 0.0
         self._sum_squared_lengths = 0.0
-        self._num_skipped = 0
+        self._num_skipped = int(run.state.skipped_updates)
         self._num_skipped_in_a_row = 0
         self._peak_flops = peak_flops(jax.devices()[0].device_kind)
         self._wait_s_before = run.queue.wait_s
@@ -77,7 +77,8 @@ class StepBooks:
             raise NotFinite(
                 f"the last {self._num_skipped_in_a_row} updates, up to step {self._run.step}, had a loss or gradient "
                 f"that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are those of before. "
-                "Look at grad_norm, max_abs_dlogprob and the learning rate in metrics.jsonl"
+                "The usual causes are a learning rate or a ratio that grew too large (see loss, grad_norm and "
+                "ratio/p99 of the last finite steps in metrics.jsonl), and input that is not finite"
             )
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -250,6 +250,7 @@ def make_apply(
     remat: str = "attention",
     attention_path: str = "auto",
     attention_block: int | None = None,
+    max_segments: int = 128,
     mesh: Mesh | None = None,
 ) -> Apply:
     """Builds the pure forward `apply(params, tokens [B, S], positions [B, S], segment_ids [B, S])`.
@@ -263,6 +264,7 @@ def make_apply(
       remat: what backward recomputes, a key of `learner.model.remat.REMAT`.
       attention_path: see `learner.model.attention.PATHS`; 'auto' chooses by platform.
       attention_block: queries taken at a time, in tokens; None is the path's own choice.
+      max_segments: sequences that a row may hold; see `attention`.
       mesh: what jit's arrays are split over, by `learner.mesh`; None is one device. Without it XLA may split the
         hidden dim of activations instead of gathering the weights of an fsdp mesh.
 
@@ -273,7 +275,9 @@ def make_apply(
         raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(REMAT)}")
     structure = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(params=0))))
     placement = Placement.of(abstract_params(config), mesh, compute_dtype)
-    options: dict[str, Any] = dict(scale=config.head_dim**-0.5, path=attention_path, mesh=mesh)
+    options: dict[str, Any] = dict(
+        scale=config.head_dim**-0.5, path=attention_path, mesh=mesh, max_segments=max_segments
+    )
     if attention_block is not None:
         options["block"] = attention_block
 

@@ -1,7 +1,8 @@
 """One matrix product for each run of rows: the experts' products.
 
-`jax.lax.ragged_dot` runs everywhere, but XLA for TPU computes the gradient of its kernel densely, all experts by all
-rows (Qwen3-30B-A3B: 23 of 25 s of a micro-batch, compiled for v5p). There it is megablox, the Pallas kernel in JAX.
+`jax.lax.ragged_dot` runs everywhere, but not everywhere as a grouped product: XLA-CPU computes all experts by all rows,
+and XLA for TPU does so for the gradient of the kernel (Qwen3-30B-A3B: 23 of 25 s of a micro-batch, compiled for v5p).
+On a TPU it is therefore megablox, the Pallas kernel in JAX. On a GPU it is XLA's lowering, which nobody measured yet.
 """
 
 from collections.abc import Callable

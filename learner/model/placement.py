@@ -57,8 +57,9 @@ class Placement:
     def layer(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """One layer's weights, ready to multiply: kernels and biases cast, then gathered over their fsdp axes.
 
-        The gradient goes back to the parameter's own sharding (a reduce-scatter). Experts stay as they are: their
-        layer gathers them itself.
+        The gradient goes back to the parameter's own sharding (a reduce-scatter), in the compute dtype too: with
+        bfloat16 the devices' parts are rounded before they are summed, half the bytes of float32. Experts stay as they
+        are: their layer gathers them itself.
         """
         flat = flatten({"layers": weights})
         for path, leaf in flat.items():

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 ATTENTION = "attention"
-"""The checkpoint name under which attention paths keep their output and softmax normaliser."""
+"""The checkpoint name under which the splash and xla paths keep their output and softmax normaliser; cuDNN and Pallas
+name nothing, so `attention` is `full` there."""
 
 _POLICIES = jax.checkpoint_policies
 _SAVE_ATTENTION = _POLICIES.save_only_these_names(ATTENTION)

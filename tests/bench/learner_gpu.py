@@ -31,7 +31,7 @@ from learner.step import Steps, build_steps
 MODELS = flags.DEFINE_list("models", ["Qwen3-0.6B", "Qwen3-1.7B"], "Names in configs/model_sizes.py.")
 ROWS = flags.DEFINE_integer("rows", 4, "Rows of a micro-batch.")
 ROW_TOKENS = flags.DEFINE_integer("row_tokens", 8192, "Tokens of a row.")
-ATTENTION = flags.DEFINE_string("attention", "auto", "model.attention.")
+ATTENTION = flags.DEFINE_enum("attention", "auto", ["auto", "cudnn", "pallas", "xla"], "model.attention.")
 REMAT = flags.DEFINE_enum("remat", "attention", ["full", "attention", "dots", "none"], "model.remat.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed updates.")
 OUT = flags.DEFINE_string("out", "", "Also write the table to this file (Markdown).")
@@ -53,7 +53,7 @@ def config_of(rows: int, row_tokens: int) -> Config:
             compute_dtype="bfloat16",
             served_dtype="bfloat16",
             remat=REMAT.value,  # pyright: ignore[reportArgumentType]  # an enum flag
-            attention=ATTENTION.value,
+            attention=ATTENTION.value,  # pyright: ignore[reportArgumentType]  # another
             max_tokens=row_tokens,
         ),
         sampling=SamplingConfig(max_response_tokens=row_tokens - 1),

@@ -159,3 +159,10 @@ def test_loss_constants_are_the_losses_own_until_they_are_given():
 def test_loss_dr_grpo_takes_either_name_of_its_advantage():
     for advantage in ("dr_grpo", "mean_baseline"):
         schema.LossConfig(name="dr_grpo", advantage=advantage, normalization="constant")
+
+
+@pytest.mark.parametrize("field,value", [("beta1", 0.5), ("beta2", 0.9), ("eps", 1e-6), ("mu_dtype", "bfloat16")])
+def test_optimizer_field_that_adafactor_does_not_read_is_refused(field, value):
+    schema.OptimizerConfig(**{field: value})
+    with pytest.raises(ValueError, match=f"optimizer.{field}={value} has no effect with optimizer.name=adafactor"):
+        schema.OptimizerConfig(name="adafactor", **{field: value})

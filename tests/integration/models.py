@@ -32,7 +32,12 @@ def make_folder(path: Path, *, family: Family = "qwen3", tied: bool, seed: int =
     }
     if family == "qwen3_moe":
         config = transformers.Qwen3MoeConfig(
-            head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True, **sizes
+            head_dim=32,  # pyright: ignore[reportCallIssue]  # taken as any further field
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            norm_topk_prob=True,
+            **sizes,
         )
         model = transformers.Qwen3MoeForCausalLM(config)
     elif family == "qwen3":

@@ -77,7 +77,7 @@ def test_make_optimizer_adafactor_first_step_is_the_factored_estimate_clipped_an
     largest = max(x.size for x in jax.tree.leaves(state))
     assert largest <= 256  # rows and columns, and no first moment
     tree = {"layers": {"q_proj": {"kernel": grads.astype(np.float32)}}}
-    updates, _ = optimizer.update(tree, state, params)
+    updates: Any = optimizer.update(tree, state, params)[0]
     square = grads**2 + 1e-30
     rows, columns = square.mean(1, keepdims=True), square.mean(0, keepdims=True)
     scaled = grads / np.sqrt(rows * columns / square.mean())

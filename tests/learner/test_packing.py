@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.schema import PackingConfig
 from learner.advantages import group_advantages
 from learner.packing import first_fit_decreasing
 from tests.learner.streams import config_of, pack, random_group, random_groups, random_rollout
@@ -45,7 +46,8 @@ def group_of_lengths(name, lengths, prompt=1):
 
 @given(lengths=LENGTHS)
 def test_first_fit_decreasing_places_each_once_within_the_row(lengths):
-    rows = first_fit_decreasing(lengths, 16)
+    rows = first_fit_decreasing(lengths, PackingConfig(rows=1, row_tokens=16, max_row_sequences=3))
+    assert all(len(row) <= 3 for row in rows)
     assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
     assert all(sum(lengths[i] for i in row) <= 16 for row in rows)
     # First fit: whatever opens a row fitted in none before it.

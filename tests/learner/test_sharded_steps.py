@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,9 +21,11 @@ from tests.learner.streams import MODEL, config_of, random_groups, stream
 
 ROOT = pathlib.Path(__file__).parents[2]
 # All that a mesh splits is divisible by what it is split by.
-DENSE = dataclasses.replace(
-    MODEL, vocab_size=20, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8
+SHAPE: dict[str, Any] = dict(
+    vocab_size=20, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8
 )
+# Tied and biased, as Qwen2.5; the mixture of experts below is neither.
+DENSE = dataclasses.replace(MODEL, **SHAPE, family="qwen2", tie_word_embeddings=True, qkv_bias=True)
 MESHES = {
     "fsdp 8": dict(fsdp=8),
     "fsdp 4 x tensor 2": dict(fsdp=4, tensor=2),
@@ -31,7 +34,13 @@ MESHES = {
     "fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2),
 }
 MOE = dataclasses.replace(
-    DENSE, family="qwen3_moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=16, norm_topk_prob=True
+    MODEL,
+    **SHAPE,
+    family="qwen3_moe",
+    num_experts=4,
+    num_experts_per_token=2,
+    moe_intermediate_size=16,
+    norm_topk_prob=True,
 )
 MOE_MESHES = {
     "expert 4": dict(expert=4),
@@ -39,7 +48,9 @@ MOE_MESHES = {
     "expert 2 x sequence 2": dict(expert=2, sequence=2),
 }
 # What asks most of a mesh: the mean over a sequence, whose tokens may be split, a frozen reference, and the entropy.
-LOSS = dict(name="gspo", clip_low=0.9, clip_high=9.0, normalization="sequence", kl_coef=0.1, entropy_coef=0.1)
+LOSS: dict[str, Any] = dict(
+    name="gspo", clip_low=0.9, clip_high=9.0, normalization="sequence", kl_coef=0.1, entropy_coef=0.1
+)
 
 
 def fresh_params(model):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.schema import OptimizerConfig
 from learner.mesh import AXES, make_mesh
 from learner.metrics import METRICS
 from learner.model.decoder import make_apply
@@ -200,3 +201,17 @@ def test_accumulate_never_holds_the_logits_of_all_tokens():
     steps = build_steps(dataclasses.replace(MODEL, vocab_size=words), whole, make_mesh(devices=jax.devices()[:1]))
     memory = steps.lower()["accumulate"].compile().memory_analysis()
     assert memory is not None and memory.temp_size_in_bytes > all_logits  # the measure sees it where it is
+
+
+def test_steps_with_adafactor_train_and_keep_no_first_moment():
+    config = config_of()
+    config = dataclasses.replace(config, optimizer=OptimizerConfig(name="adafactor", learning_rate=1e-2))
+    steps, groups = steps_of(config), random_groups(6, 3)
+    state, before = steps.init(fresh_params()), fresh_params()
+    num_moments = sum(x.size for x in jax.tree.leaves(state.opt_state))
+    assert num_moments < 1.1 * sum(x.size for x in jax.tree.leaves(before))
+    losses = []
+    for _ in range(4):
+        state, metrics = update(steps, state, groups, config)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] and int(metrics["skipped_updates"]) == 0

@@ -222,6 +222,8 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     with torch.no_grad():
         want = model(torch.from_numpy(tokens)).logits.numpy()
     np.testing.assert_allclose(logits_of(config, params, row(tokens)), want, atol=1e-4, rtol=0)
+    packed = logits_of(config, params, pack(tokens, 32))
+    np.testing.assert_allclose(packed[0, :26], want.reshape(26, -1), atol=1e-4, rtol=0)
     whole = ModelConfig.from_hf(MODEL_SIZES[size])
     alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "qk_norm", "rope_theta", "rope_scaling")
     for name in (*alike, "rms_norm_eps", "windowed_layers", "num_experts_per_token", "norm_topk_prob"):
