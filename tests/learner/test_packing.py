@@ -54,7 +54,7 @@ def test_first_fit_decreasing_places_each_once_within_the_row(lengths):
     for n, row in enumerate(rows):
         for earlier in rows[:n]:
             longer = sum(lengths[i] for i in earlier if lengths[i] >= lengths[row[0]])
-            assert longer + lengths[row[0]] > 16
+            assert longer + lengths[row[0]] > 16 or len(earlier) == 3
 
 
 @settings(deadline=None, max_examples=60)
