@@ -224,6 +224,13 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     np.testing.assert_allclose(logits_of(config, params, row(tokens)), want, atol=1e-4, rtol=0)
     packed = logits_of(config, params, pack(tokens, 32))
     np.testing.assert_allclose(packed[0, :26], want.reshape(26, -1), atol=1e-4, rtol=0)
+    # In bfloat16 as close to that as transformers itself comes (medians, as above).
+    hidden = forward(config, compute_dtype=jnp.bfloat16)(params, *pack(tokens, 32))
+    half = np.asarray(hidden, np.float32)[0, :26] @ np.asarray(output_head(params)).T
+    with torch.no_grad():
+        rounded = copy.deepcopy(model).bfloat16()(torch.from_numpy(tokens)).logits.float().numpy()
+    error, torch_error = np.median(np.abs(half - want.reshape(26, -1))), np.median(np.abs(rounded - want))
+    assert 0 < error < 2 * torch_error
     whole = ModelConfig.from_hf(MODEL_SIZES[size])
     alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "qk_norm", "rope_theta", "rope_scaling")
     for name in (*alike, "rms_norm_eps", "windowed_layers", "num_experts_per_token", "norm_topk_prob"):
