@@ -70,7 +70,7 @@ def attention(
       path: "auto", or one of `PATHS`.
       block: tile of the xla and splash paths, in tokens; None takes the path's own choice.
       mesh: split rows, tokens and heads over it; None runs on one device, or under GSPMD's own choice.
-      max_segments: cudnn only: a row with more gives NaN.
+      max_segments: cudnn only: a row with more gives NaN (packing.max_row_sequences keeps rows below it).
       interpret: run the Pallas kernels interpreted, on any platform; for tests.
 
     Raises:
