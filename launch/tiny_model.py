@@ -1,6 +1,7 @@
 """The tiny model, made once and cached; `python -m launch.tiny_model` makes it in a process of its own."""
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -29,6 +30,14 @@ def cached_tiny_model(config: Config) -> pathlib.Path:
     }
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:12]
     folder = cache_folder() / f"tiny-{config.prompts.task}-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes while it is being made waits for it
+        _make_unless_there(folder, config)
+    return folder
+
+
+def _make_unless_there(folder: pathlib.Path, config: Config) -> None:
     if not (folder / "config.json").is_file():
         print(f"making the tiny model in {folder} (once, about a minute)", flush=True)
         # In a process of its own: this one never loads jax.
@@ -40,7 +49,6 @@ def cached_tiny_model(config: Config) -> pathlib.Path:
         )
         if made.returncode != 0:
             raise ValueError(f"the tiny model could not be made (exit code {made.returncode}; see above)")
-    return folder
 
 
 def cache_folder() -> pathlib.Path:
