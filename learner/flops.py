@@ -10,11 +10,10 @@ Convention (Chowdhery et al., 2022, "PaLM", appendix B, with the differences nam
   all L^2 pairs: `causal=False`, which flatters long rows by up to a factor of two.
 - The head is counted where a token is scored, since only those logits enter the loss. Pass `num_tokens` as
   `num_scored_tokens` to compare with pre-training, where every token is scored.
-- What rematerialisation computes a second time is no model FLOP. `hardware_flops` counts it (HFU).
+- What rematerialisation computes a second time is no model FLOP. `launch.compile_tpu` counts it (HFU).
 """
 
 import dataclasses
-from typing import Literal
 
 from learner.model.config import ModelConfig
 
@@ -67,25 +66,6 @@ def model_flops(
         sum_squared_lengths=sum_squared_lengths,
         causal=causal,
     )
-
-
-def hardware_flops(
-    config: ModelConfig,
-    *,
-    num_tokens: float,
-    num_scored_tokens: float,
-    sum_squared_lengths: float,
-    remat: Literal["full", "attention", "dots", "none"],
-) -> float:
-    """Model FLOPs plus what the backward pass computes again, by `learner.model.remat`'s policies.
-
-    full: whole layers; attention: all of them but attention; dots and none: no matmul.
-    """
-    layers, attention, head = _forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, True)
-    again = {"full": layers + attention, "attention": layers, "dots": 0.0, "none": 0.0}
-    if remat not in again:
-        raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(again)}")
-    return 3 * (layers + attention + head) + again[remat]
 
 
 def _forward_parts(

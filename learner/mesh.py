@@ -89,17 +89,16 @@ def axes_size(mesh: Mesh, axes: Axes) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
 
-def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, *, strict: bool = False) -> PartitionSpec:
+def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     """How one parameter is split.
 
     Args:
       path: as in `RULES`; leading parts are ignored, so `mu/layers/q_proj/kernel` is the kernel's.
       shape: its shape; a scalar is replicated whatever its path.
       mesh: the mesh.
-      strict: refuse a dim that its axes don't divide, instead of splitting it over fewer of them.
 
     Raises:
-      ValueError: no rule for the path, another number of dims, or (strict) a dim that doesn't divide.
+      ValueError: no rule for the path, or another number of dims.
     """
     if not shape:
         return PartitionSpec()
@@ -109,8 +108,6 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, *, strict: bool = 
     kept: list[Axes] = []
     for dim, wanted in zip(shape, axes, strict=True):
         found = _dividing(dim, wanted, mesh)
-        if strict and axes_size(mesh, found) != axes_size(mesh, wanted):
-            raise ValueError(f"{path}: dim {dim} of {shape} doesn't divide by {wanted}={axes_size(mesh, wanted)}")
         kept.append(found)
     return PartitionSpec(*kept)
 
@@ -128,7 +125,7 @@ def rule(path: str) -> tuple[Axes, ...]:
     raise ValueError(f"no sharding rule for parameter {path!r}, wanted one of {sorted(RULES)}")
 
 
-def param_shardings(params: Any, mesh: Mesh, *, strict: bool = False) -> Any:
+def param_shardings(params: Any, mesh: Mesh) -> Any:
     """The sharding of every leaf: same tree as `params` (arrays or ShapeDtypeStruct).
 
     Optimizer states and statistics work too: a moment is split like its parameter; whatever is of no parameter (a
@@ -141,7 +138,7 @@ def param_shardings(params: Any, mesh: Mesh, *, strict: bool = False) -> Any:
     def one(key_path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         path = "/".join(str(k.key) for k in key_path if isinstance(k, jax.tree_util.DictKey))
         is_whole = not path or _is_factor(key_path, leaf)
-        spec = PartitionSpec() if is_whole else param_spec(path, leaf.shape, mesh, strict=strict)
+        spec = PartitionSpec() if is_whole else param_spec(path, leaf.shape, mesh)
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(one, params)

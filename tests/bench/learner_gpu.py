@@ -108,9 +108,7 @@ def matmul_flops_per_s(size: int) -> float:
 
 def update_s(steps: Steps, shape: Shape, batch: PackedBatch, mesh: jax.sharding.Mesh) -> float:
     """Median seconds of one accumulate and one apply."""
-    make = jax.jit(
-        init_params, static_argnums=0, out_shardings=param_shardings(abstract_params(shape), mesh, strict=False)
-    )
+    make = jax.jit(init_params, static_argnums=0, out_shardings=param_shardings(abstract_params(shape), mesh))
     state, placed = steps.init(make(shape, jax.random.key(0))), steps.put(batch)
     times = []
     for _ in range(REPEATS.value + 2):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs.model_sizes import MODEL_SIZES
-from learner.flops import TPU_CHIPS, forward_flops, hardware_flops, matmul_params, model_flops, peak_flops
+from learner.flops import TPU_CHIPS, forward_flops, matmul_params, model_flops, peak_flops
 from learner.model.config import ModelConfig
 
 QWEN3_0_6B = ModelConfig.from_hf(MODEL_SIZES["Qwen3-0.6B"])
@@ -46,25 +46,6 @@ def test_model_flops_of_two_halves_has_half_the_attention_of_one_whole():
     of: dict[str, Any] = dict(num_tokens=0, num_scored_tokens=0)
     whole = model_flops(QWEN3_0_6B, **of, sum_squared_lengths=2048.0**2)
     assert model_flops(QWEN3_0_6B, **of, sum_squared_lengths=2 * 1024.0**2) == whole / 2
-
-
-def test_hardware_flops_of_full_remat_is_a_forward_of_the_layers_more():
-    batch: dict[str, Any] = dict(num_tokens=5000, num_scored_tokens=3000, sum_squared_lengths=2.0 * 2500**2)
-    squares = batch["sum_squared_lengths"]
-    layers = forward_flops(QWEN3_0_6B, num_tokens=5000, num_scored_tokens=0, sum_squared_lengths=squares)
-    attention = forward_flops(QWEN3_0_6B, num_tokens=0, num_scored_tokens=0, sum_squared_lengths=squares)
-    model = model_flops(QWEN3_0_6B, **batch)
-    assert hardware_flops(QWEN3_0_6B, **batch, remat="none") == model
-    assert hardware_flops(QWEN3_0_6B, **batch, remat="full") == pytest.approx(model + layers, rel=1e-12)
-    assert hardware_flops(QWEN3_0_6B, **batch, remat="attention") == pytest.approx(
-        model + layers - attention, rel=1e-12
-    )
-    assert hardware_flops(QWEN3_0_6B, **batch, remat="dots") == model
-
-
-def test_hardware_flops_of_an_unknown_policy_is_refused():
-    with pytest.raises(ValueError, match="remat"):
-        hardware_flops(QWEN3_0_6B, num_tokens=1, num_scored_tokens=1, sum_squared_lengths=1, remat="some")  # pyright: ignore
 
 
 def test_forward_flops_agree_with_xla_on_a_dense_forward():

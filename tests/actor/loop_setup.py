@@ -1,0 +1,128 @@
+"""An actor's loop with a made-up engine, a real store, real snapshots and real verifier workers."""
+
+import asyncio
+import contextlib
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from actor.admission import Admission, Policy
+from actor.loop import Actor, Limits
+from actor.verifiers.pool import VerifierPool
+from actor.weight_client import WeightClient
+from bridge.snapshot import SnapshotWriter
+from bridge.sqlite_store import SqliteStore
+from bridge.timeline import Timeline
+from bridge.types import Ticket, Version
+from tests.actor.fakes import FakeEngine, until
+from tests.bridge.factories import make_ticket
+
+TABLE = {"a": ("float32", (4,))}
+LIMITS = Limits(lease_s=30.0, heartbeat_s=0.01)
+
+
+@dataclasses.dataclass
+class Setup:
+    root: pathlib.Path
+    store: SqliteStore
+    writer: SnapshotWriter
+    engine: FakeEngine
+    actor: Actor
+    verifiers: VerifierPool
+
+    def publish(self, step: int, incarnation: int = 0) -> Version:
+        version = Version(incarnation=incarnation, step=step)
+        self.writer.write(version, {"a": np.full(4, step, np.float32)}, dtype="float32")
+        return version
+
+    def put(self, *orders: int, **fields) -> None:
+        self.store.put_tickets(ticket(o, **fields) for o in orders)
+
+    def groups(self, kind: str = "train"):
+        return [s.group for s in self.store.read_groups(after_seq=0, limit=1000, kind=kind)]
+
+    def running(self) -> list[str]:
+        return sorted(self.engine.running)
+
+    async def served(self, version: Version) -> None:
+        await until(lambda: self.engine.version == version, f"{version} is served")
+
+    async def runs(self, *request_ids: str) -> None:
+        await until(lambda: self.running() == sorted(request_ids), f"{request_ids} run")
+
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        task = asyncio.create_task(self.actor.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+                await task
+            await self.verifiers.close()
+
+
+def ticket(order: int, **fields) -> Ticket:
+    return make_ticket(f"t{order}", order=order, **({"num_samples": 2} | fields))
+
+
+def make_setup(
+    root: pathlib.Path,
+    *,
+    auto: bool = False,
+    policy: Policy = "frontier",
+    width: int = 2,
+    limits: Limits = LIMITS,
+    command: tuple[str, ...] = (),
+    name: str = "actor-0",
+) -> Setup:
+    engine = FakeEngine(auto=auto)
+    store = SqliteStore(root / "store.sqlite")
+    events = Timeline(root / "events", name)
+    weights = WeightClient(
+        root / "snapshots",
+        root / f"copy-{name}" / "weights",
+        engine,
+        run="r",
+        tokenizer_hash="t",
+        expected=TABLE,
+        timeline=events,
+    )
+    extra = {"command": command} if command else {}
+    verifiers = VerifierPool(num_workers=1, timeout_s=5.0, retries=0, **extra)
+    actor = Actor(
+        name,
+        store=store,
+        engine=engine,
+        weights=weights,
+        verifiers=verifiers,
+        decode=lambda tokens: bytes(tokens.astype(np.uint8)).decode(),
+        admission=Admission(policy, width=width, max_sequences=8, samples_per_group=2),
+        timeline=events,
+        limits=limits,
+    )
+    writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")
+    return Setup(root, store, writer, engine, actor, verifiers)
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 120))
+
+
+def failure(group: BaseException | None) -> BaseException | None:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+async def ended(task: asyncio.Task) -> BaseException | None:
+    await asyncio.wait({task})
+    return failure(task.exception())
+
+
+def make_setup_beside(other: Setup, name: str, **fields) -> Setup:
+    other.writer.close()  # one writer a folder
+    s = make_setup(other.root, name=name, **fields)
+    other.writer = s.writer
+    return s

@@ -1,0 +1,178 @@
+"""The loop when something fails or ends: verifiers, engines, leases, cancellation."""
+
+import asyncio
+import dataclasses
+import sys
+import threading
+
+import numpy as np
+
+from actor.engine import EngineDeadError
+from actor.loop import MAX_DROPPED_IN_A_ROW, Limits
+from bridge import timeline
+from bridge.store import FencedError
+from bridge.types import Task, Version
+from tests.actor.fakes import until
+from tests.actor.loop_setup import LIMITS, ended, make_setup, run, ticket
+from tests.bridge.factories import make_group
+
+
+def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
+    async def body():
+        command = (sys.executable, "-m", "tests.actor.bad_verifiers", str(tmp_path / "attempts"))
+        s = make_setup(tmp_path, auto=True, command=command)
+        s.engine.reply = np.frombuffer(b"1", np.uint8).astype(np.int32)
+        s.publish(0)
+        s.put(0, task=Task(verifier="raise", answer="a"))
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the second attempt's group")
+        assert [r.reward for r in s.groups()[0].rollouts] == [0.5, 0.5]
+        assert s.store.counts()["reissued"] == s.actor.num_dropped == 1
+        assert [e["args"]["ticket"] for e in timeline.read(tmp_path / "events") if e["name"] == "dropped"] == ["t0"]
+
+    run(body())
+
+
+def test_verifier_that_never_works_ends_the_actor(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        s.publish(0)
+        s.put(*range(MAX_DROPPED_IN_A_ROW), task=Task(verifier="nope", answer=""))
+        async with s.serving() as task:
+            error = await ended(task)
+        assert isinstance(error, RuntimeError) and f"{MAX_DROPPED_IN_A_ROW} groups in a row" in str(error)
+        assert s.groups() == []
+
+    run(body())
+
+
+def test_cancelled_loop_aborts_requests_and_gives_its_tickets_back(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        s.put(0, 1, 2)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+        assert s.running() == [] and len(s.engine.aborted) == 4
+        assert s.store.counts()["open"] == 3
+        assert {t.id for t in s.store.claim("other", limit=9, lease_s=9)} == {"t0", "t1", "t2"}
+
+    run(body())
+
+
+def test_ticket_claimed_while_the_loop_is_cancelled_is_given_back(tmp_path, monkeypatch):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        claimed, go_on = threading.Event(), threading.Event()
+        claim = s.store.claim
+
+        def slow_claim(*args, **kwargs):
+            tickets = claim(*args, **kwargs)
+            if tickets:
+                claimed.set()
+                assert go_on.wait(30)
+            return tickets
+
+        monkeypatch.setattr(s.store, "claim", slow_claim)
+        s.put(0)
+        async with s.serving():
+            await until(claimed.is_set, "the store has leased it")
+            asyncio.get_running_loop().call_soon(go_on.set)  # after the cancellation that ends this block
+        assert s.store.counts()["open"] == 1
+
+    run(body())
+
+
+def test_leases_are_renewed_and_a_lost_one_ends_its_group(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, limits=Limits(lease_s=0.3, heartbeat_s=0.01))
+        s.publish(0)
+        s.put(0, 1)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            end = asyncio.get_running_loop().time() + 3 * 0.3
+            while asyncio.get_running_loop().time() < end:  # three leases long
+                assert s.store.claim("thief", limit=9, lease_s=9.0) == []
+                await asyncio.sleep(0.02)
+            s.store.put_group(make_group(ticket(0), actor="thief"))
+            await s.runs("t1.0", "t1.1")
+            assert set(s.actor.held) == {"t1"}
+
+    run(body())
+
+
+def test_ticket_withdrawn_while_it_is_served_is_forgotten(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        s.put(0)
+        async with s.serving() as task:
+            await s.runs("t0.0", "t0.1")
+            s.store.withdraw(["t0"])
+            s.engine.finish("t0.0")
+            s.engine.finish("t0.1")
+            await until(lambda: not s.actor.groups, "the group ended")
+            assert not task.done()
+            assert s.actor.num_emitted == 0
+
+    run(body())
+
+
+def test_fenced_actor_ends(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        async with s.serving() as task:
+            await s.served(Version(incarnation=0, step=0))
+            s.store.fence("actor-0", "off by 2.2")
+            error = await ended(task)
+        assert isinstance(error, FencedError) and "off by 2.2" in str(error)
+
+    run(body())
+
+
+def test_dead_engine_ends_the_actor_and_its_tickets_are_free(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        s.put(0)
+        async with s.serving() as task:
+            await s.runs("t0.0", "t0.1")
+            s.engine.die()
+            assert isinstance(await ended(task), EngineDeadError)
+        assert s.store.counts()["open"] == 1
+
+    run(body())
+
+
+def test_engine_that_samples_nothing_is_found(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.5))
+        s.publish(0)
+        async with s.serving() as task:
+            await s.served(Version(incarnation=0, step=0))
+            await asyncio.wait({task}, timeout=1.0)
+            assert not task.done()  # idle is not hung
+            s.put(0)
+            error = await ended(task)
+        assert isinstance(error, EngineDeadError) and "no token for 0.5 s with 2 requests" in str(error)
+
+    run(body())
+
+
+def test_group_sent_twice_is_taken_once(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            assert s.store.put_group(make_group(ticket(0), actor="other"))
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: not s.actor.groups, "the group ended")
+            assert s.actor.num_emitted == 0
+        assert [g.actor for g in s.groups()] == ["other"]
+
+    run(body())

@@ -1,0 +1,152 @@
+"""The loop and its weights: the first ones, updates in flight, abandoned ones, snapshots that can't be used."""
+
+import asyncio
+import dataclasses
+import json
+
+from actor.engine import EngineDeadError
+from bridge.types import Version
+from tests.actor.fakes import until
+from tests.actor.loop_setup import LIMITS, ended, make_setup, run
+
+
+def test_tickets_wait_for_the_first_weights(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        s.put(0, 1)
+        async with s.serving():
+            await until(lambda: bool(s.store.heartbeats()), "a heartbeat")
+            assert s.store.heartbeats()[0].version is None
+            assert s.store.counts()["open"] == 2  # not even claimed
+            s.publish(3)
+            await until(lambda: len(s.groups()) == 2, "both groups")
+
+    run(body())
+
+
+def test_ticket_for_newer_weights_waits_for_them(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        s.publish(0)
+        s.put(0, min_version=Version(incarnation=0, step=1))
+        s.put(1)
+        async with s.serving():
+            await until(lambda: [g.order for g in s.groups()] == [1], "the servable one")
+            s.publish(1)
+            await until(lambda: len(s.groups()) == 2, "the other one")
+        assert {g.order: g.min_step for g in s.groups()} == {0: 1, 1: 0}
+
+    run(body())
+
+
+def test_update_in_flight_reaches_the_group(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        await asyncio.to_thread(s.publish, 0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 2)
+            await s.served(s.publish(1))
+            s.engine.step("t0.0", 1)
+            s.engine.finish("t0.0")
+            s.engine.finish("t0.1")
+            await until(lambda: bool(s.groups()), "the group")
+        (group,) = s.groups()
+        assert group.rollouts[0].token_versions.tolist() == [0, 0, 1]
+        assert (group.min_step, group.max_step) == (0, 1)
+        assert s.engine.aborted == []
+
+    run(body())
+
+
+def test_abandoned_future_is_sampled_again(tmp_path):
+    """Served 0:5; the learner is back at step 3 under incarnation 1: nothing of 0:5 may stay."""
+
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(5)
+        s.put(0, 1)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            s.engine.step("t0.0", 1)
+            s.engine.finish("t0.1")
+            await s.runs("t0.0", "t1.0", "t1.1")
+            await s.served(s.publish(3, incarnation=1))
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            assert sorted(s.engine.aborted) == ["t0.0", "t1.0", "t1.1"]
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: len(s.groups()) == 2, "both groups")
+        for group in s.groups():
+            assert (group.incarnation, group.min_step, group.max_step) == (1, 3, 3)
+        assert s.store.counts()["reissued"] == 0
+
+    run(body())
+
+
+def test_higher_incarnation_that_lost_nothing_aborts_nothing(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(5)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 1)
+            await s.served(s.publish(5, incarnation=1))
+            s.engine.step("t0.0", 1)
+            s.engine.finish("t0.0")
+            s.engine.finish("t0.1")
+            await until(lambda: bool(s.groups()), "the group")
+        assert s.engine.aborted == []
+        assert s.groups()[0].incarnation == 1
+
+    run(body())
+
+
+def test_update_that_hangs_is_found(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, swap_s=0.2))
+        s.engine.hang_swaps = True
+        s.publish(0)
+        async with s.serving() as task:
+            error = await ended(task)
+        assert isinstance(error, EngineDeadError) and "longer than 0.2 s" in str(error)
+
+    run(body())
+
+
+def test_broken_snapshot_gives_waiting_tickets_back_and_serves_on(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        v0 = s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            v1 = Version(incarnation=0, step=1)
+            s.engine.refuse = {v1}
+            s.put(1, min_version=v1)
+            await until(lambda: "t1" in s.actor.held, "it is claimed")
+            s.publish(1)
+            await until(lambda: s.store.counts()["open"] == 1, "it is given back")
+            assert (s.engine.version, s.running()) == (v0, ["t0.0", "t0.1"])
+            await s.served(s.publish(2))
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+
+    run(body())
+
+
+def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        v = s.publish(4)
+        s.put(0)
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the group")
+            await until(lambda: json.loads(s.store.heartbeats()[0].detail)["groups"] == 1, "it is told")
+        (beat,) = s.store.heartbeats()
+        detail = json.loads(beat.detail)
+        assert (beat.process, beat.role, beat.version) == ("actor-0", "actor", v)
+        assert detail["pause_s"] == 0.02 and detail["load_s"] == 0.01 and detail["prefetch_s"] > 0
+
+    run(body())
