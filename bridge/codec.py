@@ -16,7 +16,7 @@ import numpy as np
 
 from bridge.types import Group, Heartbeat, Ticket, WeightManifest
 
-FORMAT = 1
+FORMAT = 2
 """Goes up with every change that an older reader would misread."""
 
 MAX_BYTES = 64 * 2**20

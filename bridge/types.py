@@ -100,6 +100,9 @@ class Ticket:
     prompt_tokens: Int32[np.ndarray, " P"]
     task: Task
     num_samples: int
+    """K: rollouts of its group."""
+    num_requests: int
+    """Responses to sample at once; the first `num_samples` to end make the group. More than that is a race."""
     sampling: Sampling
     min_version: Version
     """No token of this ticket's group may come from weights of an earlier step."""
@@ -111,6 +114,10 @@ class Ticket:
             raise ValueError("a ticket needs an id")
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be >= 1, got {self.num_samples} for ticket {self.id}")
+        if self.num_requests < self.num_samples:
+            raise ValueError(
+                f"num_requests must be >= num_samples, got {self.num_requests} < {self.num_samples} for ticket {self.id}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

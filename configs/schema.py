@@ -6,6 +6,7 @@ Checks of one section live in its `__post_init__`; checks across sections in `Co
 """
 
 import dataclasses
+import math
 import re
 from typing import Literal
 
@@ -149,6 +150,17 @@ class RoundsConfig:
     max_lag_steps: int | None = None
     """Hard bound on the lag of a group's oldest token. A window is kept narrow enough for it, and groups over it
     when they are dequeued are dropped, counted and issued again."""
+    overprovision_prompts: float = 1.0
+    """eta_P of RollPacker's tail batching (section 3): a short round issues eta_P R prompts and keeps the first R
+    groups to complete; the others' prompts wait until R of them make a long round of their own. 1: off."""
+    overprovision_samples: float = 1.0
+    """eta_R: eta_R K responses are sampled and the first K to end are kept (not in long rounds). 1: off."""
+    filter_zero_variance: bool = False
+    """Groups whose rewards are all equal teach nothing; they are dropped, and another prompt takes the place of each
+    in the same round."""
+    ess_floor: float = 0.0
+    """An update whose effective sample size is below it isn't made: the learner waits until a full batch by its own
+    current weights is there (PipelineRL, NeurIPS version, Algorithm 2). 0: off."""
 
     def __post_init__(self) -> None:
         """Checks this section."""
@@ -164,6 +176,21 @@ class RoundsConfig:
                 f"rounds.groups_per_round (R={self.groups_per_round})"
             )
         _not_negative("rounds", max_lag_steps=self.max_lag_steps)
+        for name in ("overprovision_prompts", "overprovision_samples"):
+            if not 1 <= getattr(self, name) <= 4:
+                raise ValueError(f"rounds.{name} must be between 1 (off) and 4, got {getattr(self, name)}")
+        if not 0 <= self.ess_floor < 1:
+            raise ValueError(f"rounds.ess_floor must be in [0, 1), got {self.ess_floor}")
+
+    @property
+    def groups_issued(self) -> int:
+        """Prompts of a short round: eta_P R, rounded up."""
+        return math.ceil(self.overprovision_prompts * self.groups_per_round - 1e-9)
+
+    @property
+    def requests_per_group(self) -> int:
+        """Responses sampled for a group of a short round: eta_R K, rounded up."""
+        return math.ceil(self.overprovision_samples * self.samples_per_group - 1e-9)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,11 +201,31 @@ class AdmissionConfig:
     """fifo: all that are open; frontier: the `width` lowest orders (RolloutPipe eq. 5-6); window: `width`
     groups kept in progress, issued as others are consumed (PipelineRL Algorithm 2, H = width K)."""
     width: int = 0
-    """Groups; 0 means U for frontier and 4 U for window."""
+    """Groups, of all actors together; 0 means U for frontier, and for window 4 U or what async_ratio asks for."""
+    async_ratio: float | None = None
+    """alpha of ROLL Flash (section 4.3), for a window: tickets are issued for the update being filled and alpha more,
+    so at most (1 + alpha) U groups are issued and not yet trained; 0 waits for each update's weights."""
+    unit: Literal["group", "sample"] = "group"
+    """What an actor claims: whole groups (their prompt is computed once), or single samples, so that the K samples of a
+    prompt spread over several engines (ROLL Flash's queue scheduling and prompt replication)."""
+    when_full: Literal["block", "drop_oldest"] = "block"
+    """What complete groups do that wait for a slower learner: hold their place in the window, so that the actors
+    pause, or give way, the oldest first, to be generated anew by newer weights (PipelineRL's ring buffer)."""
+    queue_groups: int = 0
+    """With drop_oldest: complete groups that may wait; 0 means U."""
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _not_negative("admission", width=self.width)
+        _not_negative("admission", width=self.width, async_ratio=self.async_ratio, queue_groups=self.queue_groups)
+        if self.async_ratio is not None and self.policy != "window":
+            raise ValueError(f"admission.async_ratio needs admission.policy=window, got {self.policy}")
+        if self.when_full == "drop_oldest" and self.policy != "window":
+            raise ValueError(
+                f"admission.when_full=drop_oldest needs admission.policy=window (a round wants each of its groups), "
+                f"got {self.policy}"
+            )
+        if self.queue_groups and self.when_full == "block":
+            raise ValueError("admission.queue_groups has no effect with admission.when_full=block; leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,8 +235,12 @@ class PublishConfig:
     when: Literal["round_end", "every"] = "round_end"
     every_n_steps: int = 1
     """With when=every."""
+    at_publish: Literal["keep", "abort_and_resume", "drain"] = "keep"
+    """What running requests do: go on under the new weights (in flight, PipelineRL), end and go on from their tokens as
+    new requests (partial rollouts, ROLL Flash), or finish first while nothing new starts."""
     kv_cache: Literal["keep", "recompute"] = "keep"
-    """What running requests do with the keys and values of older weights (PipelineRL section 5.1)."""
+    """With at_publish=keep: what running requests do with the keys and values of older weights (PipelineRL section
+    5.1)."""
     probe_every_n_publishes: int = 10
     """After every n-th publish the learner compares the engine's logprobs of fresh samples with its own
     before the next step; 0 never."""
@@ -202,6 +253,10 @@ class PublishConfig:
         """Checks this section."""
         _positive("publish", every_n_steps=self.every_n_steps)
         _not_negative("publish", probe_every_n_publishes=self.probe_every_n_publishes, parity_bound=self.parity_bound)
+        if self.kv_cache == "recompute" and self.at_publish != "keep":
+            raise ValueError(
+                f"publish.kv_cache=recompute has no effect with publish.at_publish={self.at_publish}; leave it out"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -336,6 +391,11 @@ class ActorConfig:
     devices: str = ""
     """CUDA_VISIBLE_DEVICES of an actor that launch.local starts; empty leaves it as it is."""
     tensor_parallel_size: int = 1
+    elastic: bool = False
+    """Adapts how many sequences run at once, and restarts an engine whose preemptions ask for another tensor parallel
+    size (RollPacker section 4.2); `actor/elastic.py` says by which rules."""
+    max_tensor_parallel_size: int = 0
+    """With elastic: devices that one engine may take; 0 means tensor_parallel_size."""
     gpu_memory_utilization: float = 0.9
     """On a GPU."""
     kv_cache_gib: int = 1
@@ -371,6 +431,12 @@ class ActorConfig:
             start_timeout_s=self.start_timeout_s,
             max_attempts=self.max_attempts,
         )
+        if 0 < self.max_tensor_parallel_size < self.tensor_parallel_size:
+            raise ValueError(
+                f"actor.max_tensor_parallel_size ({self.max_tensor_parallel_size}) is below "
+                f"actor.tensor_parallel_size ({self.tensor_parallel_size})"
+            )
+        _not_negative("actor", max_tensor_parallel_size=self.max_tensor_parallel_size)
         _not_negative("actor", verifier_retries=self.verifier_retries, max_restarts=self.max_restarts)
 
 
@@ -411,6 +477,11 @@ class Config:
             raise ValueError(
                 "admission.policy=window and publish.when=every go together (a window has no round to end), "
                 f"got {self.admission.policy} and {self.publish.when}"
+            )
+        if self.rounds.overprovision_prompts > 1 and self.publish.when == "every":
+            raise ValueError(
+                "rounds.overprovision_prompts needs publish.when=round_end: a window has no round whose first R groups "
+                "could win"
             )
         if self.publish.when == "every" and self.rounds.train_start == "round_complete":
             raise ValueError("rounds.train_start=round_complete needs publish.when=round_end")
@@ -461,9 +532,14 @@ class Config:
         defaults = {
             "fifo": 0,
             "frontier": self.rounds.groups_per_update,
-            "window": 4 * self.rounds.groups_per_update,
+            "window": math.ceil((1 + self.alpha) * self.rounds.groups_per_update),
         }
         return self.admission.width or defaults[self.admission.policy]
+
+    @property
+    def alpha(self) -> float:
+        """The async ratio; 3 where none is given, for a window of 4 U."""
+        return 3.0 if self.admission.async_ratio is None else self.admission.async_ratio
 
     @property
     def run_dir(self) -> str:

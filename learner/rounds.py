@@ -151,6 +151,7 @@ class RoundPlanner:
             prompt_tokens=problem.prompt_tokens,
             task=problem.task,
             num_samples=self._rounds.samples_per_group,
+            num_requests=self._rounds.samples_per_group,
             sampling=self._sampling,
             min_version=Version(incarnation=self._incarnation if self._by_round else 0, step=min_step),
         )
@@ -183,6 +184,7 @@ def pinned_tickets(
             prompt_tokens=problem.prompt_tokens,
             task=problem.task,
             num_samples=num_samples,
+            num_requests=num_samples,
             sampling=sampling,
             min_version=version,
         )

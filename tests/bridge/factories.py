@@ -32,7 +32,8 @@ def make_ticket(id_: str = "t", **fields: Any) -> Ticket:
         "sampling": Sampling(max_tokens=16),
         "min_version": Version(incarnation=0, step=0),
     }
-    return Ticket(**(values | fields))
+    values |= fields
+    return Ticket(**({"num_requests": values["num_samples"]} | values))
 
 
 def make_group(ticket: Ticket, *, actor: str = "a", **fields: Any) -> Group:

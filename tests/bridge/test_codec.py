@@ -47,7 +47,8 @@ TICKETS = st.builds(
     order=INT64,
     prompt_tokens=PROMPTS,
     task=st.builds(Task, verifier=st.text(), answer=st.text(), metadata=st.text()),
-    num_samples=st.integers(1, 2**63 - 1),
+    num_samples=st.integers(1, 2**31),
+    num_requests=st.integers(2**31, 2**63 - 1),
     sampling=SAMPLINGS,
     min_version=VERSIONS,
 )

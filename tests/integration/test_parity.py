@@ -47,6 +47,7 @@ async def sample_group(bench: Bench, version: Version) -> Group:
         prompt_tokens=prompt,
         task=Task(verifier="exact", answer=""),
         num_samples=4,
+        num_requests=4,
         sampling=SAMPLING,
         min_version=version,
     )
