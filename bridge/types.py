@@ -116,7 +116,8 @@ class Ticket:
             raise ValueError(f"num_samples must be >= 1, got {self.num_samples} for ticket {self.id}")
         if self.num_requests < self.num_samples:
             raise ValueError(
-                f"num_requests must be >= num_samples, got {self.num_requests} < {self.num_samples} for ticket {self.id}"
+                f"num_requests must be >= num_samples, got {self.num_requests} < {self.num_samples} "
+                f"for ticket {self.id}"
             )
 
 
