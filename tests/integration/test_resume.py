@@ -1,9 +1,11 @@
 """A killed learner, resumed: with a recorded stream of groups its losses are the uninterrupted run's."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +22,11 @@ NUM_UPDATES = 16
 
 
 class RecordedActor:
-    """Answers every ticket with a group that depends on the ticket alone, in order: the recording."""
+    """Answers every ticket; with `answer` by a group that depends on the ticket alone: the recording."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, answers: Callable[[list[Ticket]], Iterable[Group]] | None = None) -> None:
         self._path = store
+        self._answers = answers or (lambda tickets: map(answer, tickets))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -36,8 +39,9 @@ class RecordedActor:
         wait_until(lambda: self._path.is_file() or self._stop.is_set(), "the store")
         store = SqliteStore(self._path)
         while not self._stop.wait(0.005):
-            for ticket in store.claim("recorded", limit=64, lease_s=60):
-                store.put_group(answer(ticket))
+            for group in self._answers(store.claim("recorded", limit=64, lease_s=60)):
+                with contextlib.suppress(KeyError):  # withdrawn meanwhile
+                    store.put_group(group)
         store.close()
 
 
@@ -111,8 +115,16 @@ def log_of(folder: Path) -> str:
     return (folder.parent / f"{folder.name}.log").read_text()
 
 
-def run_to_the_end(folder: Path, model: Path, config: str, *, kill_at: int | None, **overrides: object) -> list[dict]:
-    actor = RecordedActor(folder / "store.sqlite")
+def run_to_the_end(
+    folder: Path,
+    model: Path,
+    config: str,
+    *,
+    kill_at: int | None,
+    answers: Callable[[list[Ticket]], Iterable[Group]] | None = None,
+    **overrides: object,
+) -> list[dict]:
+    actor = RecordedActor(folder / "store.sqlite", answers)
     learner = start_learner(folder, model, config, **overrides)
     try:
         if kill_at is not None:
