@@ -28,9 +28,17 @@ def elastic_share(engine, *, max_tensor_parallel_size: int) -> ElasticShare:
     )
 
 
-def test_limits_written_meanwhile_end_the_actor_once_its_groups_are_in(tmp_path):
+def test_limits_written_meanwhile_end_the_actor_once_its_groups_are_in(tmp_path, monkeypatch):
     async def body():
         s, file = make_setup(tmp_path, width=2), limits_file(tmp_path)
+        claimed, claim = [], s.store.claim
+
+        def recorded(*arguments, **fields):
+            tickets = claim(*arguments, **fields)
+            claimed.extend(t.id for t in tickets)
+            return tickets
+
+        monkeypatch.setattr(s.store, "claim", recorded)
         s.publish(0)
         s.put(0, 1, 2, 3)
         async with s.serving():
@@ -50,7 +58,7 @@ def test_limits_written_meanwhile_end_the_actor_once_its_groups_are_in(tmp_path)
                 await following
             assert not s.running()
         assert sorted(g.order for g in s.groups()) == [0, 1]
-        assert s.engine.aborted == []
+        assert s.engine.aborted == [] and claimed == ["t0", "t1"]
         counts = s.store.counts()
         assert (counts["open"], counts["claimed"], counts["reissued"]) == (2, 0, 0)
 
