@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from actor.engine import EngineDeadError
-from bridge.types import Heartbeat, Version, WeightManifest
+from bridge.types import Heartbeat, Ticket, Version, WeightManifest
 
 if TYPE_CHECKING:
     from actor.loop import Actor
@@ -32,12 +32,46 @@ async def follow_weights(actor: "Actor") -> None:
             await _replace(actor, manifest)
         actor.weights.check_hope()
         if actor.weights.is_stuck and actor.admission.waiting:
-            await _give_back_waiting(actor)
+            await give_back_waiting(actor)
         await asyncio.sleep(POLL_S)
 
 
 async def _replace(actor: "Actor", manifest: WeightManifest) -> None:
-    """Swaps; when the served weights' future was abandoned, what they made is begun anew.
+    """Swaps; before that running requests end (publish.at_publish=drain), or start anew if their future is gone."""
+    newest: WeightManifest | None = manifest
+    if actor.drains and not _is_abandoned(actor, manifest):
+        newest = await _drain(actor, manifest)
+    restarting = await _abandon(actor, newest) if newest is not None and _is_abandoned(actor, newest) else []
+    if newest is not None:
+        try:
+            async with asyncio.timeout(actor.limits.swap_s):
+                await actor.weights.swap(newest)
+        except TimeoutError as e:
+            raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_s} s") from e
+    actor.admission.offer(t for t in restarting if t.id in actor.held)
+    actor.is_replacing = False
+    actor.changed.set()
+    await _say_alive(actor)  # at once: the learner waits for actors that serve its weights
+
+
+async def _drain(actor: "Actor", manifest: WeightManifest) -> WeightManifest | None:
+    """Lets running requests end under the old weights while nothing new starts.
+
+    It takes as long as the longest response, so what is published meanwhile is prefetched too. Returns the
+    newest version; None if that could not be fetched.
+    """
+    start_s = time.time()
+    newest: WeightManifest | None = manifest
+    actor.is_replacing = True
+    while actor.admission.num_sequences and not (newest is not None and _is_abandoned(actor, newest)):
+        await asyncio.sleep(POLL_S)
+        newest = await actor.weights.prefetch()
+    actor.timeline.span("drain", start_s, time.time(), version=str(newest.version if newest else manifest.version))
+    return newest
+
+
+def _is_abandoned(actor: "Actor", manifest: WeightManifest) -> bool:
+    """Whether the served weights belong to a future that the learner went back behind.
 
     A learner that went back to a checkpoint publishes under a higher incarnation with a step that may
     lie before the served one, and train on from there before this actor hears of it. Tokens of steps that the
@@ -45,30 +79,25 @@ async def _replace(actor: "Actor", manifest: WeightManifest) -> None:
     progress starts again from its prompt.
     """
     old, new = actor.engine.version, manifest.version
-    is_abandoned = old is not None and new.incarnation != old.incarnation and new.step != old.step
-    restarting = []
-    if is_abandoned:
-        actor.is_replacing = True
-        restarting = [actor.held[id_] for id_ in actor.groups if id_ in actor.held]
-        tasks = list(actor.groups.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        actor.timeline.instant("abandoned", old=str(old), new=str(manifest.version), groups=len(tasks))
-        logging.warning("future abandoned old=%s new=%s groups=%d", old, manifest.version, len(tasks))
-    try:
-        async with asyncio.timeout(actor.limits.swap_s):
-            await actor.weights.swap(manifest)
-    except TimeoutError as e:
-        raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_s} s") from e
-    actor.admission.offer(t for t in restarting if t.id in actor.held)
-    actor.is_replacing = False
-    actor.changed.set()
-    await _say_alive(actor)  # at once: the learner waits for actors that serve its weights
+    return old is not None and new.incarnation != old.incarnation and new.step != old.step
 
 
-async def _give_back_waiting(actor: "Actor") -> None:
+async def _abandon(actor: "Actor", manifest: WeightManifest) -> list[Ticket]:
+    """Ends every group in progress; returns the tickets that start again."""
+    actor.is_replacing = True
+    restarting = [actor.held[id_] for id_ in actor.groups if id_ in actor.held]
+    tasks = list(actor.groups.values())
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    old, new = actor.engine.version, manifest.version
+    actor.timeline.instant("abandoned", old=str(old), new=str(new), groups=len(tasks))
+    logging.warning("future abandoned old=%s new=%s groups=%d", old, new, len(tasks))
+    return restarting
+
+
+async def give_back_waiting(actor: "Actor") -> None:
     """Other actors may have the weights that these tickets want."""
     tickets = actor.admission.waiting
     for ticket in tickets:
@@ -120,6 +149,7 @@ async def watch(actor: "Actor") -> None:
 
 
 async def _say_alive(actor: "Actor") -> None:
+    stats = actor.engine.stats
     detail = {
         **actor.weights.timings,
         "refused_snapshots": actor.weights.num_refused,
@@ -127,8 +157,14 @@ async def _say_alive(actor: "Actor") -> None:
         "waiting": len(actor.admission.waiting),
         "groups": actor.num_emitted,
         "dropped_groups": actor.num_dropped,
-        "sampled_tokens": actor.engine.num_sampled_tokens,
+        "sampled_tokens": stats.num_sampled_tokens,
         "emitted_tokens": actor.num_emitted_tokens,
+        "max_sequences": actor.admission.max_sequences,
+        "running": stats.num_running,
+        "engine_waiting": stats.num_waiting,
+        "kv_usage": stats.kv_usage,
+        "kv_usage_peak": stats.kv_usage_peak,
+        "preempted": stats.num_preempted,
     }
     await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, detail))
     beats = await asyncio.to_thread(actor.store.heartbeats)

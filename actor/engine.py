@@ -34,6 +34,37 @@ class SwapTimings:
     """The part of `pause_s` in which weights were loaded and proved."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """The engine's load, as its own scheduler counts it."""
+
+    num_running: int
+    num_waiting: int
+    """Requests in the engine's own queue."""
+    kv_usage: float
+    """Part of the KV cache in use, in [0, 1]."""
+    kv_usage_peak: float
+    """Its highest value since the served weights were loaded."""
+    num_preempted: int
+    """Requests thrown out of the KV cache for want of room, since the start."""
+    num_finished: int
+    """Responses that ended by themselves, since the start."""
+    num_sampled_tokens: int
+    """Since the start."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """What the engine was started with."""
+
+    max_num_seqs: int
+    tensor_parallel_size: int
+    kv_tokens: int
+    """Tokens whose keys and values fit at once."""
+    weights_kv_tokens: int
+    """The weights' size, told in tokens of KV cache."""
+
+
 class Engine(Protocol):
     """A generation engine whose weights can be replaced while it runs."""
 
@@ -45,6 +76,21 @@ class Engine(Protocol):
     @property
     def num_sampled_tokens(self) -> int:
         """Tokens sampled since the start; grows while any request makes progress."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The load now."""
+        ...
+
+    @property
+    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
+        """Prompt and response tokens of the last requests that finished."""
+        ...
+
+    @property
+    def size(self) -> EngineSize:
+        """What it was started with."""
         ...
 
     async def sample(
@@ -64,7 +110,7 @@ class Engine(Protocol):
         ...
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Checks a verified local snapshot, pauses (running requests keep their place), loads, resumes.
+        """Checks a verified local snapshot, pauses, loads, resumes; running requests go on after it.
 
         Raises:
           WeightLoadError: the snapshot does not fit the model; the old weights are still served.

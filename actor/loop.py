@@ -56,10 +56,11 @@ class Actor:
         admission: Admission,
         timeline: Timeline,
         limits: Limits,
+        drains: bool = False,
     ) -> None:
-        """Puts the parts together; nothing starts."""
+        """Puts the parts together; nothing starts. `drains`: running requests end before weights are swapped."""
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
-        self.admission, self.timeline, self.limits = admission, timeline, limits
+        self.admission, self.timeline, self.limits, self.drains = admission, timeline, limits, drains
         self._verifiers, self._decode = verifiers, decode
         self.num_actors = 1
         """Actors that serve, this one among them: they share the tickets."""
@@ -68,7 +69,9 @@ class Actor:
         self.groups: dict[str, asyncio.Task[None]] = {}
         """Groups in progress, up to where they are emitted."""
         self.is_replacing = False
-        """Set while weights of an abandoned future are being replaced: nothing may start on them."""
+        """Set while weights are being replaced on which nothing may start: an abandoned future's, or drained ones."""
+        self.is_leaving = False
+        """Set once this actor only finishes what it has (`actor.resizing`)."""
         self.changed = asyncio.Event()
         """Something happened that may let a ticket start."""
         self.num_emitted = 0
@@ -91,7 +94,7 @@ class Actor:
                     tasks.create_task(duty(self))
                 while True:
                     await self._claim()
-                    if not self.is_replacing:
+                    if not (self.is_replacing or self.is_leaving):
                         for ticket in self.admission.admit(self.engine.version):
                             self.groups[ticket.id] = tasks.create_task(self._serve(ticket))
                     # Not `wait_for`: Python 3.11's can swallow the cancellation that ends this loop.
@@ -103,7 +106,7 @@ class Actor:
             await asyncio.to_thread(self.store.release, self.name, list(self.held))
 
     async def _claim(self) -> None:
-        if self.engine.version is None or self.weights.is_stuck:
+        if self.engine.version is None or self.weights.is_stuck or self.is_replacing or self.is_leaving:
             return
         while limit := self.admission.num_to_claim():
             served, self._just_served = self._just_served, []

@@ -4,15 +4,26 @@ vLLM is imported only by `VllmEngine.start`, since it reads its environment when
 """
 
 import asyncio
-import os
 import pathlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine import AbortedError, EngineDeadError, Sample, SwapTimings, WeightLoadError
+from actor.engine import (
+    AbortedError,
+    EngineDeadError,
+    EngineSize,
+    EngineStats,
+    Sample,
+    SwapTimings,
+    WeightLoadError,
+)
+from actor.partial import Part, join, rest
+from actor.vllm_environment import set_environment
+from actor.vllm_stats import StatLogger
+from actor.vllm_types import kv_sizes, read_part, to_params
 from bridge import codec
 from bridge.snapshot_layout import SnapshotError, TensorTable, check_table
 from bridge.types import Finish, Sampling, Version, WeightManifest
@@ -27,34 +38,31 @@ _CLOSE_S = 15.0
 _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
-def set_environment(config: Config) -> None:
-    """Sets what vLLM reads from the environment; call it before vLLM is imported."""
-    # Plain defaults, so that a user's own setting wins.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(config.actor.kv_cache_gib))
-    if config.actor.cpu_cores:
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", config.actor.cpu_cores)
-    # Nothing leaves this machine: no downloads, no usage reports.
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
-        os.environ[name] = "1"
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ["SLUICE_ENGINE"] = "1"
-
-
 class VllmEngine:
     """An `engine.Engine` on vLLM."""
 
-    def __init__(self, llm: "AsyncLLM", *, expected: TensorTable, counter: "_TokenCounter", config: Config) -> None:
+    def __init__(
+        self, llm: "AsyncLLM", *, expected: TensorTable, counter: StatLogger, size: EngineSize, config: Config
+    ) -> None:
         """See `start`."""
         self._llm = llm
         self._expected = expected
         self._counter = counter
+        self._size = size
         self._recomputes = config.publish.kv_cache == "recompute"
+        self._resumes = config.publish.at_publish == "abort_and_resume"
         self._caches_prefixes = config.actor.prefix_caching
         self._version: Version | None = None
         self._is_initialized = False
         self._swap_lock = asyncio.Lock()
+        self._active: set[str] = set()
+        """Requests whose `sample` has not returned."""
+        self._aborted: set[str] = set()
+        """Those of them that `abort` was called for."""
+        self._is_open = asyncio.Event()
+        """Cleared while requests were ended for a swap: none may start before the new weights are there."""
+        self._is_open.set()
+        self._failure: EngineDeadError | None = None
 
     @classmethod
     def start(cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable) -> "VllmEngine":
@@ -74,7 +82,7 @@ class VllmEngine:
                 """Nothing: `close` ends it. vLLM's own may run when the interpreter has half gone."""
 
         vllm_weights.register()
-        counter = _TokenCounter()
+        counter = StatLogger()
         arguments = AsyncEngineArgs(
             model=str(model_folder),
             skip_tokenizer_init=True,
@@ -93,7 +101,12 @@ class VllmEngine:
             disable_log_stats=True,
         )
         llm = OwnedLLM.from_engine_args(arguments, stat_loggers=[lambda *_: counter])  # pyright: ignore[reportArgumentType]
-        return cls(llm, expected=expected, counter=counter, config=config)
+        size = EngineSize(
+            max_num_seqs=config.actor.max_num_seqs,
+            tensor_parallel_size=config.actor.tensor_parallel_size,
+            **kv_sizes(llm.vllm_config, expected),
+        )
+        return cls(llm, expected=expected, counter=counter, size=size, config=config)
 
     @property
     def version(self) -> Version | None:
@@ -105,6 +118,21 @@ class VllmEngine:
         """Tokens sampled since the start."""
         return self._counter.num_tokens
 
+    @property
+    def stats(self) -> EngineStats:
+        """The load now, from vLLM's scheduler."""
+        return self._counter.stats(is_idle=not self._llm.get_num_unfinished_requests())
+
+    @property
+    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
+        """Prompt and response tokens of the last requests that finished; a resumed one's first part is prompt."""
+        return self._counter.recent_lengths()
+
+    @property
+    def size(self) -> EngineSize:
+        """What it was started with."""
+        return self._size
+
     async def sample(
         self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
     ) -> Sample:
@@ -115,54 +143,62 @@ class VllmEngine:
           ValueError: vLLM refuses the request, or no weights were loaded yet.
           EngineDeadError: the engine is gone.
         """
-        from vllm import SamplingParams
+        if self._version is None:
+            raise ValueError("the engine has no weights of this run yet")
+        parts: list[Part] = []
+        self._active.add(request_id)
+        try:
+            while True:
+                await self._may_start(request_id)
+                prompt, left = rest(prompt_tokens, sampling, parts)
+                completion = await self._generate(prompt, left, request_id=request_id, priority=priority)
+                reason = completion.finish_reason if completion is not None else "abort"
+                if completion is not None:
+                    parts.append(read_part(completion))
+                if reason in _FINISHES:
+                    return join(parts, _FINISHES[reason])
+                if reason != "abort":
+                    raise EngineDeadError(f"request {request_id} ended with {reason!r}")
+                if not self._resumes:
+                    raise AbortedError(f"request {request_id} was aborted")
+        finally:
+            self._active.discard(request_id)
+            self._aborted.discard(request_id)
+
+    async def _may_start(self, request_id: str) -> None:
+        await self._is_open.wait()
+        if self._failure is not None:
+            raise EngineDeadError(f"request {request_id}: {self._failure}") from self._failure
+        if request_id in self._aborted:
+            raise AbortedError(f"request {request_id} was aborted")
+
+    async def _generate(
+        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+    ) -> "CompletionOutput | None":
+        """One request of vLLM; None if it ended before there was anything of it."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
-        if self._version is None:
-            raise ValueError("the engine has no weights of this run yet")
-        params = SamplingParams(
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            ignore_eos=sampling.ignore_eos,
-            stop_token_ids=list(sampling.stop_token_ids),
-            logprobs=0,  # the sampled token's
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
         # Keyed by version: cached keys and values of older weights never serve a request made after a swap.
         # (A reset can't do it: vLLM refuses one while running requests hold blocks.)
         salt = str(self._version) if self._caches_prefixes else None
         prompt = tokens_input(prompt_tokens.tolist(), cache_salt=salt)
         output = None
         try:
-            async for one in self._llm.generate(prompt, params, request_id, priority=priority):
+            async for one in self._llm.generate(prompt, to_params(sampling), request_id, priority=priority):
                 output = one  # there is only the final one
         except (VllmDeadError, EngineGenerateError) as e:
             raise EngineDeadError(f"request {request_id}: the engine failed: {e or type(e).__name__}") from e
         except VLLMClientError as e:
             raise ValueError(f"request {request_id}: {e}") from e
-        if output is None or output.outputs[0].finish_reason == "abort":
-            raise AbortedError(f"request {request_id} was aborted")
-        completion = output.outputs[0]
-        if completion.finish_reason not in _FINISHES:
-            raise EngineDeadError(f"request {request_id} ended with {completion.finish_reason!r}")
-        return Sample(
-            tokens=np.asarray(completion.token_ids, np.int32),
-            logprobs=_sampled_logprobs(completion),
-            token_versions=_token_versions(completion),
-            finish=_FINISHES[completion.finish_reason],
-        )
+        return output.outputs[0] if output is not None else None
 
     async def abort(self, request_id: str) -> None:
         """Ends a request early; its `sample` raises AbortedError. Unknown ids are ignored."""
+        if request_id in self._active:
+            self._aborted.add(request_id)
         await self._llm.abort(request_id)
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
@@ -189,20 +225,40 @@ class VllmEngine:
                 raise WeightLoadError(f"version {manifest.version} was refused: {e}") from e
             paused = time.perf_counter()
             try:
-                # `AsyncLLM.pause_generation` would sleep 20 ms more, only to let late outputs arrive first.
-                await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-                load = time.perf_counter()
-                await self._call("load", path, manifest)
-                loaded = time.perf_counter()
-                await self._llm.finish_weight_update(str(manifest.version))
-                if self._recomputes:
-                    await self._llm.reset_prefix_cache(reset_running_requests=True)
-                await self._llm.resume_generation()
-            except Exception as e:  # whatever it was, the served weights are not known any more
-                raise EngineDeadError(f"version {manifest.version} failed while loading: {e}") from e
-            self._version = manifest.version
-            end = time.perf_counter()
-            return SwapTimings(check_s=paused - start, pause_s=end - paused, load_s=loaded - load)
+                load_s = await self._load(path, manifest)
+            except BaseException as e:  # whatever it was, the served weights are not known any more
+                self._failure = EngineDeadError(f"version {manifest.version} failed while loading: {e}")
+                if not isinstance(e, Exception):
+                    raise
+                raise self._failure from e
+            finally:
+                self._is_open.set()
+            return SwapTimings(check_s=paused - start, pause_s=time.perf_counter() - paused, load_s=load_s)
+
+    async def _load(self, path: pathlib.Path, manifest: WeightManifest) -> float:
+        """Pauses, loads, proves, resumes; returns the seconds that loading took.
+
+        With abort_and_resume all requests end here, what is queued in the engine too: vLLM sends what they have after
+        all of their tokens, `sample` keeps it and starts them again once the new weights serve. No request is left, so
+        the prompt cache can be dropped: one that was on its way to the engine starts with an empty one.
+        """
+        # `AsyncLLM.pause_generation` would sleep 20 ms more, only to let late outputs arrive first.
+        if self._resumes:
+            self._is_open.clear()
+            await self._llm.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
+        else:
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        start = time.perf_counter()
+        await self._call("load", path, manifest)
+        load_s = time.perf_counter() - start
+        await self._llm.finish_weight_update(str(manifest.version))
+        if self._recomputes:
+            self._counter.forgive_running()
+            await self._llm.reset_prefix_cache(reset_running_requests=True)
+        await self._llm.resume_generation()
+        self._version = manifest.version
+        self._counter.start_peak()
+        return load_s
 
     async def close(self) -> None:
         """Stops the engine and its processes."""
@@ -224,37 +280,3 @@ class VllmEngine:
 
         info = {"action": action, "path": str(path), "manifest": codec.encode(manifest)}
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-
-
-class _TokenCounter:
-    """A vLLM stat logger (by shape) that counts sampled tokens."""
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-        if iteration_stats is not None:
-            self.num_tokens += iteration_stats.num_generation_tokens
-
-    def log_engine_initialized(self) -> None: ...
-
-    def log(self) -> None: ...
-
-    def record_sleep_state(self, *_: Any) -> None: ...
-
-
-def _sampled_logprobs(completion: "CompletionOutput") -> np.ndarray:
-    flat: Any = completion.logprobs  # FlatLogprobs: the sampled token comes first in each position
-    starts = np.asarray(flat.start_indices)
-    if not np.array_equal(np.asarray(flat.token_ids)[starts], completion.token_ids):
-        raise EngineDeadError("the engine's logprobs are not those of its tokens")
-    return np.asarray(flat.logprobs, np.float32)[starts]
-
-
-def _token_versions(completion: "CompletionOutput") -> tuple[Version, ...]:
-    versions: list[Version] = []
-    for span in completion.weight_versions or ():
-        versions += [Version.parse(span.version)] * (span.end - span.start)
-    if len(versions) != len(completion.token_ids):
-        raise EngineDeadError(f"{len(versions)} token versions for {len(completion.token_ids)} tokens")
-    return tuple(versions)

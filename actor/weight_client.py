@@ -46,6 +46,8 @@ class WeightClient:
         self._timeline, self._clock = timeline, clock
         self._seen: tuple[int, int, int] | None = None
         self._manifest: WeightManifest | None = None
+        self._held: WeightManifest | None = None
+        """What the local file holds, whole and verified."""
         self._refused: Version | None = None
         self._num_refusals = 0
         self._retry_at = 0.0
@@ -75,7 +77,8 @@ class WeightClient:
     async def prefetch(self) -> WeightManifest | None:
         """Copies and verifies the announced version if it is newer than the one served; None if not.
 
-        Newer also means: of a higher incarnation, whatever its step. Never anything else.
+        Newer also means: of a higher incarnation, whatever its step. Never anything else. It is copied once, however
+        often this is called before the swap.
         """
         is_waiting = self._num_refusals > 0 and self._clock() < self._retry_at
         if is_waiting and self._refused is None:
@@ -90,7 +93,10 @@ class WeightClient:
             return None
         if is_waiting and manifest.version == self._refused:
             return None
+        if manifest == self._held:
+            return manifest
         start, start_s = time.perf_counter(), time.time()
+        self._held = None
         try:
             await asyncio.to_thread(self._mirror.fetch, manifest)
         except SupersededError:
@@ -98,6 +104,7 @@ class WeightClient:
         except SnapshotError as e:
             self._refuse(manifest.version, e)
             return None
+        self._held = manifest
         self.timings["prefetch_s"] = time.perf_counter() - start
         num_bytes = manifest.file.num_bytes
         self._timeline.span("prefetch", start_s, time.time(), version=str(manifest.version), bytes=num_bytes)
@@ -154,6 +161,7 @@ class WeightClient:
     def _refuse(self, version: Version | None, reason: Exception) -> None:
         if version != self._refused:
             self._refused, self._num_refusals = version, 0
+        self._held = None  # the copy may have been at fault
         wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2**self._num_refusals)
         self._num_refusals += 1
         self._last_refusal = reason

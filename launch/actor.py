@@ -2,30 +2,42 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 
 from absl import flags, logging
 
 from actor import duties
 from actor.admission import Admission
+from actor.elastic import Bounds, ElasticShare
+from actor.engine import EngineSize
+from actor.engine_limits import EngineLimits, LimitsFile, limits_path
 from actor.local_copy import LocalCopy
 from actor.loop import Actor, Limits
 from actor.model_folder import read_model_folder
+from actor.resizing import ResizeRequest, follow_limits
 from actor.verifiers.pool import VerifierPool
 from actor.weight_client import WeightClient
 from bridge.sqlite_store import SqliteStore
 from bridge.timeline import Timeline
 from configs.overrides import run_id, snapshot_folder
+from configs.schema import Config
 from launch import command_line
 from launch.lifeline import die_with_parent
 
 _NAME = flags.DEFINE_string("name", "actor-0", "This actor's name in the store; one process may use it at a time.")
+_LIMITS = flags.DEFINE_string(
+    "limits",
+    None,
+    "JSON file with the engine's limits, where they differ from the config's; default: limits/NAME.json in the run "
+    "folder. Written while the actor runs, it makes the actor finish what it has and start again with them.",
+)
 _WAIT_S = flags.DEFINE_float("wait_s", 120.0, "How long to wait for the run folder to be set up.")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -47,13 +59,21 @@ def main() -> int:
         copy = LocalCopy(snapshots, _NAME.value)
     store = SqliteStore(folder / "store.sqlite")
     timeline = Timeline(folder / "events", _NAME.value)
+    limits_file = _limits_file(config, folder)
     try:
         store.heartbeat(duties.heartbeat(_NAME.value, None, {}))
         from actor.vllm_engine import VllmEngine  # vLLM is loaded only once the input is known to be good
 
-        with timeline.measure("start engine"):
-            with _deadline(config.actor.start_timeout_s):
-                engine = VllmEngine.start(model.path, config, expected=model.tensors)
+        config = _with_limits(config, limits_file)
+        with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
+            try:
+                with _deadline(config.actor.start_timeout_s, limits_file):
+                    engine = VllmEngine.start(model.path, config, expected=model.tensors)
+            except Exception as e:
+                if limits_file.refuse():
+                    _say_refused(limits_file, str(e))
+                    return command_line.RESIZE
+                raise
         weights = WeightClient(
             snapshots,
             copy.file,
@@ -88,15 +108,20 @@ def main() -> int:
                 ),
                 timeline=timeline,
                 limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
+                drains=config.publish.at_publish == "drain",
             )
+            share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
             try:
-                await _run_until_stopped(actor)
+                await _run_until_stopped(actor, follow_limits(actor, limits_file, share))
             finally:
                 await verifiers.close()
                 await engine.close()
 
         asyncio.run(serve())
         weights.close()
+    except ResizeRequest as e:
+        logging.info("actor ends to be resized: %s", e)
+        return command_line.RESIZE
     except Exception as e:
         logging.info("actor failed", exc_info=True)
         print(f"error: {e}", file=sys.stderr)
@@ -108,11 +133,63 @@ def main() -> int:
     return 0
 
 
-async def _run_until_stopped(actor: Actor) -> None:
+def _limits_file(config: Config, folder: pathlib.Path) -> LimitsFile:
+    default = EngineLimits(
+        max_num_seqs=config.actor.max_num_seqs, tensor_parallel_size=config.actor.tensor_parallel_size
+    )
+    return LimitsFile(
+        pathlib.Path(_LIMITS.value) if _LIMITS.value else limits_path(folder, _NAME.value),
+        default=default,
+        max_tensor_parallel_size=max(config.actor.max_tensor_parallel_size, default.tensor_parallel_size),
+    )
+
+
+def _with_limits(config: Config, file: LimitsFile) -> Config:
+    """The config with the limits of the file; one that can't be used is no reason not to serve."""
+    try:
+        limits = file.read()
+    except ValueError as e:
+        logging.error("limits ignored, the config's are used: %s", e)
+        return config
+    return dataclasses.replace(config, actor=dataclasses.replace(config.actor, **dataclasses.asdict(limits)))
+
+
+def _elastic_share(config: Config, size: EngineSize, file: LimitsFile) -> ElasticShare:
+    largest = max(config.actor.max_tensor_parallel_size, size.tensor_parallel_size)
+    if file.refused_path.exists():  # what was asked for before did not start: no second attempt
+        largest = size.tensor_parallel_size
+    return ElasticShare(
+        size=size,
+        bounds=Bounds(
+            min_sequences=min(config.rounds.requests_per_group, size.max_num_seqs),
+            max_sequences=size.max_num_seqs,
+            max_tensor_parallel_size=largest,
+        ),
+        max_sequences=size.max_num_seqs,
+        tensor_parallel_size=size.tensor_parallel_size,
+    )
+
+
+def _say_refused(file: LimitsFile, reason: str) -> None:
+    print(
+        f"error: the engine did not start with the limits of {file.path}: {reason}; the file is "
+        f"{file.refused_path.name} now and the config's limits are used",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+async def _run_until_stopped(actor: Actor, following: Coroutine[None, None, None]) -> None:
     stop = asyncio.Event()
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    serving, stopping = asyncio.create_task(actor.run()), asyncio.create_task(stop.wait())
+
+    async def serve() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(actor.run())
+            tasks.create_task(following)
+
+    serving, stopping = asyncio.create_task(serve()), asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not stop.is_set():
         # A signal to the whole process group reaches the engine too, perhaps before us.
@@ -127,11 +204,15 @@ async def _run_until_stopped(actor: Actor) -> None:
 
 
 @contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
+def _deadline(seconds: float, limits_file: LimitsFile) -> Iterator[None]:
     """Ends the process if its block takes longer: what hangs in there can't be interrupted."""
 
     def end() -> None:
-        print(f"error: the engine did not start within {seconds:.0f} s (actor.start_timeout_s)", file=sys.stderr)
+        reason = f"the engine did not start within {seconds:.0f} s (actor.start_timeout_s)"
+        if limits_file.refuse():
+            _say_refused(limits_file, reason)
+            os._exit(command_line.RESIZE)
+        print(f"error: {reason}", file=sys.stderr)
         os._exit(1)
 
     timer = threading.Timer(seconds, end)

@@ -28,6 +28,8 @@ USAGE_ERROR = 2
 """Exit code of a process that was started with something it can't use; starting it again is no help."""
 STOPPED = 3
 """Exit code of a learner that was asked to stop before its run was done."""
+RESIZE = 75
+"""Exit code of an actor that wants to be started again, with other limits of its engine; no failure."""
 
 
 @dataclasses.dataclass(frozen=True)

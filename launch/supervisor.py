@@ -14,6 +14,7 @@ from typing import IO
 import rich.live
 from rich.console import Console
 
+from actor.engine_limits import limits_path
 from actor.local_copy import sweep
 from bridge.run_lock import RunLock
 from configs.overrides import snapshot_folder
@@ -119,7 +120,9 @@ class Supervisor:
         logs, config = folder / "logs", prepared.config
         self._lock = RunLock(folder / "supervisor.lock", "launch.local")
         self._learner = Child("learner", arguments, logs / "learner.log", devices=config.mesh.devices)
-        self._actor = Child("actor-0", arguments, logs / "actor-0.log", devices=config.actor.devices)
+        # By its role, so that limits outlive the new name after a restart.
+        limits = f"--limits={limits_path(folder, 'actor-0')}"
+        self._actor = Child("actor-0", [*arguments, limits], logs / "actor-0.log", devices=config.actor.devices)
         self._view = RunView(prepared.config, prepared.folder)
         self._console = console or Console()
         self._interrupted = False
@@ -160,6 +163,10 @@ class Supervisor:
     def _may_restart(self, child: Child, *, was_killed: bool) -> bool:
         """Starts a dead child again. Not for ever, and not one that will fail again for the same reason."""
         code = child.returncode
+        if code == command_line.RESIZE:
+            self._console.print(f"{child.name} starts again with other engine limits")
+            child.start()  # under its name: it left in order
+            return True
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
         self.last_error = f"{child.name} {how}: {child.last_error()}"
         if code == command_line.USAGE_ERROR or not was_killed:

@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from actor.engine import AbortedError, EngineDeadError, Sample, SwapTimings, WeightLoadError
+from actor.engine import AbortedError, EngineDeadError, EngineSize, EngineStats, Sample, SwapTimings, WeightLoadError
 from bridge.types import Sampling, Version, WeightManifest
 
 
@@ -33,6 +33,24 @@ class FakeEngine:
         self.refuse: set[Version] = set()
         self.hang_swaps = False
         self.is_closed = False
+        self.num_finished = 0
+        self.num_preempted = 0
+        """Set by the test, as are the next three."""
+        self.kv_usage = 0.0
+        self.recent_lengths = np.zeros((0, 2), np.int32)
+        self.size = EngineSize(max_num_seqs=8, tensor_parallel_size=1, kv_tokens=1000, weights_kv_tokens=100)
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=0,
+            kv_usage=self.kv_usage,
+            kv_usage_peak=self.kv_usage,
+            num_preempted=self.num_preempted,
+            num_finished=self.num_finished,
+            num_sampled_tokens=self.num_sampled_tokens,
+        )
 
     async def sample(self, prompt_tokens: np.ndarray, sampling: Sampling, *, request_id: str, priority: int) -> Sample:
         assert self.version is not None
@@ -50,6 +68,7 @@ class FakeEngine:
             raise
         finally:
             del self.running[request_id]
+        self.num_finished += 1
         size = len(request.versions)
         return Sample(
             tokens=np.resize(self.reply, size),

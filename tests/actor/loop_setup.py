@@ -11,6 +11,7 @@ from actor.admission import Admission, Policy
 from actor.loop import Actor, Limits
 from actor.verifiers.pool import VerifierPool
 from actor.weight_client import WeightClient
+from bridge import timeline
 from bridge.snapshot import SnapshotWriter
 from bridge.sqlite_store import SqliteStore
 from bridge.timeline import Timeline
@@ -41,6 +42,10 @@ class Setup:
 
     def groups(self, kind: str = "train"):
         return [s.group for s in self.store.read_groups(after_seq=0, limit=1000, kind=kind)]
+
+    def events(self, name: str) -> list[str]:
+        """The versions of the event log's entries of a name so far."""
+        return [e["args"]["version"] for e in timeline.read(self.root / "events") if e["name"] == name]
 
     def running(self) -> list[str]:
         return sorted(self.engine.running)
@@ -76,6 +81,7 @@ def make_setup(
     limits: Limits = LIMITS,
     command: tuple[str, ...] = (),
     name: str = "actor-0",
+    drains: bool = False,
 ) -> Setup:
     engine = FakeEngine(auto=auto)
     store = SqliteStore(root / "store.sqlite")
@@ -101,6 +107,7 @@ def make_setup(
         admission=Admission(policy, width=width, max_sequences=8, samples_per_group=2),
         timeline=events,
         limits=limits,
+        drains=drains,
     )
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")
     return Setup(root, store, writer, engine, actor, verifiers)

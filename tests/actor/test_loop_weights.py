@@ -104,6 +104,61 @@ def test_higher_incarnation_that_lost_nothing_aborts_nothing(tmp_path):
     run(body())
 
 
+def test_drained_group_has_one_version_and_what_follows_has_the_newest(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, width=2, drains=True)
+        s.publish(0)
+        s.put(0, 1, 2)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            s.engine.step("t0.0", 3)
+            s.publish(1)
+            await until(lambda: "prefetch_s" in s.actor.weights.timings and s.actor.is_replacing, "it drains")
+            for id_ in ("t0.0", "t0.1", "t1.0"):
+                s.engine.finish(id_)
+            await until(lambda: len(s.groups()) == 1, "the first group")
+            newest = s.publish(2)  # while the last response still runs
+            await until(lambda: s.events("prefetch") == ["0:0", "0:1", "0:2"], "each is fetched once")
+            assert s.engine.swapped == [Version(incarnation=0, step=0)]
+            assert s.running() == ["t1.1"]  # the free slot stays empty
+            s.engine.finish("t1.1")
+            await s.served(newest)
+            assert [v.step for v in s.engine.swapped] == [0, 2]
+            await s.runs("t2.0", "t2.1")
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: len(s.groups()) == 3, "all groups")
+        assert {g.order: (g.min_step, g.max_step) for g in s.groups()} == {0: (0, 0), 1: (0, 0), 2: (2, 2)}
+        assert s.engine.aborted == []
+
+    run(body())
+
+
+def test_drain_counts_toward_no_deadline_and_an_abandoned_future_ends_it(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, drains=True, limits=dataclasses.replace(LIMITS, swap_s=0.05))
+        s.publish(5)
+        s.put(0)
+        async with s.serving() as task:
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 1)
+            s.publish(6)
+            await until(lambda: s.events("prefetch") == ["0:5", "0:6"], "it drains")
+            before = asyncio.get_running_loop().time()
+            await until(lambda: asyncio.get_running_loop().time() > before + 0.2, "longer than a swap may take")
+            assert not task.done() and s.engine.version == Version(incarnation=0, step=5)
+            await s.served(s.publish(3, incarnation=1))
+            await s.runs("t0.0", "t0.1")
+            assert sorted(s.engine.aborted) == ["t0.0", "t0.1"]
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: bool(s.groups()), "the group")
+        (group,) = s.groups()
+        assert (group.incarnation, group.min_step, group.max_step) == (1, 3, 3)
+
+    run(body())
+
+
 def test_update_that_hangs_is_found(tmp_path):
     async def body():
         s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, swap_s=0.2))

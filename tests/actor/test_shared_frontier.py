@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.admission import Admission
+from actor.admission import Admission, Policy
 from bridge.claims import Offer, choose, fair_share
 from bridge.sqlite_store import SqliteStore
 from bridge.types import Version
@@ -19,7 +19,7 @@ SERVED = Version(incarnation=0, step=0)
 class Cluster:
     """Actors as their loop is: claim what could start, admit, tell the store what has been served."""
 
-    def __init__(self, store, num_actors, *, policy="frontier", width, tickets_per_group, max_sequences=4):
+    def __init__(self, store, num_actors, *, policy: Policy = "frontier", width, tickets_per_group, max_sequences=4):
         self.store, self.width, self.policy = store, width, policy
         self.make = lambda: Admission(
             policy,

@@ -2,15 +2,18 @@
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from actor.engine import Sample
 from actor.model_folder import ModelFolder, read_model_folder
 from actor.vllm_engine import VllmEngine
+from actor.vllm_environment import set_environment
 from actor.weight_client import WeightClient
 from bridge.snapshot import SnapshotWriter
 from bridge.timeline import Timeline
@@ -50,18 +53,18 @@ class Bench:
             return Version(incarnation=0, step=0)
         return Version(incarnation=newest.incarnation, step=newest.step + 1)
 
-    def write(self, version: Version | None = None) -> WeightManifest:
-        """Publishes random weights, the folder's plus noise, as the next version."""
+    def write(self, version: Version | None = None, *, seed: int | None = None) -> WeightManifest:
+        """Publishes random weights, the folder's plus noise (a version's own if no seed), as the next version."""
         version = version or self.next_version()
-        seed = 1000 * version.incarnation + version.step
+        seed = 1000 * version.incarnation + version.step if seed is None else seed
         weights = models.perturbed(models.read_weights(self.folder), seed=seed)
         manifest = self.writer.write(version, weights, dtype=self.config.model.served_dtype)
         self.weights[version] = weights
         return manifest
 
-    async def update(self, version: Version | None = None) -> Version:
+    async def update(self, version: Version | None = None, *, seed: int | None = None) -> Version:
         """Publishes and serves random weights."""
-        manifest = self.write(version)
+        manifest = self.write(version, seed=seed)
         prefetched = await self.client.prefetch()
         assert prefetched is not None and prefetched == manifest
         assert await self.client.swap(prefetched)
@@ -99,22 +102,31 @@ def start_bench(
     tied: bool = True,
     dtype: str = "float32",
     kv_cache: str = "keep",
+    at_publish: str = "keep",
     prefix_caching: bool = False,
     max_num_seqs: int = 16,
     temperature: float = 1.0,
+    num_kv_blocks: int | None = None,
 ) -> Bench:
-    """Makes the model and starts the engine; takes about a minute."""
+    """Makes the model and starts the engine; takes about a minute. `num_kv_blocks` makes a small KV cache."""
     folder = models.make_folder(root / "model", family=family, tied=tied)  # pyright: ignore[reportArgumentType]
     config = Config(
         preset="test",
         model=ModelConfig(max_tokens=512, served_dtype=dtype),  # pyright: ignore[reportArgumentType]
         packing=PackingConfig(row_tokens=512),
         sampling=SamplingConfig(temperature=temperature),
-        publish=PublishConfig(kv_cache=kv_cache),  # pyright: ignore[reportArgumentType]
+        publish=PublishConfig(kv_cache=kv_cache, at_publish=at_publish),  # pyright: ignore[reportArgumentType]
         actor=ActorConfig(enforce_eager=True, max_num_seqs=max_num_seqs, prefix_caching=prefix_caching),
     )
     model = read_model_folder(folder, dtype=dtype)
-    engine = VllmEngine.start(folder, config, expected=model.tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        if num_kv_blocks is not None:
+            set_environment(config)
+            import vllm
+
+            small = functools.partial(vllm.AsyncEngineArgs, num_gpu_blocks_override=num_kv_blocks)
+            patch.setattr(vllm, "AsyncEngineArgs", small)
+        engine = VllmEngine.start(folder, config, expected=model.tensors)
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash=model.tokenizer_hash)
     client = WeightClient(
         root / "snapshots",

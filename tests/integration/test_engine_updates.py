@@ -30,6 +30,7 @@ LONG_PROMPT = np.random.default_rng(0).integers(0, 95, 300).astype(np.int32)  # 
     params=[
         pytest.param({"family": "qwen3", "tied": True, "prefix_caching": True}, id="qwen3-tied-keep"),
         pytest.param({"family": "qwen2", "tied": False, "kv_cache": "recompute"}, id="qwen2-untied-recompute"),
+        pytest.param({"family": "qwen3", "tied": False, "at_publish": "abort_and_resume"}, id="qwen3-untied-resume"),
     ],
 )
 def bench(request, tmp_path_factory):
@@ -104,10 +105,17 @@ def test_update_in_flight_stamps_every_token_with_its_weights(bench):
     num_first = spans(samples[0])[0][1]
     oldest = bench.reference(versions[0], PROMPT, samples[0])[:num_first]
     np.testing.assert_allclose(samples[0].logprobs[:num_first], oldest, atol=BOUND)
-    if bench.config.publish.kv_cache == "recompute":  # then the newest tokens know nothing of older weights
+    publish = bench.config.publish
+    if (
+        publish.kv_cache == "recompute" or publish.at_publish == "abort_and_resume"
+    ):  # then the newest tokens know nothing of older weights
         num_last = spans(samples[0])[-1][1]
         newest = bench.reference(versions[-1], PROMPT, samples[0])[-num_last:]
         np.testing.assert_allclose(samples[0].logprobs[-num_last:], newest, atol=BOUND)
+    stats = bench.engine.stats
+    assert stats.num_preempted == 0  # what an update throws out of the cache is no want of room
+    assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0) and 0 < stats.kv_usage_peak < 1
+    assert {int(n) for n in bench.engine.recent_lengths[-MAX_NUM_SEQS:].sum(1)} == {404}
     for timing in timings:
         assert 0 < timing["load_s"] < timing["pause_s"]
         print({name: f"{1000 * s:.1f} ms" for name, s in timing.items()})

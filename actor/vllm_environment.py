@@ -1,0 +1,20 @@
+"""What vLLM reads from the environment."""
+
+import os
+
+from configs.schema import Config
+
+
+def set_environment(config: Config) -> None:
+    """Sets what vLLM reads from the environment; call it before vLLM is imported."""
+    # Plain defaults, so that a user's own setting wins.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(config.actor.kv_cache_gib))
+    if config.actor.cpu_cores:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", config.actor.cpu_cores)
+    # Nothing leaves this machine: no downloads, no usage reports.
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        os.environ[name] = "1"
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ["SLUICE_ENGINE"] = "1"
