@@ -82,7 +82,7 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(
 @given(requests=REQUESTS, capacity=st.one_of(st.just(0), st.integers(18, 60)), prefill=st.sampled_from([0.0, 0.03]))
 @settings(max_examples=300, deadline=None)
 def test_finish_times_and_preemptions_are_those_of_one_token_at_a_time(requests, capacity, prefill):
-    requests = [(i + 10 * p, *rest) for i, (p, *rest) in enumerate(requests)]  # distinct priorities
+    requests = [(i + 100 * p, *rest) for i, (p, *rest) in enumerate(requests)]  # distinct priorities
     profile = profile_of(kv_capacity_tokens=capacity, prefill_s_per_token=prefill)
     wanted, num_preempted, num_tokens = token_by_token(profile, requests)
     engine = SimEngine(profile)
