@@ -52,7 +52,7 @@ class TicketPool:
 
     def claim(self, engine: int, limit: int) -> list[Ticket]:
         """Up to `limit` tickets for an engine."""
-        limit = min(limit, self._share(engine))
+        limit = min(limit, self.share_of(engine))
         claimed = []
         while len(claimed) < limit and self.has_offer:
             order, _, ticket = heapq.heappop(self._offers)
@@ -76,15 +76,19 @@ class TicketPool:
             del self._num_in_service_of_order[order]
         return engine
 
-    def _has_slot(self) -> bool:
-        return self._width is None or len(self._num_in_service_of_order) < self._width
+    def num_held(self, engine: int) -> int:
+        """Tickets that an engine has claimed and not yet served."""
+        return self._num_held[engine]
 
-    def _share(self, engine: int) -> int:
+    def share_of(self, engine: int) -> int:
         """How many more this engine may take for each to have its part (`bridge/claims.py`)."""
         total = len(self._open) + len(self._owner)
         if self._width is not None:
             total = min(total, self._width * self._parts)
         return max(0, -(-total // self._num_engines) - self._num_held[engine])
+
+    def _has_slot(self) -> bool:
+        return self._width is None or len(self._num_in_service_of_order) < self._width
 
     def _skip_withdrawn(self) -> None:
         while self._offers and self._offers[0][2].id not in self._open:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import heapq
 from collections.abc import Callable
 
 from actor.admission import Admission
@@ -49,7 +50,8 @@ class _Actor:
     admission: Admission
     stamp: int = 0
     """Of its last entry in the calendar; older ones are void."""
-    is_hungry: bool = False
+    hunger: int = -1
+    """Tickets it held when it last found too few; -1 when it did not."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -96,11 +98,10 @@ class Rollout:
             return _Actor(index, SimEngine(profile.engine), admission)
 
         self._actors = [actor(i) for i in range(profile.num_engines)]
-        self._hungry = collections.deque(self._actors)
+        # Actors with room, by the tickets they hold: new ones go to who has the fewest. Old entries are void.
+        self._hungry: list[tuple[int, int, _Actor]] = []
         for a in self._actors:
-            a.is_hungry = True
-        self._sated: dict[_Actor, None] = {}
-        """Have their part of the tickets; the hungry found none."""
+            self._note_hunger(a)
         self._groups: dict[str, _Group] = {}
         self._by_request: dict[str, _Group] = {}
         self._ended: collections.deque[tuple[_Actor, Finished]] = collections.deque()
@@ -158,9 +159,6 @@ class Rollout:
         for group in groups:
             if self._groups.get(group.ticket.id) is group:
                 self._pool.put(group.ticket)
-        for actor in self._sated:  # there is more to share
-            self._changed[actor] = None
-        self._sated.clear()
         self._settle()
 
     def _on_engine(self, actor: _Actor, stamp: int) -> None:
@@ -180,9 +178,8 @@ class Rollout:
                 self._end_request(*self._ended.popleft())
             if self._changed:
                 actor, _ = self._changed.popitem()
-            elif self._hungry and self._pool.has_offer:
-                actor = self._hungry.popleft()
-                actor.is_hungry = False
+            elif (hungriest := self._next_hungry()) is not None:
+                actor = hungriest
             else:
                 break
             self._serve(actor)
@@ -194,17 +191,34 @@ class Rollout:
 
     def _serve(self, actor: _Actor) -> None:
         admission = actor.admission
+        is_short = False
         if limit := admission.num_to_claim():
             tickets = self._pool.claim(actor.index, limit)
             admission.offer(tickets)
-            if len(tickets) < limit:
-                if self._pool.has_offer:
-                    self._sated[actor] = None
-                elif not actor.is_hungry:
-                    actor.is_hungry = True
-                    self._hungry.append(actor)
+            is_short = len(tickets) < limit
         for ticket in admission.admit(Version(incarnation=0, step=actor.engine.step)):
             self._start(actor, ticket)
+        if is_short:
+            self._note_hunger(actor)
+
+    def _note_hunger(self, actor: _Actor) -> None:
+        entry = (self._pool.num_held(actor.index), actor.index, actor)
+        if actor.hunger != entry[0]:
+            actor.hunger = entry[0]
+            heapq.heappush(self._hungry, entry)
+
+    def _next_hungry(self) -> _Actor | None:
+        """An actor that gets something from the pool."""
+        while self._hungry and self._pool.has_offer:
+            num_held, _, actor = self._hungry[0]
+            if num_held == actor.hunger and num_held == self._pool.num_held(actor.index):
+                if self._pool.share_of(actor.index) == 0:
+                    return None  # whoever has room has its part
+            heapq.heappop(self._hungry)
+            if num_held == actor.hunger:
+                actor.hunger = -1
+                return actor
+        return None
 
     def _start(self, actor: _Actor, ticket: Ticket) -> None:
         self._advance(actor)
