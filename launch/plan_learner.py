@@ -126,7 +126,7 @@ class SimLearner:
                 self._rollout.offer([self._planner.replace(id_)])
                 continue
             self._ready.append(group)
-            self._rollout.withdraw([t.id for t in arrive(self._planner, id_)])
+            self._rollout.withdraw([t.id for t in self._planner.arrive(id_)])
         if admission.when_full == "drop_oldest":
             while len(self._ready) > (admission.queue_groups or self._config.rounds.groups_per_update):
                 self._reissue(self._ready.popleft().ticket, "full")
@@ -207,8 +207,3 @@ class SimLearner:
         self._rollout.update(step)
         if self._announced > step:
             self._fetch()
-
-
-def arrive(planner: RoundPlanner, ticket_id: str) -> list[Ticket]:
-    """Books a complete group's arrival; the tickets of its round that lost by it."""
-    return planner.arrive(ticket_id) if hasattr(planner, "arrive") else []  # pyright: ignore

@@ -1,12 +1,12 @@
 """PipelineRL's analytical estimate (TMLR version, appendix A): the closed formulas, and the simulator in its place.
 
 Time is in flashes, the least time a token can take (eq. 9). U(h) is linear up to h = 192, where it is 0.384: r_gen =
-U(H) I = 16.9 with H = 192 and I = 44 gives that. Training takes tau = 84 / 17.08 flashes a token: r_train =
-(N - I) / tau. Lengths are uniform from 1 to L = 1024; nothing but the rounding of L depends on it. The paper's r_conv_gen
-of 18.3 comes from its measured curve, the linear one gives 17.0: that is why the speedup here is above its 1.57.
+U(H) I = 16.9 with H = 192 and I = 44 gives that. Training takes tau = 84 / 17.08 flashes a token: r_train = (N - I) /
+tau. Lengths are uniform from 1 to L = 1024; nothing but the rounding of L depends on it. The paper's r_conv_gen of
+18.3 comes from its measured curve, the linear one gives 17.0: that is why the speedup here is above its 1.57.
 
-In the conventional system all N accelerators generate, then all train; in the simulator that is `serial` with N engines
-and N learner chips. Its lag bound is G - 1 steps with S = B G sequences, so g_max ~ 133 is G = 133.
+In the conventional system all N accelerators generate, then all train; in the simulator that is `serial` with N
+engines and N learner chips. Its lag bound is G - 1 steps with S = B G sequences, so g_max ~ 133 is G = 133.
 """
 
 import dataclasses

@@ -1,19 +1,19 @@
 """RolloutPipe's Sci-XW at K = 8, U = 2: calibrated on the serial column, asked for the other two.
 
-Known of serial (Slime): trainer compute 191.8, 379.9, 572.2 s at R = 32, 64, 96 (Table 1), and a waiting ratio of 47-52 %
-(section 5.3), highest at the smallest R. Its wait is compute x w / (1 - w), since it trains after the rollout: 207.8 s at
-R = 32 with 52 %, 507.4 s at R = 96 with 47 %; first dispatch at R = 96 is given as 509-543 s. Affine in R: a latency before
-the first group, and a time a group. Nothing of CGP or CGP+FGD goes in.
+Known of serial (Slime): trainer compute 191.8, 379.9, 572.2 s at R = 32, 64, 96 (Table 1), and a waiting ratio of
+47-52 % (section 5.3), highest at the smallest R. Its wait is compute x w / (1 - w), since it trains after the
+rollout: 207.8 s at R = 32 with 52 %, 507.4 s at R = 96 with 47 %; first dispatch at R = 96 is given as 509-543 s.
+Affine in R: a latency before the first group, and a time a group. Nothing of CGP or CGP+FGD goes in.
 
 What engine is consistent with all columns? Serial fixes only how long R groups take together. With frontier width 2
-at most 16 sequences run, and the paper's trainer (5.96 s a group) then waits 65 s of 642 s in all, so 16 sequences and
-fewer (a group's slot is kept until its longest response ends) are served at a group in less than 6 s, against 4.7 s for
-the whole round at once: the engine's throughput hardly depends on how many run. And CGP's first dispatch at 46-90 s says
-that the default admission doesn't spread it over all 768 requests: shared by 256, 5.9k tokens/s complete the first two
-groups only after 200 s. The calibrated engine therefore has one throughput whatever runs, a latency once a round, and
-F_w K = 16 places, since the paper sizes F_w by what the engine's memory holds. The serial column does not determine the
-number of places: `scan` shows what other engines with the same serial column would give. That choice is the one
-assumption that the prediction for CGP rests on; CGP+FGD does not depend on it.
+at most 16 sequences run, and the paper's trainer (5.96 s a group) then waits 65 s of 642 s in all, so 16 sequences
+and fewer (a group's slot is kept until its longest response ends) are served at a group in less than 6 s, against 4.7
+s for the whole round at once: the engine's throughput hardly depends on how many run. And CGP's first dispatch at
+46-90 s says that the default admission doesn't spread it over all 768 requests: shared by 256, 5.9k tokens/s complete
+the first two groups only after 200 s. The calibrated engine therefore has one throughput whatever runs, a latency
+once a round, and F_w K = 16 places, since the paper sizes F_w by what the engine's memory holds. The serial column
+does not determine the number of places: `scan` shows what other engines with the same serial column would give. That
+choice is the one assumption that the prediction for CGP rests on; CGP+FGD does not depend on it.
 """
 
 import dataclasses
@@ -74,9 +74,10 @@ def config_of(name: str, R: int) -> Config:
 def profile_of(shape: Shape, *, tokens_per_s: float, start_latency_s: float) -> Profile:
     """Hardware of that shape. The latency before the first group comes once a round, when its tickets are issued."""
     compute_s_per_group = (COMPUTE_S[96] / 96 + COMPUTE_S[64] / 64 + COMPUTE_S[32] / 32) / 3
-    table = dict(running=(float(shape.saturates_at),), tokens_per_s=(tokens_per_s,))
     return Profile(
-        engine=EngineProfile(**table, max_num_seqs=shape.max_num_seqs),
+        engine=EngineProfile(
+            running=(float(shape.saturates_at),), tokens_per_s=(tokens_per_s,), max_num_seqs=shape.max_num_seqs
+        ),
         response_tokens=LengthProfile(kind="lognormal", median=MEAN_TOKENS / math.exp(SIGMA**2 / 2), sigma=SIGMA),
         prompt_tokens=LengthProfile(kind="samples", samples=(1,)),
         learner=LearnerProfile(seconds_per_token=compute_s_per_group / (8 * (MEAN_TOKENS + 1))),

@@ -47,8 +47,8 @@ def _pipelinerl(closed: Mapping[str, float], simulated: Mapping[str, float]) -> 
     lines = [
         "## PipelineRL, appendix A",
         "",
-        "U(h) linear to 0.384 at h = 192, tau = 84 / 17.08, N = B = 128, uniform lengths from 1 to 1024; H = 192, I = 44 "
-        "against G = 133. Tokens a flash.",
+        "U(h) linear to 0.384 at h = 192, tau = 84 / 17.08, N = B = 128, uniform lengths from 1 to 1024; "
+        "H = 192, I = 44 against G = 133. Tokens a flash.",
         "",
         "| | paper | closed formulas | simulated |",
         "|---|---|---|---|",
@@ -76,7 +76,8 @@ def _rolloutpipe(prediction: Prediction, scanned: Sequence[Prediction]) -> list[
     lines = [
         "## RolloutPipe, Sci-XW, R = 96, calibrated on the serial column",
         "",
-        f"Fitted: {prediction.tokens_per_s:.0f} tokens/s, {prediction.start_latency_s:.1f} s before a round's first token.",
+        f"Fitted: {prediction.tokens_per_s:.0f} tokens/s, {prediction.start_latency_s:.1f} s before a round's first "
+        "token.",
         "",
         "| | paper, s | predicted, s | off | first dispatch, paper | predicted | waiting ratio |",
         "|---|---|---|---|---|---|---|",
@@ -89,9 +90,9 @@ def _rolloutpipe(prediction: Prediction, scanned: Sequence[Prediction]) -> list[
         )
     lines += [
         "",
-        "The serial column fixes the throughput and the latency, not how many requests the engine runs at once (places) "
-        "nor from how many on its throughput is constant. The row above takes 16 places (F_w K) and a constant throughput; "
-        "these take others, calibrated on the same serial column:",
+        "The serial column fixes the throughput and the latency, not how many requests the engine runs at once "
+        "(places) nor from how many on its throughput is constant. The row above takes 16 places (F_w K) and a "
+        "constant throughput; these take others, calibrated on the same serial column:",
         "",
         "| places | constant from | tokens/s | latency, s | cgp, s | cgp_fgd, s | first dispatch cgp | cgp_fgd |",
         "|---|---|---|---|---|---|---|---|",
@@ -105,8 +106,8 @@ def _rolloutpipe(prediction: Prediction, scanned: Sequence[Prediction]) -> list[
     return [
         *lines,
         "",
-        "Both published columns together ask for 16 to 32 places and a throughput that is constant from at most 8 running "
-        "sequences on.",
+        "Both published columns together ask for 16 to 32 places and a throughput that is constant from at most 8 "
+        "running sequences on.",
         "",
     ]
 
