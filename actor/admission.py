@@ -4,9 +4,12 @@ Train tickets obey the policy:
 
 * fifo: as many as the engine has room for, counted in sequences;
 * frontier(width): RolloutPipe eq. 5-6. F is the `width` lowest orders among the groups that are not
-  serving-complete, and a request is admitted if and only if its group is in F. A slot frees when all K
-  requests of a group have ended, whether or not its rewards are known;
+  serving-complete, and a request is admitted if and only if its group is in F. A slot frees when all
+  requests of a group have ended, whether or not its rewards are known. Several actors serve one frontier: the store
+  hands out what is in it (`bridge/claims.py`);
 * window(width): at most `width` groups, and no more than the engine has room for.
+
+A group is told by its order: tickets of single samples share their group's.
 
 The store is the deferred queue: it hands out the lowest orders first, and `num_to_claim` asks only for
 what could start now, so the rest stays there for other actors. Evaluations and probes go first, take
@@ -18,7 +21,7 @@ after it publishes), so they are a moment away, and an actor that is behind must
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 from bridge.types import Ticket, Version
@@ -36,22 +39,39 @@ class _Served:
 class Admission:
     """The tickets in hand: waiting, and in service until their last request has ended."""
 
-    def __init__(self, policy: Policy, *, width: int = 0, max_sequences: int, samples_per_group: int) -> None:
-        """`max_sequences` is what the engine runs at once; `width` counts groups (not for fifo).
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        width: int = 0,
+        max_sequences: int,
+        samples_per_group: int,
+        tickets_per_group: int = 1,
+    ) -> None:
+        """Nothing is in hand.
+
+        Args:
+          policy: fifo, frontier or window.
+          width: groups of the frontier or window.
+          max_sequences: what the engine runs at once.
+          samples_per_group: requests of a group.
+          tickets_per_group: tickets that a group comes in: 1, or as many as it has requests.
 
         Raises:
           ValueError: a bound below one.
         """
-        if max_sequences < 1 or samples_per_group < 1 or (policy != "fifo" and width < 1):
+        if min(max_sequences, samples_per_group, tickets_per_group) < 1 or (policy != "fifo" and width < 1):
             raise ValueError(
-                f"admission {policy} wants bounds >= 1, got width={width} "
-                f"max_sequences={max_sequences} samples_per_group={samples_per_group}"
+                f"admission {policy} wants bounds >= 1, got width={width} max_sequences={max_sequences} "
+                f"samples_per_group={samples_per_group} tickets_per_group={tickets_per_group}"
             )
         self.policy: Policy = policy
         self.width = width
         """Groups of the frontier or window; may be changed at any time, also below what is in service."""
-        self._max_sequences = max_sequences
-        self._samples_per_group = samples_per_group
+        self.max_sequences = max_sequences
+        """What may run at once; may be changed at any time, also below what runs."""
+        self._requests_per_ticket = -(-samples_per_group // tickets_per_group)
+        self._tickets_per_group = tickets_per_group
         self._waiting: dict[str, Ticket] = {}
         self._served: dict[str, _Served] = {}
 
@@ -72,13 +92,15 @@ class Admission:
 
     def num_to_claim(self) -> int:
         """How many more tickets could start now."""
-        if self.policy == "frontier":
-            free = self._num_free_slots()
+        room = self.max_sequences - self.num_sequences
+        by_room = -(-max(0, room) // self._requests_per_ticket)
+        if self.policy == "fifo":
+            free = by_room
         else:
-            room = self._max_sequences - self.num_sequences
-            free = -(-max(0, room) // self._samples_per_group)
+            num_train = sum(not _is_pinned(s.ticket) for s in self._served.values())
+            free = max(0, self.width * self._tickets_per_group - num_train)
             if self.policy == "window":
-                free = min(free, self._num_free_slots())
+                free = min(free, by_room)
         return max(0, free - len(self._waiting))
 
     def offer(self, tickets: Iterable[Ticket]) -> None:
@@ -101,47 +123,35 @@ class Admission:
             if not self._has_room(ticket):
                 break  # whatever follows is of a higher order
             del self._waiting[ticket.id]
-            self._served[ticket.id] = _Served(ticket, ticket.num_samples)
+            self._served[ticket.id] = _Served(ticket, ticket.num_requests)
             admitted.append(ticket)
         return admitted
 
-    def finish_sample(self, ticket_id: str) -> None:
-        """Books one request as ended; after the group's last one its slot is free.
+    def finish_sample(self, ticket_id: str, count: int = 1) -> bool:
+        """Books requests as ended; after the ticket's last one its slot is free, and the result is True.
 
         Raises:
           KeyError: the ticket is not in service.
         """
         entry = self._served[ticket_id]
-        entry.num_left -= 1
+        entry.num_left -= count
         if entry.num_left == 0:
             del self._served[ticket_id]
+        return entry.num_left == 0
 
     def remove(self, ticket_id: str) -> None:
         """Forgets a ticket, wherever it is; an unknown one is fine."""
         self._waiting.pop(ticket_id, None)
         self._served.pop(ticket_id, None)
 
-    def _num_free_slots(self) -> int:
-        return max(0, self.width - sum(not _is_pinned(s.ticket) for s in self._served.values()))
-
     def _has_room(self, ticket: Ticket) -> bool:
         # A group may start in a place too small for it: what is over waits inside the engine, by order.
-        engine_has_room = self.num_sequences < self._max_sequences
+        engine_has_room = self.num_sequences < self.max_sequences
         if _is_pinned(ticket) or self.policy == "fifo":
             return engine_has_room
-        has_slot = self._num_free_slots() > 0
+        groups = {s.ticket.order for s in self._served.values() if not _is_pinned(s.ticket)}
+        has_slot = ticket.order in groups or len(groups) < self.width
         return has_slot and (self.policy == "frontier" or engine_has_room)
-
-
-def frontier_share(width: int, actors: Sequence[str], me: str) -> int:
-    """This actor's part of a frontier that several actors serve.
-
-    The parts add up to `width`; with more actors than that each keeps one group, rather than stand
-    still on the word of a heartbeat.
-    """
-    names = sorted({*actors, me})
-    share, rest = divmod(width, len(names))
-    return max(1, share + (names.index(me) < rest))
 
 
 def _is_pinned(ticket: Ticket) -> bool:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from actor.admission import frontier_share
 from actor.engine import EngineDeadError
 from bridge.types import Heartbeat, Version, WeightManifest
 
@@ -90,13 +89,11 @@ async def keep_leases(actor: "Actor") -> None:
             if actor.held.pop(id_, None) is None:
                 continue  # emitted or dropped meanwhile
             logging.warning("lease lost ticket=%s", id_)
-            actor.admission.remove(id_)
-            if id_ in actor.groups:
-                actor.groups[id_].cancel()
+            actor.forget(id_)
 
 
 async def beat(actor: "Actor") -> None:
-    """Says that this actor lives, and keeps its part of a shared frontier."""
+    """Says that this actor lives, and hears who else does."""
     while True:
         await _say_alive(actor)
         await asyncio.sleep(actor.limits.heartbeat_s)
@@ -131,13 +128,16 @@ async def _say_alive(actor: "Actor") -> None:
         "groups": actor.num_emitted,
         "dropped_groups": actor.num_dropped,
         "sampled_tokens": actor.engine.num_sampled_tokens,
+        "emitted_tokens": actor.num_emitted_tokens,
     }
     await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, detail))
-    if actor.admission.policy == "frontier":
-        beats = await asyncio.to_thread(actor.store.heartbeats)
-        horizon = time.time() - 5 * actor.limits.heartbeat_s
-        serving = [b.process for b in beats if b.role == "actor" and b.version and b.time_s > horizon]
-        actor.admission.width = frontier_share(actor.frontier_width, serving, actor.name)
+    beats = await asyncio.to_thread(actor.store.heartbeats)
+    horizon = time.time() - 5 * actor.limits.heartbeat_s
+    serving = {b.process for b in beats if b.role == "actor" and b.version and b.time_s > horizon}
+    actor.num_actors = len(serving | {actor.name})
+
+
+ALL = (follow_weights, keep_leases, beat, watch)
 
 
 def heartbeat(name: str, version: Version | None, detail: dict[str, float]) -> Heartbeat:

@@ -20,30 +20,30 @@ class GroupBuilder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all K samples have their rewards."""
+        """Whether K samples have their rewards."""
         return len(self._members) == self._ticket.num_samples
 
     def add(self, index: int, sample: Sample, reward: float) -> None:
-        """Books sample `index` of 0..K-1.
+        """Books the sample of request `index`.
 
         Raises:
           ValueError: no such index, twice the same, or a reward that is no number.
         """
-        if not 0 <= index < self._ticket.num_samples or index in self._members:
-            raise ValueError(f"ticket {self._ticket.id}: sample {index} is out of range or here already")
+        if not 0 <= index < self._ticket.num_requests or index in self._members or self.is_complete:
+            raise ValueError(f"ticket {self._ticket.id}: sample {index} is out of range, here already or one too many")
         if not math.isfinite(reward):
             raise ValueError(f"ticket {self._ticket.id}: sample {index} has reward {reward}")
         self._members[index] = (sample, reward)
 
     def build(self, *, finished_s: float) -> Group:
-        """The complete group, its rollouts in order of index.
+        """The complete group, its rollouts in order of request.
 
         Raises:
           ValueError: it is not complete.
         """
         if not self.is_complete:
             raise ValueError(f"ticket {self._ticket.id} has {len(self._members)} of {self._ticket.num_samples} samples")
-        members = [self._members[i] for i in range(self._ticket.num_samples)]
+        members = [self._members[i] for i in sorted(self._members)]
         return Group(
             ticket_id=self._ticket.id,
             kind=self._ticket.kind,

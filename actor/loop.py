@@ -17,7 +17,8 @@ from actor.engine import Engine
 from actor.group_builder import GroupBuilder
 from actor.verifiers.pool import VerifierError, VerifierPool
 from actor.weight_client import WeightClient
-from bridge.store import GroupStore
+from actor.withdrawals import follow_withdrawals
+from bridge.store import GroupStore, UnfitGroupError
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
 
@@ -60,8 +61,8 @@ class Actor:
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits = admission, timeline, limits
         self._verifiers, self._decode = verifiers, decode
-        self.frontier_width = admission.width
-        """Of all actors together."""
+        self.num_actors = 1
+        """Actors that serve, this one among them: they share the tickets."""
         self.held: dict[str, Ticket] = {}
         """Tickets leased to this actor."""
         self.groups: dict[str, asyncio.Task[None]] = {}
@@ -72,6 +73,9 @@ class Actor:
         """Something happened that may let a ticket start."""
         self.num_emitted = 0
         self.num_dropped = 0
+        self.num_emitted_tokens = 0
+        """Response tokens of emitted groups; what the engine sampled besides went to waste (races, restarts)."""
+        self._just_served: list[str] = []
         self._num_dropped_in_a_row = 0
         self._free_lanes = list(range(1, 4097))
 
@@ -83,7 +87,7 @@ class Actor:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                for duty in (duties.follow_weights, duties.keep_leases, duties.beat, duties.watch):
+                for duty in (*duties.ALL, follow_withdrawals):
                     tasks.create_task(duty(self))
                 while True:
                     await self._claim()
@@ -102,8 +106,17 @@ class Actor:
         if self.engine.version is None or self.weights.is_stuck:
             return
         while limit := self.admission.num_to_claim():
+            served, self._just_served = self._just_served, []
             claiming = asyncio.ensure_future(
-                asyncio.to_thread(self.store.claim, self.name, limit=limit, lease_s=self.limits.lease_s)
+                asyncio.to_thread(
+                    self.store.claim,
+                    self.name,
+                    limit=limit,
+                    lease_s=self.limits.lease_s,
+                    width=self.admission.width if self.admission.policy == "frontier" else None,
+                    among=self.num_actors,
+                    served=served,
+                )
             )
             try:
                 tickets = await asyncio.shield(claiming)
@@ -117,9 +130,10 @@ class Actor:
                 return  # else there may be more evaluations, which take no slot
 
     async def _serve(self, ticket: Ticket) -> None:
-        """One ticket, from its requests to its group in the store."""
+        """One ticket, from its requests to its group in the store; of a race the first K to end."""
         start_s = served_s = time.time()
         builder = GroupBuilder(ticket, actor=self.name, started_s=start_s)
+        running: dict[int, asyncio.Task[None]] = {}
 
         async def serve_sample(index: int) -> None:
             nonlocal served_s
@@ -130,15 +144,23 @@ class Actor:
                 priority=ticket.order,
             )
             served_s = time.time()
-            self.admission.finish_sample(ticket.id)
+            del running[index]
+            num_ended = 1
+            if ticket.num_requests - len(running) == ticket.num_samples:
+                num_ended += len(running)
+                for loser in running.values():
+                    loser.cancel()
+                running.clear()
+            if self.admission.finish_sample(ticket.id, num_ended):
+                self._just_served.append(ticket.id)
             self.changed.set()
             builder.add(index, sample, await self._verifiers.score(self._decode(sample.tokens), ticket.task))
 
         lane = heapq.heappop(self._free_lanes)
         try:
             async with asyncio.TaskGroup() as samples:
-                for index in range(ticket.num_samples):
-                    samples.create_task(serve_sample(index))
+                for index in range(ticket.num_requests):
+                    running[index] = samples.create_task(serve_sample(index))
             group = builder.build(finished_s=time.time())
             await self._emit(group)
             self._record(group, lane, served_s)
@@ -155,11 +177,19 @@ class Actor:
         self.held.pop(group.ticket_id, None)
         try:
             is_new = await asyncio.to_thread(self.store.put_group, group)
-        except KeyError:
-            logging.info("group unwanted ticket=%s: the ticket was withdrawn", group.ticket_id)
+        except (KeyError, UnfitGroupError) as e:  # withdrawn, or another prompt has its id now
+            logging.info("group unwanted ticket=%s: %s", group.ticket_id, e)
             return
         self.num_emitted += is_new
+        self.num_emitted_tokens += is_new * sum(r.tokens.size for r in group.rollouts)
         self._num_dropped_in_a_row = 0
+
+    def forget(self, ticket_id: str) -> None:
+        """Lets go of a ticket that is not ours any more; its requests are aborted."""
+        self.held.pop(ticket_id, None)
+        self.admission.remove(ticket_id)
+        if ticket_id in self.groups:
+            self.groups[ticket_id].cancel()
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
         """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times."""

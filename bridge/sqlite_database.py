@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from typing import Any
 
 APPLICATION_ID = 0x534C5543  # "SLUC", in the file's header
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TABLE tickets (
         id TEXT PRIMARY KEY, "order" INTEGER NOT NULL, kind TEXT NOT NULL, payload BLOB NOT NULL,
-        state TEXT NOT NULL, actor TEXT, lease_expires_s REAL, attempts INTEGER NOT NULL DEFAULT 0)""",
+        state TEXT NOT NULL, actor TEXT, lease_expires_s REAL, attempts INTEGER NOT NULL DEFAULT 0,
+        served INTEGER NOT NULL DEFAULT 0)""",
     """CREATE INDEX tickets_by_order ON tickets (state, "order")""",
     # AUTOINCREMENT: without it SQLite gives the number of a deleted last row out again.
     """CREATE TABLE groups (

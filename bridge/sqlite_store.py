@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from bridge import codec
+from bridge import claims, codec
 from bridge.sqlite_database import SqliteDatabase
-from bridge.store import FencedError, StoredGroup
+from bridge.store import FencedError, StoredGroup, UnfitGroupError
 from bridge.types import Group, Heartbeat, Ticket
 
 _STATES = ("open", "claimed", "done", "acknowledged")
@@ -50,8 +50,25 @@ class SqliteStore:
         with self._database.write() as db:
             return db.executemany(insert, rows).rowcount if rows else 0
 
-    def claim(self, actor: str, *, limit: int, lease_s: float) -> list[Ticket]:
+    def claim(
+        self,
+        actor: str,
+        *,
+        limit: int,
+        lease_s: float,
+        width: int | None = None,
+        among: int = 1,
+        served: Sequence[str] = (),
+    ) -> list[Ticket]:
         """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
+
+        Args:
+          actor: who claims.
+          limit: tickets at most.
+          lease_s: for how long, in seconds.
+          width: groups of the frontier that all actors serve together (`claims.choose`); None for none.
+          among: actors that share the training tickets; each takes its part only.
+          served: this actor's tickets whose last request has ended, so that they leave the frontier.
 
         Raises:
           FencedError: the learner has fenced this actor.
@@ -62,17 +79,40 @@ class SqliteStore:
         now = self._clock()
         with self._database.write() as db:
             self._refuse_fenced(db, actor)
-            rows = db.execute(
-                """SELECT id, payload FROM tickets
+            db.executemany(
+                "UPDATE tickets SET served = 1 WHERE id = ? AND state = 'claimed' AND actor = ?",
+                [(i, actor) for i in served],
+            )
+            offers = db.execute(
+                """SELECT id, "order", kind = 'train' FROM tickets
                 WHERE state = 'open' OR (state = 'claimed' AND lease_expires_s <= ?)
                 ORDER BY "order", rowid LIMIT ?""",
-                (now, limit),
+                (now, limit if width is None else -1),
             ).fetchall()
-            db.executemany(
-                """UPDATE tickets SET state = 'claimed', actor = ?, lease_expires_s = ? WHERE id = ?""",
-                [(actor, now + lease_s, id_) for id_, _ in rows],
+            in_service: list[int] = []
+            if width is not None:
+                running = """SELECT DISTINCT "order" FROM tickets
+                    WHERE state = 'claimed' AND lease_expires_s > ? AND served = 0 AND kind = 'train'"""
+                in_service = [order for (order,) in db.execute(running, (now,))]
+            ids = claims.choose(
+                (claims.Offer(id_, order, bool(is_train)) for id_, order, is_train in offers),
+                limit=limit,
+                max_train=_share(db, actor, among=among, width=width),
+                width=width,
+                in_service=in_service,
             )
-        return [codec.decode(Ticket, payload, max_bytes=self._max_bytes) for _, payload in rows]
+            db.executemany(
+                "UPDATE tickets SET state = 'claimed', served = 0, actor = ?, lease_expires_s = ? WHERE id = ?",
+                [(actor, now + lease_s, id_) for id_ in ids],
+            )
+            payloads = [db.execute("SELECT payload FROM tickets WHERE id = ?", (i,)).fetchone()[0] for i in ids]
+        return [codec.decode(Ticket, payload, max_bytes=self._max_bytes) for payload in payloads]
+
+    def leased(self, actor: str) -> set[str]:
+        """The tickets that this actor holds; reads only, so it may be asked often."""
+        with self._database.read() as db:
+            rows = db.execute("SELECT id FROM tickets WHERE state = 'claimed' AND actor = ?", (actor,))
+            return {id_ for (id_,) in rows}
 
     def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
         """Extends leases; returns the ids this actor still holds (the others were taken over)."""
@@ -99,7 +139,7 @@ class SqliteStore:
 
         Raises:
           KeyError: no ticket of that id was ever put, or it was withdrawn.
-          ValueError: the group does not fit its ticket (prompt, number of rollouts, kind, round, order).
+          UnfitGroupError: the group does not fit its ticket (prompt, number of rollouts, kind, round, order).
           FencedError: the learner has fenced the group's actor.
         """
         payload = codec.encode(group, max_bytes=self._max_bytes)
@@ -298,6 +338,21 @@ class SqliteStore:
             raise FencedError(f"actor {actor} is fenced: {row[0]}")
 
 
+def _share(db: sqlite3.Connection, actor: str, *, among: int, width: int | None) -> int | None:
+    """How many training tickets an actor may take: its part of what is to be served now; None without a bound."""
+    if among < 2:
+        return None
+    unserved = "kind = 'train' AND (state = 'open' OR (state = 'claimed' AND served = 0))"
+    last_of_frontier = f"""SELECT max("order") FROM
+        (SELECT DISTINCT "order" FROM tickets WHERE {unserved} ORDER BY "order" LIMIT ?)"""
+    total, mine = db.execute(
+        f"""SELECT count(*), coalesce(sum(state = 'claimed' AND actor = ?), 0) FROM tickets
+        WHERE {unserved} AND "order" <= ({last_of_frontier})""",
+        (actor, -1 if width is None else width),
+    ).fetchone()
+    return claims.fair_share(total, mine=mine, among=among)
+
+
 def _check_limit(limit: int) -> None:
     if limit < 0:  # SQLite would take it for "no limit"
         raise ValueError(f"limit must be >= 0, got {limit}")
@@ -312,11 +367,11 @@ def _check_fit(ticket: Ticket, group: Group) -> None:
     want = (ticket.kind, ticket.round, ticket.order, ticket.num_samples)
     got = (group.kind, group.round, group.order, len(group.rollouts))
     if got != want:
-        raise ValueError(
+        raise UnfitGroupError(
             f"group {ticket.id} does not fit its ticket: (kind, round, order, rollouts) is {got}, wanted {want}"
         )
     if not np.array_equal(ticket.prompt_tokens, group.prompt_tokens):
-        raise ValueError(
+        raise UnfitGroupError(
             f"group {ticket.id} does not fit its ticket: its prompt differs "
             f"({group.prompt_tokens.size} tokens, wanted {ticket.prompt_tokens.size})"
         )

@@ -19,8 +19,8 @@ class StoredGroup:
     group: Group
 
 
-class GroupStore(Protocol):
-    """What every store does, whatever is behind it.
+class LearnerStore(Protocol):
+    """What the learner asks of a store.
 
     A ticket is `open`, `claimed` (leased by one actor), `done` (its group is here) or `acknowledged`
     (its group was trained and the checkpoint that says so is on disk).
@@ -28,31 +28,6 @@ class GroupStore(Protocol):
 
     def put_tickets(self, tickets: Iterable[Ticket]) -> int:
         """Offers tickets; ids the store already knows are left alone. Returns how many were new."""
-        ...
-
-    def claim(self, actor: str, *, limit: int, lease_s: float) -> list[Ticket]:
-        """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
-
-        Raises:
-          FencedError: the learner has fenced this actor.
-        """
-        ...
-
-    def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
-        """Extends leases; returns the ids this actor still holds (the others were taken over)."""
-        ...
-
-    def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
-        """Gives leased tickets back unserved; the next claim offers them at once."""
-        ...
-
-    def put_group(self, group: Group) -> bool:
-        """Stores a complete group. False if a group of that ticket is here or was acknowledged.
-
-        Raises:
-          KeyError: no ticket of that id was ever put.
-          ValueError: the group does not fit its ticket (prompt, number of rollouts, kind).
-        """
         ...
 
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
@@ -100,16 +75,8 @@ class GroupStore(Protocol):
         """Refuses this actor's claims and groups from now on; what it holds or made goes to others."""
         ...
 
-    def fenced(self, actor: str) -> str | None:
-        """Why an actor is fenced; None if it isn't."""
-        ...
-
     def fenced_actors(self) -> set[str]:
         """The names of all fenced actors."""
-        ...
-
-    def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
-        """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
         ...
 
     def failed(self) -> dict[str, str]:
@@ -135,6 +102,68 @@ class GroupStore(Protocol):
     def close(self) -> None:
         """Lets go of the store; its contents stay."""
         ...
+
+
+class GroupStore(LearnerStore, Protocol):
+    """What every store does, whatever is behind it: the learner's part, and the actors'."""
+
+    def claim(
+        self,
+        actor: str,
+        *,
+        limit: int,
+        lease_s: float,
+        width: int | None = None,
+        among: int = 1,
+        served: Sequence[str] = (),
+    ) -> list[Ticket]:
+        """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
+
+        Args:
+          actor: who claims.
+          limit: tickets at most.
+          lease_s: for how long, in seconds.
+          width: groups of the frontier that all actors serve together (`claims.choose`); None for none.
+          among: actors that share the training tickets; each takes its part only.
+          served: this actor's tickets whose last request has ended, so that they leave the frontier.
+
+        Raises:
+          FencedError: the learner has fenced this actor.
+        """
+        ...
+
+    def leased(self, actor: str) -> set[str]:
+        """The tickets that this actor holds; reads only, so it may be asked often."""
+        ...
+
+    def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
+        """Extends leases; returns the ids this actor still holds (the others were taken over)."""
+        ...
+
+    def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
+        """Gives leased tickets back unserved; the next claim offers them at once."""
+        ...
+
+    def put_group(self, group: Group) -> bool:
+        """Stores a complete group. False if a group of that ticket is here or was acknowledged.
+
+        Raises:
+          KeyError: no ticket of that id was ever put.
+          UnfitGroupError: the group does not fit its ticket (prompt, number of rollouts, kind).
+        """
+        ...
+
+    def fenced(self, actor: str) -> str | None:
+        """Why an actor is fenced; None if it isn't."""
+        ...
+
+    def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
+        """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
+        ...
+
+
+class UnfitGroupError(ValueError):
+    """A group does not answer the ticket that has its id: another prompt may have taken the place of the one it had."""
 
 
 class FencedError(RuntimeError):

@@ -174,6 +174,7 @@ class Group:
     incarnation: int
     """Incarnation of the newest weights that made any of its tokens."""
     actor: str
+    """Who made it; several names with "+" between them where single samples were put together."""
     started_s: float
     """Unix time at which its first sample entered the engine."""
     finished_s: float
@@ -184,6 +185,11 @@ class Group:
         _check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.rollouts:
             raise ValueError(f"group {self.ticket_id} has no rollouts")
+
+    @property
+    def actors(self) -> frozenset[str]:
+        """The names of all who made it."""
+        return frozenset(self.actor.split("+"))
 
     @property
     def min_step(self) -> int:

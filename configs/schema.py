@@ -483,6 +483,16 @@ class Config:
                 "rounds.overprovision_prompts needs publish.when=round_end: a window has no round whose first R groups "
                 "could win"
             )
+        if self.rounds.ess_floor > 0 and self.publish.when == "round_end":
+            raise ValueError(
+                "rounds.ess_floor needs publish.when=every: inside a round the engines have no newer weights to sample "
+                "a fresh batch by"
+            )
+        if 0 < self.admission.queue_groups < self.rounds.groups_per_update:
+            raise ValueError(
+                f"admission.queue_groups ({self.admission.queue_groups}) must be at least rounds.groups_per_update "
+                f"({self.rounds.groups_per_update}), or an update's groups drop each other"
+            )
         if self.publish.when == "every" and self.rounds.train_start == "round_complete":
             raise ValueError("rounds.train_start=round_complete needs publish.when=round_end")
         if self.admission.policy == "window" and self.admission_width < self.rounds.groups_per_update:
@@ -532,9 +542,16 @@ class Config:
         defaults = {
             "fifo": 0,
             "frontier": self.rounds.groups_per_update,
-            "window": math.ceil((1 + self.alpha) * self.rounds.groups_per_update),
+            "window": math.floor((1 + self.alpha) * self.rounds.groups_per_update),
         }
         return self.admission.width or defaults[self.admission.policy]
+
+    @property
+    def max_ready_groups(self) -> int | None:
+        """Complete groups that may wait for the learner; None for no bound but the tickets."""
+        if self.admission.when_full == "block":
+            return None
+        return self.admission.queue_groups or self.rounds.groups_per_update
 
     @property
     def alpha(self) -> float:

@@ -46,7 +46,7 @@ def _tiny(preset: str) -> dict[str, Any]:
         # In flight the lag is 1 to 4 steps and nothing but the step size bounds the policy's change: at a constant
         # 5e-4 the KL to the sampling policy is ten times the other presets', and the reward swings.
         optimizer=OptimizerConfig(learning_rate=4e-4, schedule="linear")
-        if preset == "pipelinerl"
+        if preset in ("pipelinerl", "roll_flash")
         else OptimizerConfig(learning_rate=5e-4),
         packing=PackingConfig(rows=4, row_tokens=128),
         checkpoint=CheckpointConfig(every_n_steps=40),

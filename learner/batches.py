@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from bridge.store import GroupStore
+from bridge.store import LearnerStore
 from bridge.types import Group
 from configs.schema import Config
 from learner.group_queue import GroupQueueIterator
@@ -13,7 +13,7 @@ from learner.rounds import RoundPlanner
 def micro_batches(
     config: Config,
     *,
-    store: GroupStore,
+    store: LearnerStore,
     queue: GroupQueueIterator,
     planner: RoundPlanner,
     step: Callable[[], int],
@@ -55,7 +55,7 @@ def micro_batches(
 
 def _whole_round(config: Config, queue: GroupQueueIterator, planner: RoundPlanner) -> Iterator[MicroBatch]:
     """The papers' serial baseline: nothing is trained before all R groups are there; submission order."""
-    groups = sorted((next(queue) for _ in range(planner.num_outstanding)), key=lambda g: g.order)
+    groups = sorted((next(queue) for _ in range(planner.num_left_in_round)), key=lambda g: g.order)
     while groups:
         chosen = planner.num_left_in_update
         yield from _consume(config, planner, groups[:chosen])

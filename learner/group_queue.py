@@ -1,7 +1,8 @@
 """Complete groups from the store as a grain IterDataset, in order of arrival, with state.
 
 The queue decides nothing about training; it keeps out what must not be trained: copies, groups made by
-weights of an abandoned future, and groups over the lag bound. Those are counted and issued again.
+weights of an abandoned future, and groups over the lag bound. Those are counted and issued again. A group is looked at
+when it arrives and once more when it is handed out, since the learner's step may have moved on while it waited.
 """
 
 import collections
@@ -12,7 +13,7 @@ from typing import Any
 import grain
 from absl import logging
 
-from bridge.store import GroupStore
+from bridge.store import LearnerStore
 from bridge.types import Group
 
 POLL_S = 0.002
@@ -30,11 +31,14 @@ class GroupQueue(grain.IterDataset[Group]):
       min_step: the earliest step that a group's ticket takes tokens of.
       fenced_actors: names of actors whose groups are refused; may grow.
       while_waiting: called on every poll that found nothing (heartbeats, watchdogs); may raise.
+      refuse: called with each group that arrives and has no other fault; a reason keeps it out. Whatever is to become
+        of its ticket then is done already.
+      max_ready: groups that may wait; the oldest beyond that are dropped (PipelineRL's ring buffer). None for no bound.
     """
 
     def __init__(
         self,
-        store: GroupStore,
+        store: LearnerStore,
         *,
         restores: Mapping[int, int],
         current_step: Callable[[], int],
@@ -43,6 +47,8 @@ class GroupQueue(grain.IterDataset[Group]):
         min_step: Callable[[Group], int] = lambda group: 0,
         fenced_actors: Set[str] = frozenset(),
         while_waiting: Callable[[], None] = lambda: None,
+        refuse: Callable[[Group], str | None] = lambda group: None,
+        max_ready: int | None = None,
     ) -> None:
         """Reads nothing yet."""
         super().__init__()
@@ -54,6 +60,8 @@ class GroupQueue(grain.IterDataset[Group]):
         self.min_step = min_step
         self.fenced_actors = fenced_actors
         self.while_waiting = while_waiting
+        self.refuse = refuse
+        self.max_ready = max_ready
 
     def __iter__(self) -> "GroupQueueIterator":
         """One reader; a run has one."""
@@ -75,23 +83,38 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
         self._unacknowledged: list[str] = []
         self._seen: set[str] = set()
         self.dropped: collections.Counter[str] = collections.Counter()
-        """Groups kept out since the start, by reason: abandoned, unwanted, early, fenced, stale."""
+        """Groups kept out since the start, by reason: abandoned, unwanted, early, fenced, stale, off_policy, overflow,
+        failed, and what `refuse` says."""
+        self.fresh_from: int | None = None
+        """While set, groups with a token of an earlier step are kept out (`learner/ess_stop.py`)."""
         self.wait_s = 0.0
         """Seconds spent waiting for groups since the start."""
 
     def __next__(self) -> Group:
         """The next group in order of arrival; waits until there is one."""
         start = time.perf_counter()
-        while not self._fill():
+        self.poll()
+        while not self._has_ready():
             self._queue.while_waiting()
             time.sleep(POLL_S)
+            self.poll()
         self.wait_s += time.perf_counter() - start
         return self._hand_out()
+
+    def poll(self) -> None:
+        """Takes in what has arrived, without waiting; called while the learner computes, so that nothing piles up."""
+        while stored := self._queue.store.read_groups(after_seq=self._after_seq, limit=64):
+            self._after_seq = stored[-1].seq
+            for s in stored:
+                self._take_in(s.group)
+        while self._queue.max_ready is not None and len(self._ready) > self._queue.max_ready:
+            self._drop(self._ready.popleft(), "overflow")
 
     def take_ready(self, limit: int) -> list[Group]:
         """Up to `limit` more groups, without waiting."""
         groups = []
-        while len(groups) < limit and self._fill():
+        self.poll()
+        while len(groups) < limit and self._has_ready():
             groups.append(self._hand_out())
         return groups
 
@@ -106,6 +129,14 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
         self._unacknowledged = list(state["unacknowledged"])
         self._seen = set(self._unacknowledged)
 
+    def take_back(self, ticket_ids: list[str]) -> None:
+        """Groups handed out last that were not trained after all: dropped, and their tickets issued again."""
+        gone = set(ticket_ids)
+        self._unacknowledged = [i for i in self._unacknowledged if i not in gone]
+        self._seen -= gone
+        self.dropped["off_policy"] += len(gone)
+        self._queue.store.reissue(ticket_ids)
+
     def acknowledge(self, ticket_ids: list[str]) -> None:
         """Lets the store forget groups whose training is safe in a checkpoint."""
         self._queue.store.acknowledge(ticket_ids)
@@ -119,24 +150,24 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
         self._seen.add(group.ticket_id)
         return group
 
-    def _fill(self) -> bool:
-        """Whether a group that may be trained is at the head of the line."""
-        while True:
-            if not self._ready:
-                stored = self._queue.store.read_groups(after_seq=self._after_seq, limit=64)
-                if not stored:
-                    return False
-                self._after_seq = stored[-1].seq
-                self._ready.extend(s.group for s in stored)
-            group = self._ready[0]
-            if group.ticket_id in self._seen:  # trained, and in the checkpoint this learner started from
-                self._ready.popleft()
-                continue
-            reason = self._objection(group)
+    def _has_ready(self) -> bool:
+        """Whether a group that may be trained is at the head of the line; drops what may not be any more."""
+        while self._ready:
+            reason = self._objection(self._ready[0])
             if reason is None:
                 return True
-            self._ready.popleft()
+            self._drop(self._ready.popleft(), reason)
+        return False
+
+    def _take_in(self, group: Group) -> None:
+        if group.ticket_id in self._seen:  # trained, and in the checkpoint this learner started from
+            return
+        if reason := self._objection(group):
             self._drop(group, reason)
+        elif reason := self._queue.refuse(group):
+            self.dropped[reason] += 1
+        else:
+            self._ready.append(group)
 
     def _objection(self, group: Group) -> str | None:
         q = self._queue
@@ -146,8 +177,10 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
             return "unwanted"
         if group.min_step < q.min_step(group):
             return "early"
-        if group.actor in q.fenced_actors:
+        if not q.fenced_actors.isdisjoint(group.actors):
             return "fenced"
+        if self.fresh_from is not None and group.min_step < self.fresh_from:
+            return "off_policy"
         if q.max_lag_steps is not None and q.current_step() - group.min_step > q.max_lag_steps:
             return "stale"
         return None

@@ -6,7 +6,7 @@ import time
 
 from absl import logging
 
-from bridge.store import GroupStore
+from bridge.store import LearnerStore
 from bridge.types import Heartbeat
 
 HEARTBEAT_S = 2.0
@@ -20,7 +20,7 @@ class Stopped(Exception):
 class Heart:
     """Says that the learner lives, from a thread of its own, and tells it when to stop."""
 
-    def __init__(self, store: GroupStore, stop: threading.Event) -> None:
+    def __init__(self, store: LearnerStore, stop: threading.Event) -> None:
         """Not beating yet."""
         self._store = store
         self._stop = stop

@@ -8,6 +8,7 @@ from absl import logging
 
 from bridge.types import Sampling
 from learner import parity
+from learner.ess_stop import drop_batch, is_batch_off_policy
 from learner.model import hf_io
 from learner.packing import MicroBatch
 from learner.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS, evaluation_metrics
@@ -27,12 +28,19 @@ def train(run: Run) -> None:
         if not micro.ends_update:
             continue
         settle_probe(run)
+        if is_batch_off_policy(run):
+            drop_batch(run)
+            books.drop()
+            if run.publisher.version is None or run.publisher.version.step != run.step:
+                publish(run)  # what is to be sampled by the current weights needs them
+            continue
         apply(run, books)
+        run.queue.fresh_from = None
         if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
             publish(run)
         if micro.ends_round:
             run.anchors.start_round(run.state.params)
-            run.metrics.write("round", run.step, run.clock.finish(time.time()))
+            run.metrics.write("round", run.step, run.clock.finish(time.time()) | run.round_metrics())
         if is_save_due(run, ends_round=micro.ends_round):
             save(run)
         acknowledge_committed(run, run.checkpoints.committed())
@@ -51,6 +59,7 @@ def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
     run.state = run.steps.accumulate(run.state, batch, run.anchors.score(batch))
     jax.block_until_ready(run.steps.in_progress if micro.ends_pack else before)
     books.add(micro, start, time.time())
+    run.queue.poll()  # a race may be decided, or the oldest group give way, while this process computes
 
 
 def apply(run: Run, books: StepBooks) -> None:

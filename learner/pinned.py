@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from absl import logging
 
-from bridge.store import GroupStore
+from bridge.store import LearnerStore
 from bridge.types import Group, Sampling, Ticket, Version
 from learner.group_queue import POLL_S
 from learner.problems import Problem
@@ -24,7 +24,7 @@ PROBE_TOKENS = 64
 class Pinned:
     """Tickets of one kind, out for one version at a time."""
 
-    def __init__(self, kind: str, store: GroupStore, *, while_waiting: Callable[[], None]) -> None:
+    def __init__(self, kind: str, store: LearnerStore, *, while_waiting: Callable[[], None]) -> None:
         """Nothing is out; `while_waiting` is called on every poll and may raise."""
         self._kind = kind
         self._store = store

@@ -20,7 +20,7 @@ from bridge import codec
 from bridge.run_lock import RunLock
 from bridge.snapshot import SnapshotWriter
 from bridge.sqlite_store import SqliteStore
-from bridge.store import GroupStore
+from bridge.store import LearnerStore
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
 from configs.overrides import run_id, snapshot_folder
@@ -31,6 +31,7 @@ from learner.batches import micro_batches
 from learner.checkpoint import CheckpointError, Checkpoints
 from learner.group_queue import GroupQueue, GroupQueueIterator
 from learner.heart import Heart
+from learner.intake import Intake
 from learner.mesh import make_mesh, param_spec
 from learner.metrics import MetricsWriter
 from learner.model import hf_io
@@ -42,6 +43,7 @@ from learner.prompts import PromptStream, load_prompts
 from learner.publisher import Publisher
 from learner.round_clock import RoundClock
 from learner.rounds import RoundPlanner, training_sampling
+from learner.sample_tickets import SampleTickets
 from learner.state import Params, TrainState
 from learner.step import Steps, build_steps
 from learner.tokenizer import Tokenizer, load_tokenizer
@@ -57,7 +59,7 @@ class Run:
     model_config: ModelConfig
     tokenizer: Tokenizer
     held_out: list[Problem]
-    store: GroupStore
+    store: LearnerStore
     queue: GroupQueueIterator
     planner: RoundPlanner
     prompts: PromptStream
@@ -80,6 +82,7 @@ class Run:
     unacknowledged: dict[int, list[str]] = dataclasses.field(default_factory=dict)
     """Groups each save in progress contains, by its step."""
     fenced_actors: set[str] = dataclasses.field(default_factory=set)
+    num_ess_stops: int = 0
     lock: RunLock | None = None
 
     def micro_batches(self) -> Iterator[MicroBatch]:
@@ -98,13 +101,18 @@ class Run:
             on_issue=on_issue,
         )
 
+    def round_metrics(self) -> dict[str, float]:
+        """What the planner knows of the round that ends."""
+        return {"round/is_long": float(self.planner.round_is_long), "round/long_queue": len(self.planner.long_queue)}
+
     def books(self) -> dict[str, Any]:
         """The host's part of a checkpoint; JSON."""
         return {
             "model": self.model_config.to_hf(),
             "mesh": self.config.mesh.axes,
             "planner": self.planner.get_state(),
-            "open_tickets": [base64.b64encode(codec.encode(t)).decode() for t in self.planner.open_tickets],
+            "open_tickets": _pack(self.planner.open_tickets),
+            "long_queue": _pack(self.planner.long_queue),
             "prompts": self.prompts.get_state(),
             "queue": self.queue.get_state(),
         }
@@ -137,7 +145,11 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
     steps = build_steps(model_config, config, mesh)
 
     lock = RunLock(folder / "learner.lock", "learner")
-    store = SqliteStore(folder / "store.sqlite")
+    store: LearnerStore = SqliteStore(folder / "store.sqlite")
+    if config.admission.unit == "sample":
+        store = SampleTickets(
+            store, num_samples=config.rounds.samples_per_group, num_requests=config.rounds.requests_per_group
+        )
     incarnation = store.next_incarnation()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -223,6 +235,8 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
             min_step=lambda group: planner.min_step(group.ticket_id),
             fenced_actors=run.fenced_actors,
             while_waiting=lambda: _while_waiting(run),
+            refuse=Intake(config, store=store, planner=planner, timeline=run.timeline).refuse,
+            max_ready=config.max_ready_groups,
         )
     )
     if books is not None:
@@ -271,13 +285,21 @@ def _is_wanted(run: Run, group: Group) -> bool:
 
 
 def _restore_books(run: Run, books: dict[str, Any]) -> None:
-    tickets = [codec.decode(Ticket, base64.b64decode(t)) for t in books["open_tickets"]]
-    run.planner.set_state(books["planner"], tickets)
+    tickets = _unpack(books["open_tickets"])
+    run.planner.set_state(books["planner"], tickets, _unpack(books["long_queue"]))
     run.prompts.set_state(books["prompts"])
     run.queue.set_state(books["queue"])
     # The checkpoint that contains these groups is committed, so they may go now if they are still there.
     run.queue.acknowledge(books["queue"]["unacknowledged"])
     run.store.put_tickets(tickets)
+
+
+def _pack(tickets: list[Ticket]) -> list[str]:
+    return [base64.b64encode(codec.encode(t)).decode() for t in tickets]
+
+
+def _unpack(texts: list[str]) -> list[Ticket]:
+    return [codec.decode(Ticket, base64.b64decode(t)) for t in texts]
 
 
 def _saved_part(state: TrainState) -> dict[str, Any]:

@@ -181,6 +181,14 @@ class Steps:
         self._tidy()
         return result
 
+    def ess(self, state: TrainState) -> float:
+        """The effective sample size, over tokens, of what is accumulated (PipelineRL eq. 6); waits for it."""
+        return float(diagnostics.finalize(jax.device_get(state.accumulator.stats))["ess"])
+
+    def discard(self, state: TrainState) -> TrainState:
+        """Throws away what is accumulated; the update is filled anew."""
+        return dataclasses.replace(state, accumulator=self._zeros())
+
     def score(self, params: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
         """Scores the trained tokens: log pi of each given those before it, at its own position; 0 elsewhere."""
         return self._jit_score(params, self.put(batch))

@@ -39,6 +39,10 @@ class StepBooks:
         self._run.clock.trained(start_s, end_s)
         self._run.timeline.span("train", start_s, end_s, step=self._run.step, groups=",".join(micro.ticket_ids))
 
+    def drop(self) -> None:
+        """The update being filled is not made; its times stay."""
+        self._ticket_ids, self._sum_squared_lengths = [], 0.0
+
     def write(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> None:
         """Writes the row of the step just made, whose optimizer step took from `start_s` to `end_s`."""
         run = self._run
@@ -57,6 +61,8 @@ class StepBooks:
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
             "groups/dropped": run.queue.dropped.total(),
             "groups/reissued": run.store.counts()["reissued"],
+            **{f"groups/{reason}": run.queue.dropped[reason] for reason in ("stale", "zero_variance", "overflow")},
+            "ess_stops": run.num_ess_stops,
             "time/step_s": step_s,
             "time/train_s": self._train_s,
             "time/wait_s": wait_s,
@@ -94,9 +100,11 @@ class StepBooks:
         return {"model_tflops_per_s": per_s / 1e12, "mfu": per_s / peak}
 
     def _actor_metrics(self) -> dict[str, float]:
-        """The slowest actor's last weight update."""
+        """The slowest actor's last weight update, and what all actors sampled for nothing."""
         details = [
             json.loads(b.detail) for b in self._run.store.heartbeats() if b.role == "actor" and b.detail and is_fresh(b)
         ]
         names = ("pause_s", "load_s", "prefetch_s")
-        return {f"actor/{n}": max(d[n] for d in details if n in d) for n in names if any(n in d for d in details)}
+        slowest = {f"actor/{n}": max(d[n] for d in details if n in d) for n in names if any(n in d for d in details)}
+        sampled, emitted = (sum(d.get(n, 0) for d in details) for n in ("sampled_tokens", "emitted_tokens"))
+        return slowest | {"actor/not_emitted_tokens": float(sampled - emitted)}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.admission import Admission, frontier_share
+from actor.admission import Admission
 from bridge.types import Ticket, Version
 from tests.bridge.factories import make_ticket
 
@@ -258,17 +258,3 @@ def test_claiming_what_is_asked_for_serves_every_ticket_once(policy, width, max_
         else:
             break
     assert sorted(t.id for t in started) == sorted(f"t{i}" for i in range(len(kinds)))
-
-
-@settings(deadline=None)
-@given(width=st.integers(1, 40), num_actors=st.integers(1, 12))
-def test_frontier_shares_add_up_to_the_width(width, num_actors):
-    actors = [f"actor-{i}" for i in range(num_actors)]
-    shares = [frontier_share(width, actors, me) for me in actors]
-    assert sum(shares) == max(width, num_actors)
-    assert max(shares) - min(shares) <= 1
-
-
-def test_frontier_share_of_an_unknown_actor_counts_itself():
-    assert frontier_share(4, ["a"], "b") == 2
-    assert frontier_share(4, [], "b") == 4

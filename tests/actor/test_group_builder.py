@@ -65,7 +65,7 @@ def test_incarnation_is_the_newest_of_any_sample():
 def test_add_of_a_wrong_index_is_refused(index):
     b = builder(2)
     b.add(0, sample(0, (0, 0)), 0.0)
-    with pytest.raises(ValueError, match="out of range or here already"):
+    with pytest.raises(ValueError, match="out of range, here already or one too many"):
         b.add(index, sample(0, (0, 0)), 0.0)
 
 

@@ -91,10 +91,59 @@ def test_two_actors_share_the_frontier(tmp_path):
         b = make_setup_beside(a, "actor-1", width=3, limits=limits)
         a.publish(0)
         async with a.serving(), b.serving():
-            await until(lambda: (a.actor.admission.width, b.actor.admission.width) == (2, 1), "shares")
+            await until(lambda: (a.actor.num_actors, b.actor.num_actors) == (2, 2), "they know of each other")
             a.put(*range(8))
-            await until(lambda: len(a.running()) == 4 and len(b.running()) == 2, "three groups run")
+            await until(lambda: {len(a.running()), len(b.running())} == {4, 2}, "three groups run")
             assert a.store.counts()["open"] == 5
+
+    run(body())
+
+
+def test_a_race_keeps_the_first_samples_to_end_and_aborts_the_others(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, width=1)
+        s.publish(0)
+        s.put(0, num_samples=2, num_requests=4)
+        s.put(1)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t0.2", "t0.3")
+            s.engine.finish("t0.3")
+            await s.runs("t0.0", "t0.1", "t0.2")
+            s.engine.finish("t0.1")
+            await s.runs("t1.0", "t1.1")  # the losers have ended, so the slot is free
+            await until(lambda: len(s.groups()) == 1, "the group")
+            assert sorted(s.engine.aborted) == ["t0.0", "t0.2"]
+        (group,) = s.groups()
+        assert len(group.rollouts) == 2 and s.actor.num_emitted_tokens == sum(r.tokens.size for r in group.rollouts)
+
+    run(body())
+
+
+def test_a_withdrawn_tickets_requests_are_aborted_and_its_slot_is_free(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, width=1)
+        s.publish(0)
+        s.put(0, 1)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.store.withdraw(["t0"])
+            await s.runs("t1.0", "t1.1")
+            assert list(s.actor.held) == ["t1"]
+
+    run(body())
+
+
+def test_a_ticket_replaced_while_it_is_served_is_served_anew(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, width=1)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.store.withdraw(["t0"])
+            s.put(0, prompt_tokens=np.array([5], np.int32))
+            await until(lambda: [list(t.prompt_tokens) for t in s.actor.held.values()] == [[5]], "the new prompt")
+            await s.runs("t0.0", "t0.1")
 
     run(body())
 

@@ -9,7 +9,7 @@ from configs import overrides
 from configs.schema import Config, PromptsConfig, RunConfig
 
 FOLDER = pathlib.Path(overrides.__file__).parent
-PRESETS = ("serial", "cgp", "rolloutpipe", "pipelinerl")
+PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash")
 CONFIG = Config(preset="test")
 
 
@@ -38,7 +38,9 @@ def test_load_preset_tiny_is_rolloutpipe_at_tiny_size():
         ("serial", "round_complete", "fifo", "round_end"),
         ("cgp", "group_ready", "fifo", "round_end"),
         ("rolloutpipe", "group_ready", "frontier", "round_end"),
+        ("rollpacker", "group_ready", "fifo", "round_end"),
         ("pipelinerl", "group_ready", "window", "every"),
+        ("roll_flash", "group_ready", "window", "every"),
     ],
 )
 def test_load_preset_knobs_are_the_design_tables(name, train_start, admission, publish):

@@ -32,6 +32,15 @@ WINDOW: dict[str, Any] = {
         ("RoundsConfig", dict(samples_per_group=1), r"\(K\) must be >= 2"),
         ("RoundsConfig", dict(groups_per_round=10, groups_per_update=4), r"U=4.*must divide.*R=10"),
         ("RoundsConfig", dict(max_lag_steps=-1), "max_lag_steps"),
+        ("RoundsConfig", dict(overprovision_prompts=0.9), "rounds.overprovision_prompts must be between 1"),
+        ("RoundsConfig", dict(overprovision_samples=5.0), "rounds.overprovision_samples must be between 1"),
+        ("RoundsConfig", dict(ess_floor=1.0), "rounds.ess_floor"),
+        ("AdmissionConfig", dict(policy="fifo", async_ratio=1.0), "async_ratio needs admission.policy=window"),
+        ("AdmissionConfig", dict(policy="window", async_ratio=-1.0), "admission.async_ratio"),
+        ("AdmissionConfig", dict(policy="fifo", when_full="drop_oldest"), "drop_oldest needs admission.policy=window"),
+        ("AdmissionConfig", dict(policy="window", queue_groups=4), "queue_groups has no effect"),
+        ("PublishConfig", dict(kv_cache="recompute", at_publish="drain"), "recompute has no effect"),
+        ("ActorConfig", dict(tensor_parallel_size=4, max_tensor_parallel_size=2), "max_tensor_parallel_size"),
         ("PublishConfig", dict(every_n_steps=0), "every_n_steps"),
         ("LossConfig", dict(clip_low=1.5), "clip_low"),
         ("LossConfig", dict(clip_high=-0.1), "clip_high"),
@@ -66,6 +75,19 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
         (dict(rounds=rounds(R=8, U=2, max_lag_steps=2)), r"\(2\) is below R/U - 1 = 3"),
         (dict(rounds=rounds(R=6, U=2), run=schema.RunConfig(num_updates=100)), "multiple of the round's 3 updates"),
         (dict(packing=schema.PackingConfig(rows=3), mesh=schema.MeshConfig(data=2)), "multiple of mesh.data"),
+        (dict(rounds=rounds(ess_floor=0.5), run=schema.RunConfig(num_updates=2)), "ess_floor needs publish.when=every"),
+        (
+            WINDOW | dict(rounds=rounds(overprovision_prompts=1.25)),
+            "overprovision_prompts needs publish.when=round_end",
+        ),
+        (
+            WINDOW
+            | dict(
+                rounds=rounds(R=4, U=4),
+                admission=schema.AdmissionConfig(policy="window", when_full="drop_oldest", queue_groups=3),
+            ),
+            r"queue_groups \(3\) must be at least rounds.groups_per_update \(4\)",
+        ),
     ],
 )
 def test_config_sections_that_do_not_fit_are_refused(fields, said):
@@ -96,6 +118,19 @@ def test_admission_width_zero_is_filled_in_from_the_policy(policy, width, want):
         publish=schema.PublishConfig(when=when),
     )
     assert config.admission_width == want
+
+
+@pytest.mark.parametrize(("ratio", "width"), [(0.0, 2), (0.5, 3), (2.0, 6), (2.2, 6)])
+def test_admission_width_of_an_async_ratio_is_its_buffer(ratio, width):
+    admission = schema.AdmissionConfig(policy="window", async_ratio=ratio)
+    config = Config(preset="test", rounds=rounds(), **WINDOW | {"admission": admission})
+    assert config.admission_width == width
+
+
+@pytest.mark.parametrize(("eta", "issued", "requests"), [(1.0, 4, 10), (1.1, 5, 11), (1.25, 5, 13), (1.5, 6, 15)])
+def test_overprovision_rounds_up(eta, issued, requests):
+    r = rounds(R=4, U=4, K=10, overprovision_prompts=eta, overprovision_samples=eta)
+    assert (r.groups_issued, r.requests_per_group) == (issued, requests)
 
 
 def test_parity_bound_zero_is_filled_in_from_the_served_dtype():

@@ -31,7 +31,7 @@ class Trainer:
         self.fenced = set()
         self.tickets = {t.id: t for t in tickets}
 
-    def queue(self, *, incarnation=0, restored_step=0, max_lag_steps=None, while_waiting=refuse_to_wait):
+    def queue(self, *, incarnation=0, restored_step=0, max_lag_steps=None, while_waiting=refuse_to_wait, **options):
         return iter(
             GroupQueue(
                 self.store,
@@ -41,6 +41,7 @@ class Trainer:
                 is_wanted=lambda group: group.ticket_id in self.tickets,
                 fenced_actors=self.fenced,
                 while_waiting=while_waiting,
+                **options,
             )
         )
 
@@ -207,3 +208,52 @@ def test_groups_of_other_kinds_are_not_read(trainer):
     trainer.store.put_tickets([ticket])
     trainer.store.put_group(make_group(ticket))
     assert trainer.queue().take_ready(9) == []
+
+
+def test_ring_buffer_drops_the_oldest_whole_groups_and_asks_for_them_again(trainer):
+    queue = trainer.queue(max_ready=2)
+    for i in "abcd":
+        trainer.put(i)
+    queue.poll()
+    assert queue.dropped == {"overflow": 2} and open_ids(trainer.store) == ["a", "b", "e", "f"]
+    assert ids(queue.take_ready(9)) == ["c", "d"]
+
+
+def test_group_that_grows_too_old_while_it_waits_is_dropped_when_it_is_handed_out(trainer):
+    queue = trainer.queue(max_lag_steps=1)
+    trainer.put("a", oldest=0)
+    trainer.put("b", oldest=2)
+    queue.poll()
+    trainer.step = 2
+    assert ids(queue.take_ready(9)) == ["b"] and queue.dropped == {"stale": 1}
+
+
+def test_fresh_from_keeps_older_groups_out_and_they_are_asked_for_again(trainer):
+    queue = trainer.queue()
+    trainer.put("a", oldest=1)
+    queue.poll()
+    trainer.step = queue.fresh_from = 2
+    trainer.put("b", oldest=1, newest=2)
+    trainer.put("c", oldest=2)
+    assert ids(queue.take_ready(9)) == ["c"]
+    assert queue.dropped == {"off_policy": 2} and {"a", "b"} <= set(open_ids(trainer.store))
+
+
+def test_take_back_forgets_what_was_handed_out_and_asks_for_it_again(trainer):
+    queue = trainer.queue()
+    for i in "abc":
+        trainer.put(i)
+    queue.take_ready(3)
+    queue.take_back(["b", "c"])
+    assert queue.get_state() == {"unacknowledged": ["a"]} and {"b", "c"} <= set(open_ids(trainer.store))
+    for i in "cb":
+        trainer.put(i)
+    assert ids(queue.take_ready(9)) == ["c", "b"]
+
+
+def test_refused_groups_are_counted_and_left_to_whoever_refused_them(trainer):
+    queue = trainer.queue(refuse=lambda group: "dull" if group.ticket_id == "a" else None)
+    for i in "ab":
+        trainer.put(i)
+    assert ids(queue.take_ready(9)) == ["b"] and queue.dropped == {"dull": 1}
+    assert "a" not in open_ids(trainer.store)
