@@ -72,11 +72,9 @@ class SimLearner:
         )
         self._rng = np.random.default_rng((seed, 7))
         self._rollout: Rollout
-        self._unread: list[ServedGroup] = []
         self._ready: collections.deque[ServedGroup] = collections.deque()
         self._attempts: dict[str, int] = {}
         self._round_is_counted = False
-        self._num_consumed = 0
         self._is_waiting = False
         self._is_fetching = False
         self._announced = 0
@@ -91,8 +89,8 @@ class SimLearner:
         self._turn()
 
     def on_group(self, group: ServedGroup) -> None:
-        """A group is in the store; it is read when the learner next looks."""
-        self._unread.append(group)
+        """A group is in the store; the learner takes it in at once, also while it computes."""
+        self._take_in(group)
         if self._is_waiting:
             self._go_on()
 
@@ -107,45 +105,50 @@ class SimLearner:
         self._go_on()
 
     def _go_on(self) -> None:
-        self._read()
-        groups = self._take()
+        groups = self._next_groups()
         self._is_waiting = not groups
         if groups:
             self._train(groups)
 
-    def _read(self) -> None:
-        unread, self._unread = self._unread, []
-        admission = self._config.admission
-        for group in unread:
-            id_ = group.ticket.id
-            if not self._planner.is_open(id_):
-                self._recorder.dropped_group("unwanted")
-                continue
-            if self._config.rounds.filter_zero_variance and self._rng.random() < self._profile.zero_variance_groups:
-                self._recorder.dropped_group("zero_variance")
-                self._rollout.offer([self._planner.replace(id_)])
-                continue
+    def _take_in(self, group: ServedGroup) -> None:
+        """What `learner/group_queue.py` does with a group that arrives."""
+        id_ = group.ticket.id
+        if not self._planner.is_open(id_):
+            self._recorder.dropped_group("unwanted")
+        elif self._is_stale(group):
+            self._reissue(group.ticket, "stale")
+        elif self._teaches_nothing() and self._planner.may_replace:
+            self._recorder.dropped_group("zero_variance")
+            self._rollout.offer([self._planner.replace(id_)])
+        else:
             self._ready.append(group)
             self._rollout.withdraw([t.id for t in self._planner.arrive(id_)])
-        if admission.when_full == "drop_oldest":
-            while len(self._ready) > (admission.queue_groups or self._config.rounds.groups_per_update):
-                self._reissue(self._ready.popleft().ticket, "full")
+        most = self._config.max_ready_groups
+        while most is not None and len(self._ready) > most:
+            self._reissue(self._ready.popleft().ticket, "overflow")
 
-    def _take(self) -> list[ServedGroup]:
+    def _is_stale(self, group: ServedGroup) -> bool:
+        bound = self._config.rounds.max_lag_steps
+        return bound is not None and self.step - group.min_step > bound
+
+    def _teaches_nothing(self) -> bool:
+        return self._config.rounds.filter_zero_variance and self._rng.random() < self._profile.zero_variance_groups
+
+    def _next_groups(self) -> list[ServedGroup]:
         """The groups to train now; none if they are not there yet."""
         rounds = self._config.rounds
-        if rounds.max_lag_steps is not None:
-            fresh = [g for g in self._ready if self.step - g.min_step <= rounds.max_lag_steps]
-            for group in self._ready:
-                if self.step - group.min_step > rounds.max_lag_steps:
-                    self._reissue(group.ticket, "stale")
-            self._ready = collections.deque(fresh)
-        limit = self._planner.num_left_in_update
-        if rounds.train_start == "round_complete" and self._num_consumed % rounds.groups_per_round == 0:
+        if rounds.train_start == "round_complete" and self._planner.num_left_in_round == rounds.groups_per_round:
             if len(self._ready) < rounds.groups_per_round:
                 return []
             self._ready = collections.deque(sorted(self._ready, key=lambda g: g.ticket.order))
-        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+        groups = []
+        while self._ready and len(groups) < self._planner.num_left_in_update:
+            group = self._ready.popleft()
+            if self._is_stale(group):
+                self._reissue(group.ticket, "stale")
+            else:
+                groups.append(group)
+        return groups
 
     def _reissue(self, ticket: Ticket, reason: str) -> None:
         self._recorder.dropped_group(reason)
@@ -157,7 +160,6 @@ class SimLearner:
         for group in groups:
             done = self._planner.consume(group.ticket.id)
             self._attempts.pop(group.ticket.id, None)
-            self._num_consumed += 1
             self._recorder.trained(self.step, group.tokens_by_step, group.ticket.num_samples, group.response_tokens)
         assert done is not None
         took = self._cost.of(sum(g.tokens for g in groups))

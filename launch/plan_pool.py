@@ -35,20 +35,20 @@ class TicketPool:
 
     def put(self, ticket: Ticket) -> None:
         """Offers a ticket."""
-        parts = self.parts(ticket)
+        parts = self._parts_of(ticket)
         self._parts = len(parts)
         for index, part in enumerate(parts):
             heapq.heappush(self._offers, (part.order, index, part))
             self._open.add(part.id)
 
-    def parts(self, ticket: Ticket) -> list[Ticket]:
-        """What a ticket is claimed as: itself, or single requests that may go to different engines."""
+    def part_ids(self, ticket: Ticket) -> list[str]:
+        """Ids that a ticket is claimed under: its own, or one a request where those may go to different engines."""
+        return [f"{ticket.id}#{i}" for i in range(ticket.num_requests)] if self._by_sample else [ticket.id]
+
+    def _parts_of(self, ticket: Ticket) -> list[Ticket]:
         if not self._by_sample:
             return [ticket]
-        return [
-            dataclasses.replace(ticket, id=f"{ticket.id}#{i}", num_samples=1, num_requests=1)
-            for i in range(ticket.num_requests)
-        ]
+        return [dataclasses.replace(ticket, id=i, num_samples=1, num_requests=1) for i in self.part_ids(ticket)]
 
     def claim(self, engine: int, limit: int) -> list[Ticket]:
         """Up to `limit` tickets for an engine."""

@@ -263,9 +263,9 @@ class Rollout:
             self._wasted_tokens += actor.engine.abort(self._calendar.now_s, request)
             self._changed[actor] = None
         group.running.clear()
-        for part in self._pool.parts(group.ticket):
-            if (index := self._pool.end(part.id)) is not None:
-                self._actors[index].admission.remove(part.id)
+        for part_id in self._pool.part_ids(group.ticket):
+            if (index := self._pool.end(part_id)) is not None:
+                self._actors[index].admission.remove(part_id)
                 self._changed[self._actors[index]] = None
 
 
