@@ -56,9 +56,20 @@ def search_table(tried: Sequence[Tried], *, limit: int, max_lag: int | None) -> 
     """The best choices, the best first."""
     bound = "" if max_lag is None else f", lag at most {max_lag}"
     within = sum(t.within_bound for t in tried)
-    table = Table(title=f"{within} of {len(tried)} choices{bound}", box=rich.box.SIMPLE, title_justify="left")
-    for column in ("engines", "learner chips", "max_num_seqs", "window", "samples/s", "step s", "lag max", "token lag"):
-        table.add_column(column, justify="right")
+    table = Table(
+        title=f"{within} of {len(tried)} choices{bound}", box=rich.box.SIMPLE, title_justify="left", padding=0
+    )
+    for column in (
+        "engines",
+        "learner chips",
+        "max_num_ seqs",
+        "window",
+        "samples /s",
+        "step s",
+        "max lag",
+        "token lag",
+    ):
+        table.add_column(column, justify="right", no_wrap=column == "window")
     for column in ("engines busy", "learner busy", "first dispatch s"):
         table.add_column(column, justify="right")
     for t in tried[:limit]:
