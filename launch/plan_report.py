@@ -56,22 +56,12 @@ def search_table(tried: Sequence[Tried], *, limit: int, max_lag: int | None) -> 
     """The best choices, the best first."""
     bound = "" if max_lag is None else f", lag at most {max_lag}"
     within = sum(t.within_bound for t in tried)
-    table = Table(
-        title=f"{within} of {len(tried)} choices{bound}", box=rich.box.SIMPLE, title_justify="left", padding=0
-    )
-    for column in (
-        "engines",
-        "learner chips",
-        "max_num_ seqs",
-        "window",
-        "samples /s",
-        "step s",
-        "max lag",
-        "token lag",
-    ):
-        table.add_column(column, justify="right", no_wrap=column == "window")
-    for column in ("engines busy", "learner busy", "first dispatch s"):
-        table.add_column(column, justify="right")
+    title = f"{within} of {len(tried)} choices{bound}"
+    table = Table(title=title, box=rich.box.SIMPLE, title_justify="left", padding=0, collapse_padding=True)
+    for column in ("en-\ngines", "learn.\nchips", "seqs", "window", "samples\n/s", "step\ns", "max\nlag", "token\nlag"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("engines\nbusy", "learner\nbusy", "first\nd. s"):
+        table.add_column(column, justify="right", no_wrap=True)
     for t in tried[:limit]:
         o = t.outcome
         first = o.round_mean("first_dispatch_s")
@@ -125,6 +115,7 @@ def plot_search(tried: Sequence[Tried], path: str | os.PathLike[str], *, max_lag
     by_lag.set(xlabel="largest lag of a group, steps", ylabel="samples/s", ylim=(0, None))
     by_split.set(xlabel="engines", ylabel="samples/s at the best max_num_seqs", ylim=(0, None))
     by_lag.legend(fontsize="small")
+    by_split.locator_params(axis="x", integer=True)
     for axes in (by_lag, by_split):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=130)

@@ -120,7 +120,7 @@ def search(
     seed: int = 0,
     on_tried: Callable[[Tried], None] = lambda tried: None,
 ) -> list[Tried]:
-    """All choices, those within the bound first, then by samples/s, the fastest first.
+    """All choices, those within the bound first, then the fastest, and of equals the one with the lowest lag.
 
     Raises:
       ValueError: the grid has a value that fits neither config nor profile.
@@ -133,4 +133,9 @@ def search(
         within = max_lag is None or outcome.group_lag.max <= max_lag
         tried.append(Tried(choice=choice, outcome=outcome, within_bound=within))
         on_tried(tried[-1])
-    return sorted(tried, key=lambda t: (not t.within_bound, -t.outcome.samples_per_s))
+    return sorted(tried, key=_rank)
+
+
+def _rank(tried: Tried) -> tuple[bool, float, float]:
+    # To four digits: what differs by less is equal.
+    return (not tried.within_bound, -float(f"{tried.outcome.samples_per_s:.4g}"), tried.outcome.token_lag.mean)
