@@ -99,6 +99,17 @@ def prepare() -> Prepared:
     return Prepared(config, folder, model_folder)
 
 
+def config() -> Config:
+    """The preset of --config with its overrides, for a tool that starts no run.
+
+    Raises:
+      ValueError: there is none, or an override is wrong.
+    """
+    if _CONFIG.value is None:
+        raise ValueError("give --config=configs/NAME.py")
+    return overrides.apply(overrides.load_preset(_CONFIG.value), _overrides)
+
+
 def _check_tiny_model_fits(config: Config) -> None:
     longest = TinyModelRecipe().max_position_embeddings
     if not config.model.path and config.model.max_tokens > longest:

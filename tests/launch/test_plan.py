@@ -1,0 +1,220 @@
+"""The planner's command line, its input, the search and the pool of tickets."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import AdmissionConfig
+from launch import plan_profile
+from launch.plan_lengths import Lengths
+from launch.plan_outcome import Lag
+from launch.plan_pool import TicketPool, group_id
+from launch.plan_profile import LearnerProfile, LengthProfile
+from launch.plan_report import plot_search
+from launch.plan_search import Grid, apply, search
+from tests.bridge.factories import make_ticket
+from tests.launch.plan_setup import by_rounds, by_window, profile_of
+
+
+def plan(*args, profile=None, path=None):
+    if profile is not None:
+        path.write_text(json.dumps(profile))
+        args += (f"--profile={path}",)
+    return subprocess.run(
+        [sys.executable, "-m", "launch.plan", *args], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+PROFILE = plan_profile.to_dict(profile_of())
+
+
+def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
+    out = tmp_path / "out.json"
+    done = plan("--config=configs/cgp.py:tiny", f"--json={out}", profile=PROFILE, path=tmp_path / "p.json")
+    assert done.returncode == 0, done.stderr
+    assert "waiting ratio" in done.stdout
+    numbers = json.loads(out.read_text())
+    assert numbers["num_steps"] == 8  # four rounds of 32 groups, 16 an update
+    assert len(numbers["rounds"]) == 4
+
+
+def test_command_line_searches_prints_and_plots(tmp_path):
+    done = plan(
+        "--config=configs/pipelinerl.py:tiny",
+        "--search",
+        "--chips=4",
+        "--max_lag=2",
+        "--search_alpha=0,1",
+        "--updates=6",
+        f"--plot={tmp_path / 'plot.png'}",
+        f"--json={tmp_path / 'out.json'}",
+        profile=PROFILE,
+        path=tmp_path / "p.json",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "alpha 1" in done.stdout
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert len(rows) == 3 * 3 * 2  # splits 1..3 of 4 chips, three engine sizes, two ratios
+    assert all(r["choice"]["num_engines"] + r["choice"]["num_learner_chips"] == 4 for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("args", "change", "says"),
+    [
+        (["--config=configs/cgp.py"], None, "give --profile=FILE.json"),
+        (["--config=configs/cgp.py", "--profile=/nowhere.json"], None, "there is no profile '/nowhere.json'"),
+        ([], {}, "give --config"),
+        (["--config=configs/cgp.py", "--chips=8"], {}, "--chips needs --search"),
+        (["--config=configs/cgp.py"], {"num_engine": 2}, "has no field 'num_engine'"),
+        (["--config=configs/cgp.py"], {"num_engines": 0}, "num_engines must be >= 1"),
+        (["--config=configs/cgp.py"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
+        (["--config=configs/cgp.py"], {"learner": {}}, "seconds_per_token"),
+        (["--config=configs/cgp.py", "--config.rounds.groups=3"], {}, "did you mean"),
+        (["--config=configs/cgp.py", "--search", "--search_alpha=1"], {}, "--search_alpha needs"),
+        (["--config=configs/pipelinerl.py", "--search", "--search_alpha=x"], {}, "--search_alpha wants a list"),
+        (["--config=configs/pipelinerl.py", "--search", "--chips=1"], {}, "--chips=1 is no budget"),
+    ],
+)
+def test_command_line_refuses_in_one_line(tmp_path, args, change, says):
+    profile = None if change is None else PROFILE | change
+    done = plan(*args, profile=profile, path=tmp_path / "p.json")
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ") and says in line
+
+
+def test_profile_goes_through_json_unchanged():
+    profile = profile_of(response_tokens=LengthProfile(kind="groups", groups=((1, 2), (3,))))
+    assert plan_profile.from_dict(json.loads(json.dumps(plan_profile.to_dict(profile)))) == profile
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (dict(kind="lognormal"), "median"),
+        (dict(kind="uniform"), "max_tokens"),
+        (dict(kind="samples"), "samples"),
+        (dict(kind="groups", groups=((),)), "groups"),
+        (dict(kind="rollpacker", max_tokens=9, prompt_share=2.0), "prompt_share"),
+    ],
+)
+def test_lengths_without_their_numbers_are_refused(fields, says):
+    with pytest.raises(ValueError, match=says):
+        LengthProfile(**fields)
+
+
+def test_rollpacker_lengths_have_the_papers_shape():
+    profile = LengthProfile(kind="rollpacker", max_tokens=16384)
+    drawn = Lengths(profile, profile, seed=0)
+    tokens = np.array([drawn.responses(p, 8) for p in range(3000)])
+    assert np.percentile(tokens, 75) == pytest.approx(16384 / 16, rel=0.08)
+    assert 0.002 < np.mean(tokens == 16384) < 0.010
+    # Prompts are consistently long or short: of the logarithm's variance 0.8 is between them, but for the cut.
+    logs = np.log(tokens)
+    assert logs.mean(axis=1).var() / logs.var() == pytest.approx(0.8 + 0.2 / 8, abs=0.03)
+
+
+def test_lengths_of_a_problem_are_the_same_whenever_asked():
+    profile = LengthProfile(kind="lognormal", median=100, sigma=1, prompt_share=0.5)
+    a, b = Lengths(profile, profile, seed=3), Lengths(profile, profile, seed=3)
+    assert [a.responses(p, 4) for p in (0, 1, 2)] == [b.responses(p, 4) for p in (2, 1, 0)][::-1]
+    assert a.responses(1, 4) != a.responses(1, 4, attempt=1)
+
+
+def test_replayed_groups_have_their_lengths():
+    profile = LengthProfile(kind="groups", groups=((1, 2), (3, 4)))
+    drawn = Lengths(profile, profile, seed=0)
+    assert [drawn.responses(p, 3) for p in range(3)] == [[1, 2, 1], [3, 4, 3], [1, 2, 1]]
+
+
+def test_lag_percentiles_weigh_what_there_is_of_each():
+    assert Lag.of({0: 94, 3: 2, 7: 4}) == Lag(mean=pytest.approx(0.34), p95=3, max=7)
+    assert Lag.of({}) == Lag(mean=0, p95=0, max=0)
+
+
+@given(
+    width=st.one_of(st.none(), st.integers(1, 4)),
+    num_engines=st.integers(1, 4),
+    moves=st.lists(st.tuples(st.sampled_from(["put", "claim", "end"]), st.integers(0, 99)), max_size=80),
+)
+def test_pool_hands_out_the_lowest_orders_once_within_the_frontier(width, num_engines, moves):
+    pool = TicketPool(num_engines=num_engines, width=width, by_sample=False)
+    offered, held, num_put = [], {}, 0
+    for what, n in moves:
+        if what == "put":
+            pool.put(make_ticket(f"t{num_put}", order=num_put))
+            offered.append(num_put)
+            num_put += 1
+        elif what == "claim":
+            engine, limit = n % num_engines, n // num_engines
+            total = len(offered) + len(held) if width is None else min(len(offered) + len(held), width)
+            share = -(-total // num_engines) - list(held.values()).count(engine)
+            room = len(offered) if width is None else width - len(held)
+            wanted = offered[: max(0, min(limit, share, room, len(offered)))]
+            assert [t.order for t in pool.claim(engine, limit)] == wanted
+            offered = offered[len(wanted) :]
+            held |= dict.fromkeys(wanted, engine)
+        elif held:
+            order = sorted(held)[n % len(held)]
+            assert pool.end(f"t{order}") == held.pop(order)
+            assert pool.end(f"t{order}") is None
+
+
+def test_pool_by_sample_keeps_the_frontier_in_groups():
+    pool = TicketPool(num_engines=2, width=1, by_sample=True)
+    for order in (0, 1):
+        pool.put(make_ticket(f"t{order}", order=order, num_samples=2))
+    parts = pool.claim(0, 9) + pool.claim(1, 9)
+    assert [t.id for t in parts] == ["t0#0", "t0#1"]
+    assert {group_id(t.id) for t in parts} == {"t0"}
+    assert not pool.has_offer
+    pool.end("t0#0")
+    assert not pool.has_offer  # the group's other sample is still running
+    pool.end("t0#1")
+    assert pool.has_offer
+
+
+def test_search_finds_the_split_that_balances_generation_and_training(tmp_path):
+    # A token costs an engine 1/64 s and the learner 1/32 s: of 9 chips 3 generate, 6 train; then both are busy.
+    engine = dataclasses.replace(profile_of().engine, running=(64.0,), tokens_per_s=(64.0,))
+    profile = profile_of(engine=engine, learner=LearnerProfile(seconds_per_token=2 / 64 * 100 / 101))
+    config = by_window(U=16, admission=dict(width=256))
+    grid = Grid(num_chips=9, engines=(1, 2, 3, 4, 6, 8), widths=(256,), max_num_seqs=(64,))
+    found = search(config, profile, grid, max_lag=None, num_updates=30, warmup_updates=40)
+    assert found[0].choice.num_engines == 3
+    assert found[0].outcome.tokens_per_s == pytest.approx(3 * 64, rel=0.05)
+    plot_search(found, tmp_path / "plot.png", max_lag=4)
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_search_puts_what_keeps_the_bound_first():
+    config = by_window(U=2, admission=dict(width=8))
+    profile = profile_of(learner=LearnerProfile(seconds_per_token=0.05))
+    grid = Grid(num_chips=2, async_ratios=(0.0, 1.0, 4.0), max_num_seqs=(64,))
+    found = search(config, profile, grid, max_lag=1, num_updates=20, warmup_updates=10)
+    assert [t.within_bound for t in found] == [True, True, False]
+    assert [t.choice.async_ratio for t in found] == [1.0, 0.0, 4.0]
+    assert all(t.outcome.group_lag.max <= 1 for t in found[:2])
+
+
+def test_a_choice_replaces_the_width_by_the_ratio():
+    config = by_window(U=2, admission=dict(width=8))
+    (choice,) = Grid(num_chips=2, async_ratios=(1.0,), max_num_seqs=(8,)).choices(config, profile_of())
+    changed, profile = apply(config, profile_of(), choice)
+    assert changed.admission == AdmissionConfig(policy="window", async_ratio=1.0)
+    assert changed.admission_width == 4
+    assert profile.engine.max_num_seqs == 8
+
+
+def test_grid_refuses_what_the_config_has_no_use_for():
+    with pytest.raises(ValueError, match="search_width has no effect"):
+        list(Grid(num_chips=4, widths=(2,)).choices(by_rounds(), profile_of()))
+    with pytest.raises(ValueError, match="search_engines"):
+        list(Grid(num_chips=4, engines=(4,)).choices(by_rounds(), profile_of()))
