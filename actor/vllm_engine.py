@@ -48,6 +48,7 @@ class VllmEngine:
     def __init__(self, llm: "AsyncLLM", *, expected: TensorTable, counter: "_TokenCounter", config: Config) -> None:
         """See `start`."""
         self._llm = llm
+        self._config = config
         self._expected = expected
         self._counter = counter
         self._recomputes = config.publish.kv_cache == "recompute"
@@ -94,6 +95,17 @@ class VllmEngine:
         )
         llm = OwnedLLM.from_engine_args(arguments, stat_loggers=[lambda *_: counter])  # pyright: ignore[reportArgumentType]
         return cls(llm, expected=expected, counter=counter, config=config)
+
+    def for_run(self, config: Config) -> "VllmEngine":
+        """The same engine for another run, after the one before has ended: no weights of its own are served yet.
+
+        Raises:
+          ValueError: the engine was started for another model or with other limits.
+        """
+        mine, wanted = ((c.model, c.actor) for c in (self._config, config))
+        if mine != wanted:
+            raise ValueError("an engine serves another run only if its sections model and actor are the same")
+        return VllmEngine(self._llm, expected=self._expected, counter=self._counter, config=config)
 
     @property
     def version(self) -> Version | None:

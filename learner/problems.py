@@ -185,6 +185,8 @@ def load_held_out(config: Config, tokenizer: Tokenizer) -> list[Problem]:
     Raises:
       ValueError: the task has too few, or a prompt that is too long.
     """
+    if config.evaluation.num_problems == 0:
+        return []
     source = ReasoningGymSource(config.prompts, seed=_EVAL_SEED)
     found: dict[str, Problem] = {}
     for index in range(_MAX_DRAWS):
@@ -224,7 +226,7 @@ def load_file(config: Config, tokenizer: Tokenizer) -> tuple[list[Problem], list
         eval_bad = []
         eval_rows = [r for r in rows if is_held_out(r.question, prompts.held_out_one_in)]
         train_rows = [r for r in rows if not is_held_out(r.question, prompts.held_out_one_in)]
-    if not train_rows or not eval_rows:
+    if not train_rows or (not eval_rows and config.evaluation.num_problems > 0):
         raise ValueError(
             f"{prompts.path}: {len(train_rows)} rows to train on and {len(eval_rows)} held out; both are "
             "needed (set prompts.eval_path, or change prompts.held_out_one_in)"
