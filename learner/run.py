@@ -119,9 +119,7 @@ class Run:
             self.lock.release()
 
 
-def open_run(
-    config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *, steps: Steps | None = None
-) -> Run:
+def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *, steps: Steps | None = None) -> Run:
     """Builds a learner; resumes if the folder has a checkpoint.
 
     Args:

@@ -1,6 +1,6 @@
 """The rig's actor: one real engine on one core, and a fresh `Actor` on it for every session.
 
-    python -m tests.bench.rig.actor_process CORE      (started by rig.py)
+python -m tests.bench.rig.actor_process CORE      (started by rig.py)
 """
 
 import asyncio
@@ -71,9 +71,7 @@ class Server:
     async def _do_profile(self, counts: list[int], num_tokens: int) -> dict[str, Any]:
         """Decodes at several numbers of running sequences; the engine serves the last session's weights."""
         assert self._engine is not None
-        profile = await profile_engine(
-            self._engine, counts=counts, num_tokens=num_tokens, prompt_tokens=16
-        )
+        profile = await profile_engine(self._engine, counts=counts, num_tokens=num_tokens, prompt_tokens=16)
         return {"tokens_per_s": profile}
 
     def _ended(self, task: "asyncio.Task[None]") -> None:

@@ -1,6 +1,6 @@
 """The rig's learner: real training on one core; sessions share the compiled steps.
 
-    python -m tests.bench.rig.learner_process CORE      (started by rig.py)
+python -m tests.bench.rig.learner_process CORE      (started by rig.py)
 """
 
 import os
@@ -15,12 +15,12 @@ if __name__ == "__main__":
 import jax  # noqa: E402
 from absl import logging  # noqa: E402
 
+from launch import command_line  # noqa: E402
+from launch.profile_learner import profile_learner  # noqa: E402
 from learner.loop import train  # noqa: E402
 from learner.mesh import make_mesh  # noqa: E402
 from learner.model.config import ModelConfig  # noqa: E402
 from learner.run import open_run  # noqa: E402
-from launch import command_line  # noqa: E402
-from launch.profile_learner import profile_learner  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
 from tests.bench.rig.pipes import Parent  # noqa: E402
 from tests.bench.rig.session import Session  # noqa: E402

@@ -25,7 +25,6 @@ class ReplayEngine:
         self._engine = engine
         self._lengths = lengths
         self._swap: asyncio.Task[SwapTimings] | None = None
-        self._first_prompts: dict[str, Int32[np.ndarray, " P"]] = {}
 
     def __getattr__(self, name: str) -> object:
         """What the engine can beyond sampling is the engine's own."""
@@ -44,12 +43,10 @@ class ReplayEngine:
     ) -> Sample:
         if self._lengths is None:
             return await self._engine.sample(prompt_tokens, sampling, request_id=request_id, priority=priority)
-        ticket_id, index = request_id.split(".")[:2]
-        first = self._first_prompt(f"{ticket_id}.{index}", prompt_tokens)
-        length = self._lengths.tokens(first, int(index)) - (prompt_tokens.size - first.size)
+        length = self._lengths.tokens(prompt_tokens, int(request_id.split(".")[1]))
         replayed = dataclasses.replace(
             sampling,
-            max_tokens=max(1, min(length, sampling.max_tokens)),
+            max_tokens=min(length, sampling.max_tokens),
             min_tokens=0,
             ignore_eos=True,
             stop_token_ids=(),
@@ -70,13 +67,6 @@ class ReplayEngine:
 
     async def close(self) -> None:
         await self._engine.close()
-
-    def _first_prompt(self, sample: str, prompt_tokens: Int32[np.ndarray, " P"]) -> Int32[np.ndarray, " P"]:
-        """The prompt that a sample began with: one that goes on from its tokens after an abort has a longer one."""
-        first = self._first_prompts.get(sample)
-        if first is None or not np.array_equal(first, prompt_tokens[: first.size]):
-            self._first_prompts[sample] = first = prompt_tokens
-        return first
 
 
 class HashRewards:

@@ -28,6 +28,10 @@ PROMPTS = PromptsConfig(
     verifier="reasoning_gym",
 )
 """The tiny presets' task, so that its model is made once for all."""
+FIFO, ROUND_END = AdmissionConfig(policy="fifo"), PublishConfig(when="round_end")
+GRPO = LossConfig(name="grpo_clip", advantage="grpo", normalization="sequence")
+TRUNCATED = LossConfig(name="truncated_is", advantage="mean_baseline", max_weight=5.0, normalization="token")
+"""PipelineRL's."""
 _PROMPT_ROOM = 24
 """Tokens left for a prompt."""
 
@@ -37,12 +41,12 @@ def make_config(
     *,
     num_updates: int,
     rounds: RoundsConfig,
-    admission: AdmissionConfig = AdmissionConfig(),
-    publish: PublishConfig = PublishConfig(),
+    admission: AdmissionConfig = FIFO,
+    publish: PublishConfig = ROUND_END,
     max_response_tokens: int,
     max_num_seqs: int,
     packing: PackingConfig,
-    loss: LossConfig = LossConfig(name="grpo_clip", advantage="grpo", normalization="sequence"),
+    loss: LossConfig = GRPO,
     learning_rate: float = 1e-5,
     num_eval_problems: int = 0,
     seed: int = 0,
@@ -66,9 +70,7 @@ def make_config(
         packing=packing,
         checkpoint=CheckpointConfig(every_n_steps=1_000_000),
         evaluation=EvaluationConfig(num_problems=num_eval_problems, every_n_steps=0),
-        actor=ActorConfig(
-            max_num_seqs=max_num_seqs, enforce_eager=True, kv_cache_gib=1, cpu_cores="0", lease_s=120.0
-        ),
+        actor=ActorConfig(max_num_seqs=max_num_seqs, enforce_eager=True, kv_cache_gib=1, cpu_cores="0", lease_s=120.0),
     )
 
 
