@@ -117,6 +117,11 @@ class VllmEngine:
         """Tokens sampled since the start."""
         return self._counter.num_tokens
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values fit at once."""
+        return self._llm.vllm_config.cache_config.kv_cache_size_tokens or 0
+
     async def sample(
         self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
     ) -> Sample:

@@ -20,11 +20,10 @@ _REPEATS = 5
 
 
 def profile_learner(config: Config, model_folder: pathlib.Path, steps: Steps) -> dict[str, float]:
-    """Times `steps` on full micro-batches of the shape the run has; all on the learner's own devices.
+    """The `learner` part of a profile (`launch/plan_profile.py`), timed on full micro-batches of the run's shape.
 
-    Returns:
-      micro_batch_s: one gradient pass; micro_batch_tokens: tokens it computes, padding included; apply_s: one
-      optimizer step. Medians; compilation is not in them.
+    The device computes a micro-batch whole, so a token's seconds are the gradient pass over all its places, as if
+    packing left none empty. The host's part (packing, putting) is a micro-batch's own. Medians, without compilation.
     """
     mesh = make_mesh(**config.mesh.axes, devices=None)
 
@@ -38,8 +37,7 @@ def profile_learner(config: Config, model_folder: pathlib.Path, steps: Steps) ->
 
     state = steps.init(load(config.model.param_dtype))
     anchors = Anchors(steps, config, load_reference=lambda: load(config.model.compute_dtype), params=state.params)
-    micro = full_micro_batch(config)
-    batch = steps.put(micro.batch)
+    batch = steps.put(full_micro_batch(config).batch)
 
     def accumulate() -> None:
         nonlocal state
@@ -53,10 +51,12 @@ def profile_learner(config: Config, model_folder: pathlib.Path, steps: Steps) ->
 
     accumulate()
     apply()
+    num_tokens = config.packing.rows * config.packing.row_tokens
     return {
-        "micro_batch_s": _median_s(accumulate),
-        "micro_batch_tokens": float(config.packing.rows * config.packing.row_tokens),
-        "apply_s": _median_s(apply, before=accumulate),
+        "seconds_per_token": _median_s(accumulate) / num_tokens,
+        "micro_batch_s": _median_s(lambda: jax.block_until_ready(steps.put(full_micro_batch(config).batch))),
+        "micro_batch_tokens": num_tokens,
+        "optimizer_step_s": _median_s(apply, before=accumulate),
     }
 
 

@@ -176,7 +176,9 @@ def main(argv: list[str]) -> None:
                 seconds = ", ".join(f"{r['round/rollout_to_train_end_s']:.2f}" for r in result.rounds)
                 print(f"R={groups} {mode}: {seconds} s", flush=True)
         everything = [r for of_mode in results.values() for r in of_mode]
-        profile = measure_profile(rig, calibration, passes_per_token=passes, results=everything, lengths=LENGTHS)
+        profile = measure_profile(
+            rig, calibration, results=everything, lengths=LENGTHS, num_groups=rounds_each * sizes[-1]
+        )
     rows = {key: Row.of(*key, of_mode) for key, of_mode in results.items()}
     values = values_of(rows, sizes)
     num_passes = sum(r.num_passes for r in everything) / sum(r.num_micro_batches for r in everything)
@@ -198,7 +200,8 @@ def main(argv: list[str]) -> None:
         about=[
             f"`python -m tests.bench.overlap`: R groups a round, K = {K}, U = {U}, frontier width U, "
             f"{passes_over * rounds_each} rounds of each in {passes_over} passes; mean and sample standard deviation "
-            f"over rounds. An engine of {MAX_NUM_SEQS} sequences; responses of the same lognormal lengths in every mode "
+            f"over rounds. An engine of {MAX_NUM_SEQS} sequences; "
+            f"responses of the same lengths in every mode, lognormal "
             f"(median {LENGTHS.median:.0f} tokens, sigma {LENGTHS.prompt_sigma} between prompts and "
             f"{LENGTHS.sample_sigma} within one, at most {MAX_RESPONSE}). Training cost: {1000 * passes:.1f} gradient "
             f"passes per 1000 tokens ({num_passes:.1f} a micro-batch), set so that `serial` waits "

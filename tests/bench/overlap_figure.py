@@ -51,7 +51,7 @@ def draw(file: pathlib.Path, rows: list[dict[str, Any]], timelines: dict[str, di
         if mode != "serial":
             for x, r, (mean, std) in zip(xs, sizes, stats, strict=True):
                 off = 100 * (1 - mean / mean_std(by_key["serial", r]["total_s"])[0])
-                bars.text(x, mean + std, f"-{off:.0f}%", ha="center", va="bottom", fontsize=8)
+                bars.text(x, mean + std, f"{-off:+.0f}%", ha="center", va="bottom", fontsize=8)
         waits = [mean_std(by_key[mode, r]["waiting_ratio"]) for r in sizes]
         lines.errorbar(
             sizes, [m for m, _ in waits], yerr=[s for _, s in waits], color=_COLORS[mode], marker="o", label=mode

@@ -24,8 +24,8 @@ from bridge.timeline import Timeline
 from configs import overrides
 from configs.schema import Config
 from launch import command_line
+from launch.pipes import Parent
 from launch.profile_engine import profile_engine
-from tests.bench.rig.pipes import Parent
 from tests.bench.rig.replay import HashRewards, ReplayEngine
 from tests.bench.rig.session import Session
 
@@ -71,8 +71,7 @@ class Server:
     async def _do_profile(self, counts: list[int], num_tokens: int) -> dict[str, Any]:
         """Decodes at several numbers of running sequences; the engine serves the last session's weights."""
         assert self._engine is not None
-        profile = await profile_engine(self._engine, counts=counts, num_tokens=num_tokens, prompt_tokens=16)
-        return {"tokens_per_s": profile}
+        return await profile_engine(self._engine, counts=counts, num_tokens=num_tokens)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:

@@ -16,13 +16,14 @@ import jax  # noqa: E402
 from absl import logging  # noqa: E402
 
 from launch import command_line  # noqa: E402
-from launch.profile_learner import profile_learner  # noqa: E402
+from launch.pipes import Parent  # noqa: E402
 from learner.loop import train  # noqa: E402
 from learner.mesh import make_mesh  # noqa: E402
 from learner.model.config import ModelConfig  # noqa: E402
+from learner.prompts import load_prompts  # noqa: E402
 from learner.run import open_run  # noqa: E402
+from learner.tokenizer import load_tokenizer  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
-from tests.bench.rig.pipes import Parent  # noqa: E402
 from tests.bench.rig.session import Session  # noqa: E402
 
 
@@ -49,12 +50,12 @@ class Server:
         finally:
             run.close()
 
-    def do_profile(self, session: dict[str, Any], model_folder: str) -> dict[str, Any]:
-        """Seconds of one gradient pass and of an optimizer step."""
-        parsed, model = Session.from_json(session), pathlib.Path(model_folder)
-        steps = self._steps_for(parsed, model)
-        steps.set_pace(0.0)
-        return profile_learner(parsed.config, model, steps)
+    def do_prompts(self, session: dict[str, Any], count: int, model_folder: str) -> dict[str, Any]:
+        """The first prompts of the session's stream."""
+        model = pathlib.Path(model_folder)
+        vocab_size = ModelConfig.from_hf(model).vocab_size
+        stream, _, _ = load_prompts(Session.from_json(session).config, load_tokenizer(model, vocab_size=vocab_size))
+        return {"prompts": [next(stream).prompt_tokens.tolist() for _ in range(count)]}
 
     def _steps_for(self, session: Session, model: pathlib.Path) -> PacedSteps:
         config, model_config = session.config, ModelConfig.from_hf(model)

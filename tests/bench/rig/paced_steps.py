@@ -14,6 +14,8 @@ from learner.packing import PackedBatch
 from learner.state import TrainState
 from learner.step import AnchorLogprobs, Steps
 
+_NO_ANCHORS = AnchorLogprobs()
+
 
 class PacedSteps(Steps):
     """`Steps` whose `accumulate` repeats itself; results are those of `Steps`, bit for bit."""
@@ -30,9 +32,7 @@ class PacedSteps(Steps):
         self.passes_per_token = passes_per_token
         self.num_passes, self.num_micro_batches, self.num_real_tokens, self._owed = 0, 0, 0, 0.0
 
-    def accumulate(
-        self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = AnchorLogprobs()
-    ) -> TrainState:
+    def accumulate(self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = _NO_ANCHORS) -> TrainState:
         tokens = int(np.count_nonzero(np.asarray(batch.segment_ids)))
         self._owed += tokens * self.passes_per_token
         passes = max(1, int(self._owed))

@@ -10,8 +10,8 @@ from typing import Any
 from bridge import timeline
 from configs import overrides
 from configs.schema import Config
+from launch.pipes import Child, wait_for
 from learner.metrics import read_rows
-from tests.bench.rig.pipes import Child, wait_for
 from tests.bench.rig.session import Session
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
@@ -40,7 +40,7 @@ class Result:
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first tickets to the last optimizer step; the start and the last checkpoint are not in it."""
+        """Seconds from the first tickets to the last optimizer step, without the start and the last checkpoint."""
         issued = min(e["ts"] for e in self.events if e["name"] == "issue")
         applied = max(e["ts"] + e["dur"] for e in self.events if e["name"] == "apply")
         return (applied - issued) / 1e6
@@ -71,8 +71,8 @@ class Rig:
         self.root, self.model_folder = root, model_folder
         root.mkdir(parents=True, exist_ok=True)
         module = __name__.rpartition(".")[0]
-        self._actor = Child(f"{module}.actor_process", root / "actor.log", core=ENGINE_CORE)
-        self._learner = Child(f"{module}.learner_process", root / "learner.log", core=LEARNER_CORE, env=ONE_THREAD)
+        self._actor = Child(f"{module}.actor_process", [str(ENGINE_CORE)], root / "actor.log")
+        self._learner = Child(f"{module}.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD)
         self._num_sessions = 0
         try:
             self._ask(
@@ -120,15 +120,14 @@ class Rig:
             **answer,
         )
 
-    def profile_engine(self, counts: list[int], *, num_tokens: int) -> list[tuple[int, float]]:
-        """Tokens a second by running sequences; after a session, whose weights it uses."""
-        request = {"do": "profile", "counts": counts, "num_tokens": num_tokens}
-        return [tuple(row) for row in self._ask(self._actor, request)["tokens_per_s"]]
+    def profile_engine(self, counts: list[int], *, num_tokens: int) -> dict[str, Any]:
+        """An engine's profile as the planner reads it; after a session, whose weights it uses."""
+        return self._ask(self._actor, {"do": "profile", "counts": counts, "num_tokens": num_tokens})
 
-    def profile_learner(self, config: Config) -> dict[str, float]:
-        """Seconds of a gradient pass and of an optimizer step."""
-        request = {"do": "profile", "session": Session(config=config).to_json(), "model_folder": str(self.model_folder)}
-        return self._ask(self._learner, request)
+    def prompts(self, config: Config, count: int) -> list[list[int]]:
+        """The tokens of a run's first prompts, in the order of their tickets."""
+        request = {"do": "prompts", "session": Session(config=config).to_json(), "count": count}
+        return self._ask(self._learner, request | {"model_folder": str(self.model_folder)})["prompts"]
 
     def close(self) -> None:
         """Ends both processes."""

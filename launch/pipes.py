@@ -1,4 +1,4 @@
-"""How the bench talks to its two processes: one JSON object a line, both ways, with deadlines.
+"""How a tool talks to processes of its own: one JSON object a line, both ways, with deadlines.
 
 A child answers on a descriptor of its own, since libraries print to stdout.
 """
@@ -15,21 +15,23 @@ from typing import Any
 
 from launch import lifeline
 
-REPO = pathlib.Path(__file__).resolve().parents[3]
-_ANSWERS = "SLUICE_RIG_ANSWERS"
+PROJECT = pathlib.Path(__file__).resolve().parent.parent
+_ANSWERS = "SLUICE_ANSWERS_FD"
 _LOG_TAIL = 3000
 _END_S = 30.0
 
 
 class ChildError(RuntimeError):
-    """A process of the rig failed, or did not answer in time; its log's end is in the message."""
+    """A process failed, or did not answer in time; its log's end is in the message."""
 
 
 class Child:
-    """A process of the rig, seen from the bench."""
+    """A process, seen from the tool that started it."""
 
-    def __init__(self, module: str, log: pathlib.Path, *, core: int, env: dict[str, str] | None = None) -> None:
-        """Starts `python -m module --core=N`; it pins itself before it imports anything heavy."""
+    def __init__(
+        self, module: str, arguments: list[str], log: pathlib.Path, *, env: dict[str, str] | None = None
+    ) -> None:
+        """Starts `python -m module arguments...`; what it prints goes to `log`."""
         self.name = module.rsplit(".", 1)[-1]
         self._log = log
         read, write = os.pipe()
@@ -37,14 +39,14 @@ class Child:
         self._buffer = b""
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(core)],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write,),
-                cwd=REPO,
+                cwd=PROJECT,
                 env=os.environ
-                | {"PYTHONPATH": str(REPO), _ANSWERS: str(write), lifeline.VARIABLE: str(os.getpid())}
+                | {"PYTHONPATH": str(PROJECT), _ANSWERS: str(write), lifeline.VARIABLE: str(os.getpid())}
                 | (env or {}),
             )
         os.close(write)
@@ -59,8 +61,9 @@ class Child:
             raise self.failure("ended") from None
 
     def failure(self, what: str) -> ChildError:
+        """The error that says what this process did, with the end of its log."""
         tail = self._log.read_text(errors="replace")[-_LOG_TAIL:] if self._log.exists() else ""
-        return ChildError(f"the rig's {self.name} {what}; its log {self._log} ends with\n{tail}")
+        return ChildError(f"{self.name} {what}; its log {self._log} ends with\n{tail}")
 
     def close(self) -> None:
         """Asks it to end, then insists."""
@@ -112,9 +115,10 @@ def wait_for(child: Child, *others: Child, deadline_s: float) -> dict[str, Any]:
 
 
 class Parent:
-    """The bench, seen from a child."""
+    """The tool, seen from a child."""
 
     def __init__(self) -> None:
+        """Takes over the descriptor to answer on; this process ends with its parent from here on."""
         lifeline.die_with_parent()
         self._out = os.fdopen(int(os.environ[_ANSWERS]), "w", buffering=1)
 
@@ -124,6 +128,7 @@ class Parent:
         return json.loads(line) if line else None
 
     def answer(self, message: dict[str, Any]) -> None:
+        """Answers the request."""
         self._out.write(json.dumps(message) + "\n")
 
     def fail(self, error: BaseException) -> None:
