@@ -187,12 +187,17 @@ def main(argv: list[str]) -> None:
     if folder is not None:
         draw(folder / "overlap.png", [dataclasses.asdict(r) for r in rows.values()], timelines)
     measured = [
-        {
-            "mode": mode,
-            "config": {"rounds.groups_per_round": groups, "preset": mode},
-            "rounds": dataclasses.asdict(rows[mode, groups]),
-        }
-        for mode, groups in rows
+        report.measured(
+            f"{mode}_R{groups}",
+            config_of(mode, groups, rounds_each),
+            rollout_to_train_end_s=row.mean_s,
+            waiting_ratio=row.wait,
+            waiting_ratio_eq4=report.mean_std(row.waiting_ratio_eq4)[0],
+            first_dispatch_s=report.mean_std(row.first_dispatch_s)[0],
+            compute_s=row.mean_compute_s,
+            rounds=dataclasses.asdict(row),
+        )
+        for (mode, groups), row in rows.items()
     ]
     report.finish(
         "overlap",

@@ -3,6 +3,7 @@
 import pathlib
 from typing import Any
 
+from tests.bench.rig.figures import pyplot
 from tests.bench.rig.report import mean_std
 from tests.bench.rig.rig import Result
 
@@ -29,11 +30,8 @@ def draw(file: pathlib.Path, rows: list[dict[str, Any]], timelines: dict[str, di
       rows: `overlap.Row`s as dictionaries.
       timelines: by mode, of the smallest R.
     """
-    import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     sizes = sorted({row["groups"] for row in rows})
     by_key = {(row["mode"], row["groups"]): row for row in rows}
     fig, (top, bottom) = plt.subplots(2, 1, figsize=(10, 8), height_ratios=[1.1, 1], layout="constrained")

@@ -115,7 +115,7 @@ class Server:
                     config.admission.policy,
                     width=config.admission_width,
                     max_sequences=config.actor.max_num_seqs,
-                    samples_per_group=config.rounds.samples_per_group,
+                    samples_per_group=config.rounds.requests_per_group,
                 ),
                 timeline=timeline,
                 limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),

@@ -13,7 +13,13 @@ from tests.bench.rig.rig import Result, Rig
 
 
 def measure_profile(
-    rig: Rig, config: Config, *, results: list[Result], lengths: Lengths, num_groups: int
+    rig: Rig,
+    config: Config,
+    *,
+    results: list[Result],
+    lengths: Lengths,
+    num_groups: int,
+    engine: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A profile as `launch/plan_profile.py` reads it.
 
@@ -26,9 +32,11 @@ def measure_profile(
       results: all sessions'.
       lengths: what they replayed.
       num_groups: prompts whose lengths the profile lists, in the order of their tickets.
+      engine: its part of the profile, if it was measured before.
     """
-    counts = counts_up_to(config.actor.max_num_seqs)
-    engine = rig.profile_engine(counts, num_tokens=min(64, config.sampling.max_response_tokens))
+    if engine is None:
+        counts = counts_up_to(config.actor.max_num_seqs)
+        engine = rig.profile_engine(counts, num_tokens=min(64, config.sampling.max_response_tokens))
     steps = [row for r in results for row in r.steps]
     events = [e for r in results for e in r.events]
     prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, num_groups)]

@@ -13,6 +13,9 @@ from typing import Any
 from absl import flags
 from rich.console import Console
 
+from configs import overrides
+from configs.schema import Config
+
 SMALL = flags.DEFINE_bool("small", False, "A fraction of the size, to see that it works; its numbers mean nothing.")
 RESULTS_DIR = flags.DEFINE_string(
     "results",
@@ -109,6 +112,11 @@ def machine() -> str:
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, real vLLM on one core, "
         f"the learner on another, float32. Load average at the end {os.getloadavg()[0]:.1f}."
     )
+
+
+def measured(name: str, config: Config, **metrics: Any) -> dict[str, Any]:
+    """One measured case, for the planner to predict: its whole configuration and what it gave."""
+    return {"name": name, "config": json.loads(overrides.to_json(config)), "measured": metrics}
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:

@@ -31,6 +31,7 @@ class Result:
     rounds: list[dict[str, Any]]
     """Rows of metrics.jsonl, kind "round"."""
     steps: list[dict[str, Any]]
+    evals: list[dict[str, Any]]
     events: list[dict[str, Any]]
     """The event log of both processes, in Chrome's trace format."""
     num_passes: int
@@ -49,6 +50,26 @@ class Result:
     def num_samples(self) -> int:
         """Samples trained."""
         return round(sum(row["sequences"] for row in self.steps))
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.num_samples / self.span_s
+
+    def mean(self, name: str) -> float:
+        """The mean of a metric over the updates, weighted by their trained tokens."""
+        known = [(row[name], row["tokens"]) for row in self.steps if row.get(name) is not None]
+        return sum(value * tokens for value, tokens in known) / max(sum(tokens for _, tokens in known), 1)
+
+    @property
+    def max_lag(self) -> int:
+        """Steps, of the oldest token trained."""
+        return round(max(row["lag/max"] for row in self.steps))
+
+    @property
+    def response_tokens(self) -> float:
+        """Mean length of the trained responses."""
+        total = sum(row["response/mean_tokens"] * row["sequences"] for row in self.steps)
+        return total / sum(row["sequences"] for row in self.steps)
 
 
 class Rig:
@@ -116,6 +137,7 @@ class Rig:
         return Result(
             rounds=[r for r in rows if r["kind"] == "round"],
             steps=[r for r in rows if r["kind"] == "step"],
+            evals=[r for r in rows if r["kind"] == "eval"],
             events=timeline.read(session.folder / "events"),
             **answer,
         )

@@ -44,6 +44,7 @@ def make_config(
     admission: AdmissionConfig = FIFO,
     publish: PublishConfig = ROUND_END,
     max_response_tokens: int,
+    max_tokens: int | None = None,
     max_num_seqs: int,
     packing: PackingConfig,
     loss: LossConfig = GRPO,
@@ -53,13 +54,16 @@ def make_config(
 ) -> Config:
     """A run that only samples and trains: no probe, no checkpoint before its end, no evaluation unless asked for.
 
+    `max_tokens` is the engine's context, where it is to be another one than the responses need: all sessions of an
+    engine have the same.
+
     The learning rate is small on purpose where lengths are replayed: rewards are noise there, and the policy should
     stay what it is.
     """
     return Config(
         preset=preset,
         run=RunConfig(num_updates=num_updates, seed=seed),
-        model=ModelConfig(max_tokens=max_response_tokens + _PROMPT_ROOM),
+        model=ModelConfig(max_tokens=max_tokens or max_response_tokens + _PROMPT_ROOM),
         prompts=PROMPTS,
         sampling=SamplingConfig(max_response_tokens=max_response_tokens),
         rounds=rounds,
