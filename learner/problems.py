@@ -233,6 +233,8 @@ def load_file(config: Config, tokenizer: Tokenizer) -> tuple[list[Problem], list
         )
     bound = max_prompt_tokens(config)
     train, too_long = set_aside_long(train_rows, tokenizer, prompts, max_tokens=bound)
+    if config.evaluation.num_problems == 0:
+        return train, [], bad + too_long
     held_out, eval_too_long = set_aside_long(eval_rows, tokenizer, prompts, max_tokens=bound)
     eval_bad = eval_bad + eval_too_long
     if prompts.eval_path:  # a row number alone would point into the training file

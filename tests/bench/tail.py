@@ -4,8 +4,8 @@
 
 Lengths have the paper's shape (section 2.2): most prompts' responses are all short, some prompts' are all long, and a
 few responses stray; the maximum is 8, 16 and 32 times the 75th percentile. R = U: one update a round. Ten rounds of
-each variant, two full periods of four short rounds and a long one at eta = 1.25 (Figure 4), so all train the same number of
-samples, on one engine and one learner. A trained token costs the same computation everywhere, set so that `serial`
+each variant, two full periods of four short rounds and a long one at eta = 1.25 (Figure 4), so all train the same
+number of samples, on one engine and one learner. A trained token costs the same everywhere, set so that `serial`
 spends three quarters of its time on rollout.
 
 Writes `results/tail.{json,md,png}`.
@@ -162,9 +162,9 @@ def main(argv: list[str]) -> None:
         table=table_of(rows, population),
         remarks=[
             "Length bias is the mean trained length over the mean of the prompts' K responses each. Racing samples "
-            "drops the longest of a prompt's responses for good; racing prompts only moves prompts to a later round, so over "
-            "whole periods it drops none. `streamed` is tail batching with RollPacker's stream trainer: gradients "
-            "while the round still runs, one step at its end."
+            "drops the longest of a prompt's responses for good; racing prompts only moves prompts to a later round, "
+            "so over whole periods it drops none. `streamed` is tail batching with RollPacker's stream trainer: "
+            "gradients while the round still runs, one step at its end."
         ],
         values=values,
         aims={keys[x]: report.Aim(value=values[keys[x]], aim=AIMS[x]).to_json() for x in ratios},
