@@ -41,6 +41,8 @@ def main() -> int:
             raise ValueError(f"--out: there is no folder {out.parent}")
         if flags.FLAGS.run_dir is not None:
             raise ValueError("--run_dir has no use here; give --config")
+        if flags.FLAGS.config is None:
+            raise ValueError("give --config=configs/NAME.py")
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
         flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
         with command_line.usage_errors():
