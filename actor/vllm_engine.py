@@ -46,6 +46,7 @@ class VllmEngine:
     ) -> None:
         """See `start`."""
         self._llm = llm
+        self._config = config
         self._expected = expected
         self._counter = counter
         self._size = size
@@ -107,6 +108,17 @@ class VllmEngine:
             **kv_sizes(llm.vllm_config, expected),
         )
         return cls(llm, expected=expected, counter=counter, size=size, config=config)
+
+    def for_run(self, config: Config) -> "VllmEngine":
+        """The same engine for another run, after the one before has ended: no weights of its own are served yet.
+
+        Raises:
+          ValueError: the engine was started for another model or with other limits.
+        """
+        mine, wanted = ((c.model, c.actor) for c in (self._config, config))
+        if mine != wanted:
+            raise ValueError("an engine serves another run only if its sections model and actor are the same")
+        return VllmEngine(self._llm, expected=self._expected, counter=self._counter, size=self._size, config=config)
 
     @property
     def version(self) -> Version | None:

@@ -371,6 +371,7 @@ class EvaluationConfig:
     """Held-out evaluation through the engine that serves the policy."""
 
     num_problems: int = 256
+    """0: no evaluation at all; the publish section's probes, which take held-out problems, must be off too."""
     every_n_steps: int = 50
     """Also at the start and at the end; 0 only there."""
     temperature: float = 1.0
@@ -378,8 +379,12 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _not_negative("evaluation", every_n_steps=self.every_n_steps, temperature=self.temperature)
-        _positive("evaluation", num_problems=self.num_problems)
+        _not_negative(
+            "evaluation",
+            num_problems=self.num_problems,
+            every_n_steps=self.every_n_steps,
+            temperature=self.temperature,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -514,6 +519,10 @@ class Config:
             raise ValueError(
                 f"run.num_updates ({self.run.num_updates}) must be a multiple of the round's "
                 f"{steps_per_round} updates (R/U)"
+            )
+        if self.evaluation.num_problems == 0 and self.publish.probe_every_n_publishes > 0:
+            raise ValueError(
+                "evaluation.num_problems=0 leaves the probes no problems; set publish.probe_every_n_publishes=0 too"
             )
         if self.loss.proximal == "round" and self.publish.when == "every":
             raise ValueError(

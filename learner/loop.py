@@ -123,7 +123,9 @@ def settle_probe(run: Run) -> None:
 
 
 def is_evaluation_due(run: Run) -> bool:
-    """At the start, every n steps (at the first publish from there on), and at the end."""
+    """At the start, every n steps (at the first publish from there on), and at the end; never without problems."""
+    if run.config.evaluation.num_problems == 0:
+        return False
     every, step, last = run.config.evaluation.every_n_steps, run.step, run.last_evaluated_step
     if last is None or (step == run.config.run.num_updates and last != step):
         return True

@@ -185,6 +185,8 @@ def load_held_out(config: Config, tokenizer: Tokenizer) -> list[Problem]:
     Raises:
       ValueError: the task has too few, or a prompt that is too long.
     """
+    if config.evaluation.num_problems == 0:
+        return []
     source = ReasoningGymSource(config.prompts, seed=_EVAL_SEED)
     found: dict[str, Problem] = {}
     for index in range(_MAX_DRAWS):
@@ -224,13 +226,15 @@ def load_file(config: Config, tokenizer: Tokenizer) -> tuple[list[Problem], list
         eval_bad = []
         eval_rows = [r for r in rows if is_held_out(r.question, prompts.held_out_one_in)]
         train_rows = [r for r in rows if not is_held_out(r.question, prompts.held_out_one_in)]
-    if not train_rows or not eval_rows:
+    if not train_rows or (not eval_rows and config.evaluation.num_problems > 0):
         raise ValueError(
             f"{prompts.path}: {len(train_rows)} rows to train on and {len(eval_rows)} held out; both are "
             "needed (set prompts.eval_path, or change prompts.held_out_one_in)"
         )
     bound = max_prompt_tokens(config)
     train, too_long = set_aside_long(train_rows, tokenizer, prompts, max_tokens=bound)
+    if config.evaluation.num_problems == 0:
+        return train, [], bad + too_long
     held_out, eval_too_long = set_aside_long(eval_rows, tokenizer, prompts, max_tokens=bound)
     eval_bad = eval_bad + eval_too_long
     if prompts.eval_path:  # a row number alone would point into the training file

@@ -127,8 +127,14 @@ class Run:
             self.lock.release()
 
 
-def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -> Run:
+def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *, steps: Steps | None = None) -> Run:
     """Builds a learner; resumes if the folder has a checkpoint.
+
+    Args:
+      config: the run's.
+      folder: the run's.
+      model_folder: a Hugging Face folder.
+      steps: an earlier run's device functions, compiled already; built here if not given.
 
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
@@ -142,7 +148,10 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path) -
     if bad_rows:
         logging.warning("rows set aside count=%d see=%s", len(bad_rows), folder / "quarantine.jsonl")
     mesh = make_mesh(**config.mesh.axes, devices=None)
-    steps = build_steps(model_config, config, mesh)
+    if steps is None:
+        steps = build_steps(model_config, config, mesh)
+    elif not steps.fits(model_config, config):
+        raise ValueError("the steps given were built for another model or configuration; let open_run build them")
 
     lock = RunLock(folder / "learner.lock", "learner")
     store: LearnerStore = SqliteStore(folder / "store.sqlite")

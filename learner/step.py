@@ -59,6 +59,7 @@ class Steps:
     def __init__(self, model_config: ModelConfig, config: Config, mesh: Mesh) -> None:
         """Compiles nothing yet."""
         self._config = config
+        self._model_config = model_config
         self.needs = losses.needs(config.loss)
         self.scores_proximal = self.needs.proximal and config.loss.proximal == "round"
         """Whether the proximal logprobs come from frozen parameters; else they are the current ones, held constant."""
@@ -117,6 +118,10 @@ class Steps:
             out_shardings=rows,
             compiler_options=options,
         )
+
+    def fits(self, model_config: ModelConfig, config: Config) -> bool:
+        """Whether these functions compute what a run of this model and configuration needs."""
+        return model_config == self._model_config and _traced(config) == _traced(self._config)
 
     @property
     def num_compilations(self) -> int:
@@ -330,6 +335,14 @@ def default_logit_chunk(vocab_size: int, mesh: Mesh) -> int:
         return 128
     words = -(-vocab_size // mesh.shape["tensor"])
     return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)
+
+
+def _traced(config: Config) -> tuple[Any, ...]:
+    """All of a configuration that `Steps` depends on."""
+    # A constant learning rate is the same however long the run.
+    num_updates = config.run.num_updates if config.optimizer.schedule != "constant" else None
+    of_sections = (config.loss, config.optimizer, config.model, config.packing, config.mesh)
+    return (*of_sections, config.sampling.temperature, num_updates)
 
 
 def _to_predictor(x: Any) -> Array:

@@ -55,6 +55,7 @@ WINDOW: dict[str, Any] = {
         ("OptimizerConfig", dict(beta2=1.0), "betas"),
         ("OptimizerConfig", dict(weight_decay=float("nan")), "weight_decay"),
         ("CheckpointConfig", dict(keep=1), "checkpoint.keep"),
+        ("EvaluationConfig", dict(num_problems=-1), "evaluation.num_problems must be >= 0"),
         ("MeshConfig", dict(tensor=0), "mesh.tensor"),
     ],
 )
@@ -67,6 +68,7 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
     ("fields", "said"),
     [
         (dict(model=schema.ModelConfig(max_tokens=300)), r"packing.row_tokens \(256\)"),
+        (dict(evaluation=schema.EvaluationConfig(num_problems=0)), "set publish.probe_every_n_publishes=0 too"),
         (dict(sampling=schema.SamplingConfig(max_response_tokens=64)), "leave room for a"),
         (dict(admission=schema.AdmissionConfig(policy="window")), "go together"),
         (dict(publish=schema.PublishConfig(when="every")), "go together"),
@@ -123,7 +125,7 @@ def test_admission_width_zero_is_filled_in_from_the_policy(policy, width, want):
 @pytest.mark.parametrize(("ratio", "width"), [(0.0, 2), (0.5, 3), (2.0, 6), (2.2, 6)])
 def test_admission_width_of_an_async_ratio_is_its_buffer(ratio, width):
     admission = schema.AdmissionConfig(policy="window", async_ratio=ratio)
-    config = Config(preset="test", rounds=rounds(), **WINDOW | {"admission": admission})
+    config = Config(preset="test", rounds=rounds(), admission=admission, publish=schema.PublishConfig(when="every"))
     assert config.admission_width == width
 
 

@@ -160,8 +160,8 @@ def run_to_the_end(
 def test_killed_learner_resumes_with_the_losses_of_the_uninterrupted_run(
     tmp_path: Path, model: Path, config: str, rtol: float, overrides: dict[str, object]
 ):
-    wanted = run_to_the_end(tmp_path / "whole", model, config, kill_at=None, **overrides)
-    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=7, **overrides)
+    wanted = run_to_the_end(tmp_path / "whole", model, config, kill_at=None, answers=None, **overrides)
+    got = run_to_the_end(tmp_path / "killed", model, config, kill_at=7, answers=None, **overrides)
     assert [r["step"] for r in got] == list(range(1, NUM_UPDATES + 1))
     assert {r["incarnation"] for r in got} == {0, 1}
     trained = [i for r in got for i in r["groups"]]

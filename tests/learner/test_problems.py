@@ -57,6 +57,7 @@ def config_of(path, *, num_problems=256, max_tokens=64, seed=0, **prompts):
         prompts=schema.PromptsConfig(path=path, **prompts),
         model=schema.ModelConfig(max_tokens=max_tokens),
         evaluation=schema.EvaluationConfig(num_problems=num_problems),
+        publish=schema.PublishConfig(probe_every_n_publishes=10 if num_problems else 0),
     )
 
 
@@ -66,6 +67,7 @@ def sums_config(*, num_problems=20, seed=0):
         run=schema.RunConfig(seed=seed),
         prompts=SUMS,
         evaluation=schema.EvaluationConfig(num_problems=num_problems),
+        publish=schema.PublishConfig(probe_every_n_publishes=10 if num_problems else 0),
     )
 
 
@@ -308,3 +310,11 @@ def test_load_held_out_with_prompts_too_long_is_an_error(tokenizer):
     )
     with pytest.raises(ValueError, match="up to 9 tokens.*leaves 4"):
         load_held_out(config, tokenizer)
+
+
+def test_no_evaluation_wants_no_held_out_problems(tokenizer, tmp_path):
+    assert load_held_out(sums_config(num_problems=0), tokenizer) == []
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
+    trained = [row for row in rows if not is_held_out(row["prompt"], 10)][:5]  # a file that leaves none to hold out
+    train, held_out, bad = load_file(config_of(jsonl(tmp_path, trained), num_problems=0), tokenizer)
+    assert {p.question for p in train} == {row["prompt"] for row in trained} and held_out == [] and bad == []

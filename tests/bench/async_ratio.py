@@ -1,0 +1,224 @@
+"""ROLL Flash's async ratio on the real system: alpha in {0, 1, 2, 4, 8} against `serial`, rollout the bottleneck.
+
+    python -m tests.bench.async_ratio [--small]
+
+Two measurements for each alpha and for `serial` with one update a round (R = U), what a synchronous system does:
+
+* throughput and lag: replayed long-tailed lengths, and training at the tiny model's own cost, which is a fraction of
+  the rollout's: most of a synchronous step is a few long responses;
+* reward reached: the real tiny task with its real verifier and natural lengths, the same number of samples for all;
+  held-out reward before and after. Responses are a few tokens long there, so its times say nothing.
+
+Publishing every step; running requests are aborted and resumed (section 4 of the paper). Writes
+`results/async_ratio.{json,md,png}`.
+"""
+
+import dataclasses
+import pathlib
+import tempfile
+from typing import Any
+
+from absl import app
+
+from configs.schema import AdmissionConfig, Config, PackingConfig, PublishConfig, RoundsConfig
+from tests.bench.rig import report
+from tests.bench.rig.figures import bars
+from tests.bench.rig.lengths import Lengths
+from tests.bench.rig.measure import measure_profile
+from tests.bench.rig.rig import Result, Rig
+from tests.bench.rig.session import Session
+from tests.bench.rig.setting import TRUNCATED, make_config, tiny_model
+
+ALPHAS = (0, 1, 2, 4, 8)
+SERIAL = "serial"
+K, U = 8, 8
+MAX_NUM_SEQS = 64
+MAX_RESPONSE = 256
+LENGTHS = Lengths(kind="lognormal", max_tokens=MAX_RESPONSE, median=20, prompt_sigma=0.8, sample_sigma=0.8)
+AIM = 2.24
+"""ROLL Flash on RLVR tasks, against a synchronous baseline on as many GPUs."""
+TASK_RESPONSE, TASK_LEARNING_RATE, NUM_EVAL_PROBLEMS = 6, 4e-4, 256
+LAG_SHARES = ("lag/share_0", "lag/share_1", "lag/share_2-3", "lag/share_4-7", "lag/share_8+")
+
+
+def config_of(name: str, num_updates: int, *, task: bool) -> Config:
+    """A run of `serial` or of an alpha (its number as text): of the real task, or for throughput."""
+    if name == SERIAL:
+        admission, publish = AdmissionConfig(policy="fifo"), PublishConfig(when="round_end")
+    else:
+        admission = AdmissionConfig(policy="window", async_ratio=float(name))
+        publish = PublishConfig(when="every", at_publish="abort_and_resume")
+    return make_config(
+        name if name == SERIAL else "roll_flash",
+        num_updates=num_updates,
+        rounds=RoundsConfig(
+            groups_per_round=U,
+            samples_per_group=K,
+            groups_per_update=U,
+            train_start="round_complete" if name == SERIAL else "group_ready",
+        ),
+        admission=admission,
+        publish=publish,
+        max_response_tokens=TASK_RESPONSE if task else MAX_RESPONSE,
+        max_tokens=MAX_RESPONSE + 24,  # one engine for both
+        max_num_seqs=MAX_NUM_SEQS,
+        packing=PackingConfig(rows=4, row_tokens=320),
+        loss=TRUNCATED,
+        **({"learning_rate": TASK_LEARNING_RATE, "num_eval_problems": NUM_EVAL_PROBLEMS} if task else {}),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """`serial` or an alpha."""
+
+    samples_per_s: list[float]
+    lag_mean: float
+    lag_max: int
+    lag_shares: dict[str, float]
+    wait_share: float
+    """Of the time, what the learner waited."""
+    dropped: dict[str, int]
+    reward_start: float
+    reward_end: float
+
+    @classmethod
+    def of(cls, speed: list[Result], task: Result) -> "Row":
+        def mean(name: str) -> float:
+            return report.mean_std([r.mean(name) for r in speed])[0]
+
+        dropped: dict[str, int] = {}
+        for one in speed:
+            for reason, count in one.dropped.items():
+                dropped[reason] = dropped.get(reason, 0) + count
+        steps = [row for r in speed for row in r.steps]
+        return cls(
+            samples_per_s=[r.samples_per_s for r in speed],
+            lag_mean=mean("lag/mean"),
+            lag_max=max(r.max_lag for r in speed),
+            lag_shares={name.removeprefix("lag/share_"): mean(name) for name in LAG_SHARES},
+            wait_share=sum(s["time/wait_s"] for s in steps) / sum(s["time/step_s"] for s in steps),
+            dropped=dropped,
+            reward_start=task.evals[0]["eval/reward"],
+            reward_end=task.evals[-1]["eval/reward"],
+        )
+
+    @property
+    def rate(self) -> float:
+        return report.mean_std(self.samples_per_s)[0]
+
+
+def main(argv: list[str]) -> None:
+    """Runs all, writes the results, prints the JSON line."""
+    del argv
+    small = report.SMALL.value
+    names = [SERIAL, *(str(a) for a in (ALPHAS[:2] if small else ALPHAS))]
+    num_updates, task_updates, passes_over = (6, 6, 1) if small else (30, 80, 2)
+    speed: dict[str, list[Result]] = {name: [] for name in names}
+    task: dict[str, Result] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-async-") as folder,
+        Rig(pathlib.Path(folder), config_of(SERIAL, 1, task=False), tiny_model()) as rig,
+    ):
+        rig.run(Session(config=config_of("0", 2, task=False), lengths=LENGTHS))  # compiles, warms up
+        for _ in range(passes_over):
+            for name in names:
+                result = rig.run(Session(config=config_of(name, num_updates, task=False), lengths=LENGTHS))
+                speed[name].append(result)
+                print(f"alpha {name}: {result.samples_per_s:.1f} samples/s, max lag {result.max_lag}", flush=True)
+        everything = [r for of_one in speed.values() for r in of_one]
+        profile = measure_profile(
+            rig,
+            config_of(SERIAL, 1, task=False),
+            results=everything,
+            lengths=LENGTHS,
+            num_groups=(num_updates + 2 + max(ALPHAS)) * U,
+        )
+        for name in names:
+            task[name] = rig.run(Session(config=config_of(name, task_updates, task=True), rewards="task"))
+            rewards = [row["eval/reward"] for row in task[name].evals]
+            print(f"alpha {name}: held-out reward {rewards[0]:.3f} -> {rewards[-1]:.3f}", flush=True)
+    rows = {name: Row.of(speed[name], task[name]) for name in names}
+    values = values_of(rows)
+    folder = report.results_folder()
+    if folder is not None:
+        draw(folder / "async_ratio.png", rows)
+    best = values["best_speedup"]
+    report.finish(
+        "async_ratio",
+        title="The async ratio against synchronous training",
+        about=[
+            f"`python -m tests.bench.async_ratio`: K = {K}, U = {U}, an engine of {MAX_NUM_SEQS} sequences; `serial` "
+            f"has one update a round. Throughput: {passes_over} runs of {num_updates} updates each, lognormal lengths "
+            f"(median {LENGTHS.median:.0f}, sigma {LENGTHS.prompt_sigma} between prompts and {LENGTHS.sample_sigma} "
+            f"within, at most {MAX_RESPONSE}). Reward: the tiny task with its verifier, {task_updates} updates of "
+            f"{U * K} samples, {NUM_EVAL_PROBLEMS} held-out problems (a value's standard error is about 0.03)."
+        ],
+        table=table_of(rows),
+        remarks=[
+            f"Best speed-up {best:.2f}. A synchronous step ends with its longest response while most places of the "
+            "engine are empty; from alpha = 1 on, the next update's groups fill them. Beyond the alpha at which the "
+            "engine is always full, more of it only adds lag."
+        ],
+        values=values,
+        aims={"best_speedup": report.Aim(value=best, aim=AIM).to_json()},
+        data={
+            "profile": profile,
+            "measured": [
+                report.measured(
+                    f"alpha_{name}",
+                    config_of(name, num_updates, task=False),
+                    samples_per_s=row.rate,
+                    lag_mean=row.lag_mean,
+                    lag_max=row.lag_max,
+                )
+                for name, row in rows.items()
+            ],
+            "rows": {name: dataclasses.asdict(row) for name, row in rows.items()},
+        },
+    )
+
+
+def values_of(rows: dict[str, Row]) -> dict[str, Any]:
+    """Everything compared, flat."""
+    serial = rows[SERIAL].rate
+    values: dict[str, Any] = {"samples_per_s_serial": serial, "reward_end_serial": rows[SERIAL].reward_end}
+    for name, row in rows.items():
+        if name != SERIAL:
+            values |= {
+                f"speedup_alpha_{name}": row.rate / serial,
+                f"lag_mean_alpha_{name}": row.lag_mean,
+                f"lag_max_alpha_{name}": row.lag_max,
+                f"reward_end_alpha_{name}": row.reward_end,
+            }
+    values["best_speedup"] = max(row.rate for name, row in rows.items() if name != SERIAL) / serial
+    return values
+
+
+def table_of(rows: dict[str, Row]) -> report.Table:
+    lines = []
+    for name, row in rows.items():
+        mean, std = report.mean_std(row.samples_per_s)
+        shares = " / ".join(f"{100 * share:.0f}" for share in row.lag_shares.values())
+        dropped = ", ".join(f"{count} {reason}" for reason, count in row.dropped.items()) or "0"
+        cells = [f"{mean:.1f} ± {std:.1f}", f"{mean / rows[SERIAL].rate:.2f}", f"{row.lag_mean:.2f}", f"{row.lag_max}"]
+        label = name if name == SERIAL else f"alpha = {name}"
+        reward = f"{row.reward_start:.3f} -> {row.reward_end:.3f}"
+        lines.append([label, *cells, shares, f"{row.wait_share:.2f}", dropped, reward])
+    columns = ["", "samples/s", "speed-up", "mean lag", "max lag", "% of tokens at lag 0 / 1 / 2-3 / 4-7 / 8+"]
+    return report.Table(columns=[*columns, "learner waits", "groups dropped", "held-out reward"], rows=lines)
+
+
+def draw(file: pathlib.Path, rows: dict[str, Row]) -> None:
+    """Writes the PNG."""
+    names = list(rows)
+    panels = {
+        "samples/s": [report.mean_std(rows[n].samples_per_s) for n in names],
+        "mean lag, steps": [(rows[n].lag_mean, 0.0) for n in names],
+        "held-out reward at the end": [(rows[n].reward_end, 0.0) for n in names],
+    }
+    bars(file, [n if n == SERIAL else f"α = {n}" for n in names], panels)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,225 @@
+"""PipelineRL against conventional RL at the same maximum lag, on the real system.
+
+    python -m tests.bench.inflight [--small]
+
+`pipelinerl` publishes after every step while requests run on (section 4 of the paper), once with the running requests'
+KV cache kept and once with it recomputed. Its largest lag, g, is measured first. Conventional RL then takes G = g + 1
+steps on each round of G U groups (`serial`), whose last update trains at lag G - 1 = g too. All sample the same
+uniform lengths from 1 to the maximum (appendix A), on one engine and one learner of their own, at a training cost at
+which a conventional round generates about as long as it trains: that is where the paper's plan puts both sides, too.
+
+The paper's conventional RL gives every GPU to generation and then every GPU to training; here either side stands still
+while the other works, as in any system with engines and learner apart. Writes `results/inflight.{json,md,png}`.
+"""
+
+import dataclasses
+import math
+import pathlib
+import tempfile
+
+from absl import app
+
+from configs.schema import AdmissionConfig, Config, PackingConfig, PublishConfig, RoundsConfig
+from tests.bench.rig import report
+from tests.bench.rig.calibrate import calibrate_passes
+from tests.bench.rig.figures import bars
+from tests.bench.rig.lengths import Lengths
+from tests.bench.rig.measure import measure_profile
+from tests.bench.rig.rig import Result, Rig
+from tests.bench.rig.session import Session
+from tests.bench.rig.setting import TRUNCATED, make_config, tiny_model
+
+K, U = 8, 4
+MAX_NUM_SEQS = 32
+WINDOW = 8
+"""Groups: twice what the engine runs at once, so that it never waits for the learner's next tickets."""
+MAX_RESPONSE = 128
+LENGTHS = Lengths(kind="uniform", max_tokens=MAX_RESPONSE)
+LEARNING_RATE = 2e-4
+"""High enough that the policy moves and an old token is off policy; rewards are noise here."""
+AIM = 1.57
+"""PipelineRL, appendix A.4: 16.9 against 10.7 at g_max ~ 133."""
+KEEP, RECOMPUTE, CONVENTIONAL = "pipelinerl", "pipelinerl, KV recomputed", "conventional"
+
+
+def pipelinerl(num_updates: int, *, recompute: bool) -> Config:
+    return make_config(
+        "pipelinerl",
+        num_updates=num_updates,
+        rounds=RoundsConfig(groups_per_round=U, samples_per_group=K, groups_per_update=U),
+        admission=AdmissionConfig(policy="window", width=WINDOW),
+        publish=PublishConfig(when="every", kv_cache="recompute" if recompute else "keep"),
+        **_shared(),
+    )
+
+
+def conventional(num_updates: int, steps_per_round: int) -> Config:
+    """`serial` with G steps a round, for at least `num_updates` updates in whole rounds."""
+    num_rounds = math.ceil(num_updates / steps_per_round)
+    return make_config(
+        "serial",
+        num_updates=num_rounds * steps_per_round,
+        rounds=RoundsConfig(
+            groups_per_round=steps_per_round * U,
+            samples_per_group=K,
+            groups_per_update=U,
+            train_start="round_complete",
+        ),
+        **_shared(),
+    )
+
+
+def _shared() -> dict:
+    return dict(
+        max_response_tokens=MAX_RESPONSE,
+        max_num_seqs=MAX_NUM_SEQS,
+        packing=PackingConfig(rows=2, row_tokens=320),
+        loss=TRUNCATED,
+        learning_rate=LEARNING_RATE,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One way of training, over its sessions."""
+
+    samples_per_s: list[float]
+    max_lag: list[int]
+    mean_lag: float
+    ess: float
+    mismatch_kl: float
+    pause_s: float
+
+    @classmethod
+    def of(cls, results: list[Result]) -> "Row":
+        def mean(name: str) -> float:
+            return report.mean_std([r.mean(name) for r in results])[0]
+
+        return cls(
+            samples_per_s=[r.samples_per_s for r in results],
+            max_lag=[r.max_lag for r in results],
+            mean_lag=mean("lag/mean"),
+            ess=mean("ess"),
+            mismatch_kl=mean("mismatch_kl_k3"),
+            pause_s=mean("actor/pause_s"),
+        )
+
+    @property
+    def rate(self) -> float:
+        return report.mean_std(self.samples_per_s)[0]
+
+
+def main(argv: list[str]) -> None:
+    """Runs all, writes the results, prints the JSON line."""
+    del argv
+    small = report.SMALL.value
+    num_updates, passes_over = (8, 1) if small else (60, 2)
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-inflight-") as folder,
+        Rig(pathlib.Path(folder), pipelinerl(2, recompute=False), tiny_model()) as rig,
+    ):
+        rig.run(Session(config=pipelinerl(2, recompute=False), lengths=LENGTHS))  # compiles, warms up
+        passes = calibrate_passes(
+            rig,
+            lambda p: Session(config=conventional(4, 4), lengths=LENGTHS, passes_per_token=p),
+            waiting_ratio=0.5,
+            tolerance=0.03,
+        )
+        print(f"gradient passes per 1000 tokens: {1000 * passes:.1f}", flush=True)
+
+        def run(name: str, config: Config) -> Result:
+            result = rig.run(Session(config=config, lengths=LENGTHS, passes_per_token=passes))
+            print(f"{name}: {result.samples_per_s:.1f} samples/s, max lag {result.max_lag}", flush=True)
+            return result
+
+        results: dict[str, list[Result]] = {KEEP: [], CONVENTIONAL: [], RECOMPUTE: []}
+        for _ in range(passes_over):
+            results[KEEP].append(run(KEEP, pipelinerl(num_updates, recompute=False)))
+            steps_per_round = 1 + max(r.max_lag for r in results[KEEP])
+            config = conventional(num_updates, steps_per_round)
+            results[CONVENTIONAL].append(run(CONVENTIONAL, config))
+            results[RECOMPUTE].append(run(RECOMPUTE, pipelinerl(num_updates, recompute=True)))
+        everything = [r for of_one in results.values() for r in of_one]
+        profile = measure_profile(rig, config, results=everything, lengths=LENGTHS, num_groups=(num_updates + 8) * U)
+    rows = {name: Row.of(of_one) for name, of_one in results.items()}
+    values = values_of(rows)
+    folder = report.results_folder()
+    if folder is not None:
+        draw(folder / "inflight.png", rows)
+    configs = {
+        KEEP: pipelinerl(num_updates, recompute=False),
+        RECOMPUTE: pipelinerl(num_updates, recompute=True),
+        CONVENTIONAL: config,
+    }
+    ratio = values["samples_per_s_ratio_same_lag"]
+    report.finish(
+        "inflight",
+        title="In-flight updates against conventional RL at the same maximum lag",
+        about=[
+            f"`python -m tests.bench.inflight`: K = {K}, U = {U}, {num_updates} updates or more a run, {passes_over} "
+            f"runs of each, an engine of {MAX_NUM_SEQS} sequences, a window of {WINDOW} groups, uniform lengths 1 to "
+            f"{MAX_RESPONSE}. Training cost {1000 * passes:.1f} gradient passes per 1000 tokens. Conventional RL does "
+            "as many steps a round as pipelinerl's largest measured lag allows. Rewards are noise, so ESS and mismatch "
+            f"KL (k3) compare the ways at one learning rate ({LEARNING_RATE:g}), no more."
+        ],
+        table=table_of(rows),
+        remarks=[
+            f"In-flight updates train {ratio:.2f} times the samples a second at a maximum lag of "
+            f"{max(rows[KEEP].max_lag)} (conventional: {max(rows[CONVENTIONAL].max_lag)}). The ratio can exceed the "
+            "paper's since conventional RL leaves one of the two cores idle at any time, where the paper moves all "
+            "GPUs from one side to the other."
+        ],
+        values=values,
+        aims={"samples_per_s_ratio_same_lag": report.Aim(value=ratio, aim=AIM).to_json()},
+        data={
+            "profile": profile,
+            "measured": [
+                report.measured(
+                    name, configs[name], samples_per_s=row.rate, max_lag=max(row.max_lag), mean_lag=row.mean_lag
+                )
+                for name, row in rows.items()
+            ],
+            "rows": {name: dataclasses.asdict(row) for name, row in rows.items()},
+        },
+    )
+
+
+def values_of(rows: dict[str, Row]) -> dict[str, float]:
+    """Everything compared, flat."""
+    values = {"samples_per_s_ratio_same_lag": rows[KEEP].rate / rows[CONVENTIONAL].rate}
+    values["samples_per_s_ratio_recompute"] = rows[RECOMPUTE].rate / rows[CONVENTIONAL].rate
+    for name, key in ((KEEP, "pipelinerl"), (RECOMPUTE, "recompute"), (CONVENTIONAL, "conventional")):
+        row = rows[name]
+        values |= {
+            f"samples_per_s_{key}": row.rate,
+            f"max_lag_{key}": max(row.max_lag),
+            f"ess_{key}": row.ess,
+            f"mismatch_kl_{key}": row.mismatch_kl,
+        }
+    return values
+
+
+def table_of(rows: dict[str, Row]) -> report.Table:
+    lines = []
+    for name, row in rows.items():
+        mean, std = report.mean_std(row.samples_per_s)
+        lags = ", ".join(str(lag) for lag in row.max_lag)
+        cells = [f"{mean:.1f} ± {std:.1f}", lags, f"{row.mean_lag:.2f}", f"{row.ess:.4f}", f"{row.mismatch_kl:.2e}"]
+        lines.append([name, *cells, f"{1000 * row.pause_s:.1f}"])
+    columns = ["", "samples/s", "max lag, steps", "mean lag", "ESS", "mismatch KL, nats", "pause, ms"]
+    return report.Table(columns=columns, rows=lines)
+
+
+def draw(file: pathlib.Path, rows: dict[str, Row]) -> None:
+    """Writes the PNG."""
+    names = list(rows)
+    panels = {
+        "samples/s": [report.mean_std(rows[n].samples_per_s) for n in names],
+        "effective sample size": [(rows[n].ess, 0.0) for n in names],
+        "mismatch KL, nats": [(rows[n].mismatch_kl, 0.0) for n in names],
+    }
+    bars(file, names, panels)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,153 @@
+"""The rig's actor: one real engine on one core, and a fresh `Actor` on it for every session.
+
+python -m tests.bench.rig.actor_process CORE      (started by rig.py)
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import sys
+from typing import Any
+
+from absl import logging
+
+from actor.admission import Admission
+from actor.local_copy import LocalCopy
+from actor.loop import Actor, Limits
+from actor.model_folder import ModelFolder, read_model_folder
+from actor.verifiers.pool import VerifierPool
+from actor.vllm_engine import VllmEngine
+from actor.weight_client import WeightClient
+from bridge.sqlite_store import SqliteStore
+from bridge.timeline import Timeline
+from configs import overrides
+from configs.schema import Config
+from launch import command_line
+from launch.pipes import Parent
+from launch.profile_engine import profile_engine
+from tests.bench.rig.replay import HashRewards, ReplayEngine
+from tests.bench.rig.session import Session
+
+NAME = "actor-0"
+
+
+class Server:
+    """Answers requests one after the other; the engine lives as long as the process."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+        self._engine: VllmEngine | None = None
+        self._model: ModelFolder | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        while (request := await asyncio.to_thread(self._parent.receive)) is not None:
+            answer = await getattr(self, f"_do_{request.pop('do')}")(**request)
+            self._parent.answer(answer)
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def _do_start_engine(self, config: dict[str, Any], model_folder: str) -> dict[str, Any]:
+        parsed = overrides.from_dict(config)
+        self._model = read_model_folder(pathlib.Path(model_folder), dtype=parsed.model.served_dtype)
+        self._engine = VllmEngine.start(self._model.path, parsed, expected=self._model.tensors)
+        return {"started": True}
+
+    async def _do_begin(self, session: dict[str, Any]) -> dict[str, Any]:
+        """Starts serving a session's store."""
+        self._serving = asyncio.create_task(self._serve(Session.from_json(session)))
+        self._serving.add_done_callback(self._ended)
+        return {"serving": True}
+
+    async def _do_end(self) -> dict[str, Any]:
+        """Stops serving; what is in progress is given up."""
+        assert self._serving is not None
+        self._serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
+        return {"ended": True}
+
+    async def _do_profile(self, counts: list[int], num_tokens: int) -> dict[str, Any]:
+        """Decodes at several numbers of running sequences; the engine serves the last session's weights."""
+        assert self._engine is not None
+        return await profile_engine(self._engine, counts=counts, num_tokens=num_tokens)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            assert error is not None
+            logging.error("session failed", exc_info=error)
+            self._parent.fail(error)
+
+    async def _serve(self, session: Session) -> None:
+        assert self._engine is not None and self._model is not None
+        config, model = session.config, self._model
+        self._engine = self._engine.for_run(config)
+        replay = ReplayEngine(self._engine, session.lengths)
+        snapshots = overrides.snapshot_folder(config)
+        with contextlib.ExitStack() as parts:
+            copy = LocalCopy(snapshots, NAME)
+            parts.callback(copy.close)
+            store = SqliteStore(session.folder / "store.sqlite")
+            parts.callback(store.close)
+            timeline = Timeline(session.folder / "events", NAME)
+            parts.callback(timeline.close)
+            weights = WeightClient(
+                snapshots,
+                copy.file,
+                replay,
+                run=overrides.run_id(session.folder),
+                tokenizer_hash=model.tokenizer_hash,
+                expected=model.tensors,
+                timeline=timeline,
+            )
+            parts.callback(weights.close)
+            verifiers = _verifiers(session, config)
+            actor = Actor(
+                NAME,
+                store=store,
+                engine=replay,
+                weights=weights,
+                verifiers=verifiers,  # pyright: ignore[reportArgumentType]
+                decode=model.decode,
+                admission=Admission(
+                    config.admission.policy,
+                    width=config.admission_width,
+                    max_sequences=config.actor.max_num_seqs,
+                    samples_per_group=config.rounds.requests_per_group,
+                ),
+                timeline=timeline,
+                limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
+            )
+            try:
+                await actor.run()
+            finally:
+                await replay.settle()
+                await verifiers.close()
+
+
+def _verifiers(session: Session, config: Config) -> VerifierPool | HashRewards:
+    if session.rewards == "hash":
+        return HashRewards()
+    return VerifierPool(
+        num_workers=config.actor.verifier_workers,
+        timeout_s=config.actor.verifier_timeout_s,
+        retries=config.actor.verifier_retries,
+    )
+
+
+def main() -> None:
+    os.sched_setaffinity(0, {int(sys.argv[1])})
+    parent = Parent()
+    command_line.log_to_stderr()
+    try:
+        asyncio.run(Server(parent).run())
+    except BaseException as e:
+        logging.error("the rig's actor ends", exc_info=e)
+        parent.fail(e)
+        raise
+
+
+if __name__ == "__main__":
+    main()

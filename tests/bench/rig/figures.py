@@ -1,0 +1,30 @@
+"""Bar charts side by side: what most of the rig's benches draw."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2")
+
+
+def bars(file: pathlib.Path, names: Sequence[str], panels: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """Writes a PNG with a panel for each quantity: a bar with its error for each name."""
+    plt = pyplot()
+    fig, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.6), layout="constrained", squeeze=False)
+    for axis, (title, stats) in zip(axes[0], panels.items(), strict=True):
+        colors = [COLORS[i % len(COLORS)] for i in range(len(names))]
+        axis.bar(range(len(names)), [m for m, _ in stats], yerr=[s for _, s in stats], color=colors, capsize=3)
+        axis.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
+        axis.set_title(title, fontsize=10)
+    fig.savefig(file, dpi=130)
+    plt.close(fig)
+
+
+def pyplot() -> Any:
+    """Matplotlib's pyplot, drawing to files only."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

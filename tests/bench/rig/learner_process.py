@@ -1,0 +1,85 @@
+"""The rig's learner: real training on one core; sessions share the compiled steps.
+
+python -m tests.bench.rig.learner_process CORE      (started by rig.py)
+"""
+
+import os
+import pathlib
+import sys
+from typing import Any
+
+CORE = int(sys.argv[1]) if __name__ == "__main__" else 0
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {CORE})  # before jax counts its cores
+
+import jax  # noqa: E402
+from absl import logging  # noqa: E402
+
+from launch import command_line  # noqa: E402
+from launch.pipes import Parent  # noqa: E402
+from learner.loop import train  # noqa: E402
+from learner.mesh import make_mesh  # noqa: E402
+from learner.model.config import ModelConfig  # noqa: E402
+from learner.prompts import load_prompts  # noqa: E402
+from learner.run import open_run  # noqa: E402
+from learner.tokenizer import load_tokenizer  # noqa: E402
+from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
+from tests.bench.rig.session import Session  # noqa: E402
+
+
+class Server:
+    """Answers requests one after the other."""
+
+    def __init__(self) -> None:
+        self._steps: list[PacedSteps] = []
+
+    def do_train(self, session: dict[str, Any], model_folder: str) -> dict[str, Any]:
+        """A whole run, from `open_run` to `train`'s end."""
+        parsed, model = Session.from_json(session), pathlib.Path(model_folder)
+        steps = self._steps_for(parsed, model)
+        steps.set_pace(parsed.passes_per_token)
+        run = open_run(parsed.config, parsed.folder, model, steps=steps)
+        try:
+            train(run)
+            return {
+                "dropped": dict(run.queue.dropped),
+                "num_passes": steps.num_passes,
+                "num_micro_batches": steps.num_micro_batches,
+                "real_tokens": steps.num_real_tokens,
+            }
+        finally:
+            run.close()
+
+    def do_prompts(self, session: dict[str, Any], count: int, model_folder: str) -> dict[str, Any]:
+        """The first prompts of the session's stream."""
+        model = pathlib.Path(model_folder)
+        vocab_size = ModelConfig.from_hf(model).vocab_size
+        stream, _, _ = load_prompts(Session.from_json(session).config, load_tokenizer(model, vocab_size=vocab_size))
+        return {"prompts": [next(stream).prompt_tokens.tolist() for _ in range(count)]}
+
+    def _steps_for(self, session: Session, model: pathlib.Path) -> PacedSteps:
+        config, model_config = session.config, ModelConfig.from_hf(model)
+        for steps in self._steps:
+            if steps.fits(model_config, config):
+                return steps
+        steps = PacedSteps(model_config, config, make_mesh(**config.mesh.axes, devices=None))
+        self._steps.append(steps)
+        return steps
+
+
+def main() -> None:
+    parent = Parent()
+    command_line.log_to_stderr()
+    jax.config.update("jax_platforms", "cpu")
+    server = Server()
+    try:
+        while (request := parent.receive()) is not None:
+            parent.answer(getattr(server, f"do_{request.pop('do')}")(**request))
+    except BaseException as e:
+        logging.error("the rig's learner ends", exc_info=e)
+        parent.fail(e)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The learner's real steps, made as slow as a real model's: the training cost is real computation.
+
+A tiny model trains far faster than it decodes. So each micro-batch's gradient is computed several times and all but
+the first are thrown away: `passes_per_token` times its real tokens, so that a token costs the same whatever the
+schedule packs it with, as on an accelerator that is busy. What is left over of a whole number of passes is owed to the
+next micro-batch, which makes the knob a continuous one. A micro-batch never has less than its own pass.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from learner.packing import PackedBatch
+from learner.state import TrainState
+from learner.step import AnchorLogprobs, Steps
+
+_NO_ANCHORS = AnchorLogprobs()
+
+
+class PacedSteps(Steps):
+    """`Steps` whose `accumulate` repeats itself; results are those of `Steps`, bit for bit."""
+
+    passes_per_token: float = 0.0
+    num_passes: int = 0
+    """Gradient passes so far."""
+    num_micro_batches: int = 0
+    num_real_tokens: int = 0
+    _owed: float = 0.0
+
+    def set_pace(self, passes_per_token: float) -> None:
+        """Starts counting anew."""
+        self.passes_per_token = passes_per_token
+        self.num_passes, self.num_micro_batches, self.num_real_tokens, self._owed = 0, 0, 0, 0.0
+
+    def accumulate(self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = _NO_ANCHORS) -> TrainState:
+        tokens = int(np.count_nonzero(np.asarray(batch.segment_ids)))
+        self._owed += tokens * self.passes_per_token
+        passes = max(1, int(self._owed))
+        self._owed -= passes
+        self.num_passes += passes
+        self.num_micro_batches += 1
+        self.num_real_tokens += tokens
+        new_state = super().accumulate(state, batch, anchors)
+        if passes > 1:
+            # A scratch sum of its own, donated from pass to pass: each waits for the one before, and `in_progress`
+            # is the last one's.
+            scratch = dataclasses.replace(state, accumulator=self.zero_accumulator())
+            for _ in range(passes - 1):
+                scratch = super().accumulate(scratch, batch, anchors)
+        return new_state

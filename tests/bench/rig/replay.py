@@ -1,0 +1,88 @@
+"""The real engine, asked for responses of lengths drawn beforehand, and rewards that cost nothing."""
+
+import asyncio
+import dataclasses
+import hashlib
+import pathlib
+
+import numpy as np
+from jaxtyping import Int32
+
+from actor.engine import Engine, EngineSize, EngineStats, Sample, SwapTimings
+from bridge.types import Sampling, Task, Version, WeightManifest
+from tests.bench.rig.lengths import Lengths
+
+
+class ReplayEngine:
+    """An `Engine` that ends each response at its drawn length, if there are any; all else is the engine's below.
+
+    It ends by `max_tokens` with `ignore_eos`, and nothing forbids a token: `min_tokens` would mask the end tokens'
+    logits, and the logprobs would be another distribution's than the learner's.
+    """
+
+    def __init__(self, engine: Engine, lengths: Lengths | None) -> None:
+        """Wraps `engine`; closing it is left to its owner."""
+        self._engine = engine
+        self._lengths = lengths
+        self._swap: asyncio.Task[SwapTimings] | None = None
+
+    @property
+    def version(self) -> Version | None:
+        return self._engine.version
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return self._engine.num_sampled_tokens
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._engine.stats
+
+    @property
+    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
+        return self._engine.recent_lengths
+
+    @property
+    def size(self) -> EngineSize:
+        return self._engine.size
+
+    async def sample(
+        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+    ) -> Sample:
+        if self._lengths is None:
+            return await self._engine.sample(prompt_tokens, sampling, request_id=request_id, priority=priority)
+        length = self._lengths.tokens(prompt_tokens, int(request_id.split(".")[1]))
+        replayed = dataclasses.replace(
+            sampling,
+            max_tokens=min(length, sampling.max_tokens),
+            min_tokens=0,
+            ignore_eos=True,
+            stop_token_ids=(),
+        )
+        return await self._engine.sample(prompt_tokens, replayed, request_id=request_id, priority=priority)
+
+    async def abort(self, request_id: str) -> None:
+        await self._engine.abort(request_id)
+
+    async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
+        self._swap = asyncio.ensure_future(self._engine.swap_weights(path, manifest))
+        return await asyncio.shield(self._swap)
+
+    async def settle(self) -> None:
+        """Waits for a swap whose actor was stopped in the middle: the engine must not be left paused."""
+        if self._swap is not None:
+            await self._swap
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class HashRewards:
+    """Rewards 0 and 1, as likely, by a hash of the response: groups have variance, and no verifier takes time."""
+
+    async def score(self, response_text: str, task: Task) -> float:
+        digest = hashlib.blake2b((task.answer + response_text).encode(), digest_size=1).digest()
+        return float(digest[0] & 1)
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,166 @@
+"""The rig: one engine process on core 0, one learner process on core 1, and sessions one after the other."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+from types import TracebackType
+from typing import Any
+
+from bridge import timeline
+from configs import overrides
+from configs.schema import Config
+from launch.pipes import Child, wait_for
+from learner.metrics import read_rows
+from tests.bench.rig.session import Session
+
+ENGINE_CORE, LEARNER_CORE = 0, 1
+START_S, SESSION_S = 600.0, 600.0
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a session left."""
+
+    rounds: list[dict[str, Any]]
+    """Rows of metrics.jsonl, kind "round"."""
+    steps: list[dict[str, Any]]
+    evals: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    """The event log of both processes, in Chrome's trace format."""
+    num_passes: int
+    num_micro_batches: int
+    real_tokens: int
+    dropped: dict[str, int]
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first tickets to the last optimizer step, without the start and the last checkpoint."""
+        issued = min(e["ts"] for e in self.events if e["name"] == "issue")
+        applied = max(e["ts"] + e["dur"] for e in self.events if e["name"] == "apply")
+        return (applied - issued) / 1e6
+
+    @property
+    def num_samples(self) -> int:
+        """Samples trained."""
+        return round(sum(row["sequences"] for row in self.steps))
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.num_samples / self.span_s
+
+    def mean(self, name: str) -> float:
+        """The mean of a metric over the updates, weighted by their trained tokens."""
+        known = [(row[name], row["tokens"]) for row in self.steps if row.get(name) is not None]
+        return sum(value * tokens for value, tokens in known) / max(sum(tokens for _, tokens in known), 1)
+
+    @property
+    def max_lag(self) -> int:
+        """Steps, of the oldest token trained."""
+        return round(max(row["lag/max"] for row in self.steps))
+
+    @property
+    def response_tokens(self) -> float:
+        """Mean length of the trained responses."""
+        total = sum(row["response/mean_tokens"] * row["sequences"] for row in self.steps)
+        return total / sum(row["sequences"] for row in self.steps)
+
+
+class Rig:
+    """The two processes; a context manager that ends them."""
+
+    def __init__(self, root: pathlib.Path, config: Config, model_folder: pathlib.Path) -> None:
+        """Starts both and the engine; takes a minute or two.
+
+        Args:
+          root: a folder for the sessions and the logs.
+          config: of the engine: its sections model and actor are every session's.
+          model_folder: the policy's.
+
+        Raises:
+          ValueError: the machine has one core only.
+          ChildError: the engine does not start.
+        """
+        if len(os.sched_getaffinity(0)) < 2:
+            raise ValueError("the rig wants two cores, one for the engine and one for the learner")
+        self.root, self.model_folder = root, model_folder
+        root.mkdir(parents=True, exist_ok=True)
+        module = __name__.rpartition(".")[0]
+        self._actor = Child(f"{module}.actor_process", [str(ENGINE_CORE)], root / "actor.log")
+        self._learner = Child(f"{module}.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD)
+        self._num_sessions = 0
+        try:
+            self._ask(
+                self._actor,
+                {"do": "start_engine", "config": _plain(config), "model_folder": str(model_folder)},
+                deadline_s=START_S,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Rig":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def run(self, session: Session, *, deadline_s: float = SESSION_S) -> Result:
+        """Runs a session to its end; its folder is numbered.
+
+        Raises:
+          ChildError: a process failed, or the time is up.
+        """
+        self._num_sessions += 1
+        name = f"bench-{os.getpid()}-{self._num_sessions:03d}"
+        run = dataclasses.replace(session.config.run, name=name, dir=str(self.root / name))
+        session = dataclasses.replace(session, config=dataclasses.replace(session.config, run=run))
+        session.prepare(self.model_folder)
+        plain = session.to_json()
+        self._ask(self._actor, {"do": "begin", "session": plain})
+        try:
+            answer = self._ask(
+                self._learner,
+                {"do": "train", "session": plain, "model_folder": str(self.model_folder)},
+                deadline_s=deadline_s,
+            )
+            self._ask(self._actor, {"do": "end"})
+        finally:
+            shutil.rmtree(overrides.snapshot_folder(session.config), ignore_errors=True)
+        rows = read_rows(session.folder / "metrics.jsonl")
+        return Result(
+            rounds=[r for r in rows if r["kind"] == "round"],
+            steps=[r for r in rows if r["kind"] == "step"],
+            evals=[r for r in rows if r["kind"] == "eval"],
+            events=timeline.read(session.folder / "events"),
+            **answer,
+        )
+
+    def profile_engine(self, counts: list[int], *, num_tokens: int) -> dict[str, Any]:
+        """An engine's profile as the planner reads it; after a session, whose weights it uses."""
+        return self._ask(self._actor, {"do": "profile", "counts": counts, "num_tokens": num_tokens})
+
+    def prompts(self, config: Config, count: int) -> list[list[int]]:
+        """The tokens of a run's first prompts, in the order of their tickets."""
+        request = {"do": "prompts", "session": Session(config=config).to_json(), "count": count}
+        return self._ask(self._learner, request | {"model_folder": str(self.model_folder)})["prompts"]
+
+    def close(self) -> None:
+        """Ends both processes."""
+        for child in (self._learner, self._actor):
+            child.close()
+
+    def _ask(self, child: Child, request: dict[str, Any], *, deadline_s: float = SESSION_S) -> dict[str, Any]:
+        others = [c for c in (self._actor, self._learner) if c is not child]
+        child.send(request)
+        return wait_for(child, *others, deadline_s=deadline_s)
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    return Session(config=config).to_json()["config"]

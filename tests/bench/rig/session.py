@@ -1,0 +1,53 @@
+"""One short run of the rig, as it travels to the two processes."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, Literal
+
+import msgspec
+
+from configs import overrides
+from configs.schema import Config
+from launch.command_line import MODEL_PATH_FILE
+from tests.bench.rig.lengths import Lengths
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Session:
+    """A run of its own: config, folder, store; on the engine and the compiled steps that all sessions share."""
+
+    config: Config
+    lengths: Lengths | None = None
+    """None: responses end when the model ends them."""
+    rewards: Literal["hash", "task"] = "hash"
+    passes_per_token: float = 0.0
+    """Gradient passes the learner computes per real token, most of them thrown away; see `paced_steps`. 0: one a
+    micro-batch, as it is."""
+
+    @property
+    def folder(self) -> pathlib.Path:
+        return pathlib.Path(self.config.run_dir)
+
+    def to_json(self) -> dict[str, Any]:
+        lengths = dataclasses.asdict(self.lengths) if self.lengths else None
+        return {
+            "config": json.loads(overrides.to_json(self.config)),
+            "lengths": lengths,
+            "rewards": self.rewards,
+            "passes_per_token": self.passes_per_token,
+        }
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> "Session":
+        return cls(
+            config=overrides.from_dict(raw["config"]),
+            lengths=msgspec.convert(raw["lengths"], Lengths | None),
+            rewards=raw["rewards"],
+            passes_per_token=raw["passes_per_token"],
+        )
+
+    def prepare(self, model_folder: pathlib.Path) -> None:
+        """Makes the run folder as the launcher does."""
+        folder = overrides.open_run(self.config)
+        (folder / MODEL_PATH_FILE).write_text(f"{model_folder}\n")
