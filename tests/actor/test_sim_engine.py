@@ -1,6 +1,7 @@
 """The simulated engine against two brute-force ones: token by token, and every request's remaining tokens by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from actor.sim_engine import NEVER, SimEngine
 
 
 def profile_of(**fields) -> EngineProfile:
-    defaults = dict(running=(1.0, 4.0, 8.0), tokens_per_s=(10.0, 30.0, 40.0), max_num_seqs=4)
+    defaults: dict[str, Any] = dict(running=(1.0, 4.0, 8.0), tokens_per_s=(10.0, 30.0, 40.0), max_num_seqs=4)
     return EngineProfile(**(defaults | fields))
 
 

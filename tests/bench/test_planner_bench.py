@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.launch.plan_setup import by_rounds, profile_of
 
 
 def case_of(**fields) -> Case:
-    defaults = dict(
+    defaults: dict[str, Any] = dict(
         name="cgp R=8",
         config=by_rounds(),
         profile=profile_of(),

@@ -1,6 +1,7 @@
 """Small configs and profiles whose outcome can be worked out by hand."""
 
 import dataclasses
+from typing import Any
 
 from actor.engine_profile import EngineProfile
 from configs import schema
@@ -13,7 +14,7 @@ def lengths(*tokens: int) -> LengthProfile:
 
 def profile_of(**fields) -> Profile:
     """One engine at 10 tokens/s a sequence whatever runs, responses of 100 tokens, prompts of 1, 0.01 s a token."""
-    defaults = dict(
+    defaults: dict[str, Any] = dict(
         engine=EngineProfile(running=(64.0,), tokens_per_s=(640.0,), max_num_seqs=64),
         response_tokens=lengths(100),
         prompt_tokens=lengths(1),
@@ -27,12 +28,11 @@ def publishing(**fields) -> PublishProfile:
 
 
 def by_rounds(R=8, K=2, U=2, *, rounds=None, admission=None, **publish) -> schema.Config:
+    sizes: dict[str, Any] = dict(groups_per_round=R, samples_per_group=K, groups_per_update=U) | (rounds or {})
     return schema.Config(
         preset="test",
         run=schema.RunConfig(num_updates=R // U),
-        rounds=schema.RoundsConfig(
-            **(dict(groups_per_round=R, samples_per_group=K, groups_per_update=U) | (rounds or {}))
-        ),
+        rounds=schema.RoundsConfig(**sizes),
         admission=schema.AdmissionConfig(**(admission or {})),
         publish=schema.PublishConfig(when="round_end", **publish),
     )
