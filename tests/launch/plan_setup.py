@@ -28,11 +28,11 @@ def publishing(**fields) -> PublishProfile:
 
 
 def by_rounds(R=8, K=2, U=2, *, rounds=None, admission=None, **publish) -> schema.Config:
-    sizes: dict[str, Any] = dict(groups_per_round=R, samples_per_group=K, groups_per_update=U)
+    sizes: dict[str, Any] = dict(groups_per_round=R, samples_per_group=K, groups_per_update=U) | (rounds or {})
     return schema.Config(
         preset="test",
         run=schema.RunConfig(num_updates=R // U),
-        rounds=schema.RoundsConfig(**(sizes | (rounds or {}))),
+        rounds=schema.RoundsConfig(**sizes),
         admission=schema.AdmissionConfig(**(admission or {})),
         publish=schema.PublishConfig(when="round_end", **publish),
     )

@@ -121,6 +121,7 @@ def test_races_end_with_the_first_k_and_the_losers_get_their_own_round():
     # The fifth prompt is long in every pass: four short rounds of 10 s at most, then one of the four losers: 90 s.
     assert [r["first_dispatch_s"] < 11 for r in rounds] == [True, True, True, True, False]
     assert rounds[-1]["rollout_to_train_end_s"] > 90
+    assert outcome.num_dropped == {}  # the losers were ended, not left to finish for nobody
     assert outcome.wasted_tokens > 0
 
 
