@@ -52,13 +52,19 @@ def test_sessions_replay_the_same_work_whatever_the_schedule_and_the_pace(rig):
     assert first.evals == []
 
 
+def worst_at_lag_0(result):
+    """Over the updates that have tokens of their own weights."""
+    known = [row["max_abs_dlogprob_lag0"] for row in result.steps if row["max_abs_dlogprob_lag0"] is not None]
+    return max(known)
+
+
 def test_sessions_serve_their_own_weights_in_every_mode(rig):
     # By window tickets take any weights; those of the session before must not answer for this one's.
     result = rig.run(Session(config=in_flight(), lengths=LENGTHS))
     assert [row["step"] for row in result.steps] == [1, 2, 3] and result.dropped == {}
-    assert max(row["max_abs_dlogprob_lag0"] or 0.0 for row in result.steps) < 1e-4  # engine against learner
+    assert worst_at_lag_0(result) < 1e-4  # engine against learner
     again = rig.run(Session(config=by_round(2), lengths=LENGTHS))
-    assert max(row["max_abs_dlogprob_lag0"] for row in again.steps) < 1e-4
+    assert worst_at_lag_0(again) < 1e-4
 
 
 def test_rewards_may_be_the_tasks_own(rig):
