@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from bridge.types import Ticket, Version
+from configs.schema import Config
 
 Policy = Literal["fifo", "frontier", "window"]
 
@@ -74,6 +75,18 @@ class Admission:
         self._tickets_per_group = tickets_per_group
         self._waiting: dict[str, Ticket] = {}
         self._served: dict[str, _Served] = {}
+
+    @classmethod
+    def of(cls, config: Config) -> "Admission":
+        """An actor's admission under a run's configuration."""
+        num_requests = config.rounds.requests_per_group
+        return cls(
+            config.admission.policy,
+            width=config.admission_width,
+            max_sequences=config.actor.max_num_seqs,
+            samples_per_group=num_requests,
+            tickets_per_group=num_requests if config.admission.unit == "sample" else 1,
+        )
 
     @property
     def waiting(self) -> list[Ticket]:

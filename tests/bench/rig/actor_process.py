@@ -111,14 +111,10 @@ class Server:
                 weights=weights,
                 verifiers=verifiers,  # pyright: ignore[reportArgumentType]
                 decode=model.decode,
-                admission=Admission(
-                    config.admission.policy,
-                    width=config.admission_width,
-                    max_sequences=config.actor.max_num_seqs,
-                    samples_per_group=config.rounds.requests_per_group,
-                ),
+                admission=Admission.of(config),
                 timeline=timeline,
                 limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
+                drains=config.publish.at_publish == "drain",
             )
             try:
                 await actor.run()
