@@ -82,7 +82,6 @@ class Rollout:
         self._calendar, self._on_group = calendar, on_group
         by_sample = config.admission.unit == "sample"
         policy, num_requests = config.admission.policy, config.rounds.requests_per_group
-        parts = num_requests if by_sample else 1
         width = config.admission_width
         self._pool = TicketPool(
             num_engines=profile.num_engines, width=width if policy == "frontier" else None, by_sample=by_sample
@@ -91,9 +90,10 @@ class Rollout:
         def actor(index: int) -> _Actor:
             admission = Admission(
                 policy,
-                width=width * parts,
+                width=width,
                 max_sequences=profile.engine.max_num_seqs,
-                samples_per_group=1 if by_sample else num_requests,
+                samples_per_group=num_requests,
+                tickets_per_group=num_requests if by_sample else 1,
             )
             return _Actor(index, SimEngine(profile.engine), admission)
 
