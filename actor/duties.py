@@ -155,6 +155,7 @@ async def _say_alive(actor: "Actor") -> None:
         "refused_snapshots": actor.weights.num_refused,
         "in_service": len(actor.admission.in_service),
         "waiting": len(actor.admission.waiting),
+        "leaving": actor.is_leaving,
         "groups": actor.num_emitted,
         "dropped_groups": actor.num_dropped,
         "sampled_tokens": stats.num_sampled_tokens,
@@ -169,7 +170,11 @@ async def _say_alive(actor: "Actor") -> None:
     await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, detail))
     beats = await asyncio.to_thread(actor.store.heartbeats)
     horizon = time.time() - 5 * actor.limits.heartbeat_s
-    serving = {b.process for b in beats if b.role == "actor" and b.version and b.time_s > horizon}
+    serving = {
+        b.process
+        for b in beats
+        if b.role == "actor" and b.version and b.time_s > horizon and not json.loads(b.detail or "{}").get("leaving")
+    }
     actor.num_actors = len(serving | {actor.name})
 
 

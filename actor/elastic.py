@@ -4,9 +4,9 @@ From what a step showed (preemptions, KV usage, response lengths) two things are
 
 * how many sequences run at once (`Admission.max_sequences`), at no cost and in every step;
 * the tensor parallel size (section 4.2): doubled when preemptions rise to more than 1.05 times those of the step
-  before, halved after four steps without any. It costs a restart, so it is halved only if the KV cache that is left
-  would hold the projected peak (the criterion of section 4.4 for giving devices away), and what was seen before a
-  change counts for nothing after it.
+  before of the same kind (a long round preempts less than the short ones around it), halved after four steps without
+  any. It costs a restart, so it is halved only if the KV cache that is left would hold the projected peak (the
+  criterion of section 4.4 for giving devices away), and what was seen before a change counts for nothing after it.
 """
 
 import dataclasses
@@ -40,6 +40,8 @@ class StepStats:
     """Whether as many sequences ran as were allowed, so that others had to wait."""
     lengths: Int32[np.ndarray, "N 2"]
     """Prompt and response tokens of the last responses; may be empty."""
+    is_race: bool = False
+    """Whether more was started than was wanted: a short round of tail batching."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,9 @@ class ElasticShare:
     bounds: Bounds
     max_sequences: int
     tensor_parallel_size: int
-    num_preempted_before: int | None = None
-    """Of the step before; None after a change of size, whose steps can't be compared."""
+    num_preempted_before: dict[bool, int] = dataclasses.field(default_factory=dict)
+    """Of the last step with a race and of the last without; empty after a change of size, whose steps can't be
+    compared."""
     num_quiet_steps: int = 0
 
     def observe(self, step: StepStats) -> Decision:
@@ -91,8 +94,8 @@ class ElasticShare:
         return Decision(max_sequences=self.max_sequences, tensor_parallel_size=self.tensor_parallel_size)
 
     def _next_size(self, step: StepStats) -> int:
-        now, before = self.tensor_parallel_size, self.num_preempted_before
-        self.num_preempted_before = step.num_preempted
+        now, before = self.tensor_parallel_size, self.num_preempted_before.get(step.is_race)
+        self.num_preempted_before[step.is_race] = step.num_preempted
         self.num_quiet_steps = 0 if step.num_preempted else self.num_quiet_steps + 1
         new = now
         if before is not None and step.num_preempted > RISE * before:
@@ -101,7 +104,7 @@ class ElasticShare:
             new = now // 2
         if new == now or not self.bounds.min_tensor_parallel_size <= new <= self.bounds.max_tensor_parallel_size:
             return now
-        self.num_preempted_before, self.num_quiet_steps = None, 0
+        self.num_preempted_before, self.num_quiet_steps = {}, 0
         return new
 
     def _next_sequences(self, step: StepStats) -> int:

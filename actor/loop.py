@@ -126,11 +126,29 @@ class Actor:
             except asyncio.CancelledError:
                 self.held |= {t.id: t for t in await claiming}  # leased all the same, so to be given back
                 raise
-            new = [t for t in tickets if t.id not in self.held]  # our own lease may have run out
+            new = [t for t in tickets if not self._holds(t)]  # our own lease may have run out
+            await self._end_predecessors(new)
             self.held |= {t.id: t for t in new}
             self.admission.offer(new)
             if not new or any(t.kind == "train" for t in new):
                 return  # else there may be more evaluations, which take no slot
+
+    def _holds(self, ticket: Ticket) -> bool:
+        """Whether this very ticket is here: another prompt, or newer weights, make it another one."""
+        held = self.held.get(ticket.id)
+        return (
+            held is not None
+            and held.min_version == ticket.min_version
+            and np.array_equal(held.prompt_tokens, ticket.prompt_tokens)
+        )
+
+    async def _end_predecessors(self, tickets: list[Ticket]) -> None:
+        """Ends what is here under the ids of tickets that took its place."""
+        for ticket in tickets:
+            self.forget(ticket.id)
+        ending = [self.groups[t.id] for t in tickets if t.id in self.groups]
+        if ending:
+            await asyncio.wait(ending)
 
     async def _serve(self, ticket: Ticket) -> None:
         """One ticket, from its requests to its group in the store; of a race the first K to end."""
@@ -188,11 +206,15 @@ class Actor:
         self._num_dropped_in_a_row = 0
 
     def forget(self, ticket_id: str) -> None:
-        """Lets go of a ticket that is not ours any more; its requests are aborted."""
+        """Lets go of a ticket that is not ours any more; its requests are aborted.
+
+        Its place in the admission is free when its task has ended, not before: a sample of it may just have finished.
+        """
         self.held.pop(ticket_id, None)
-        self.admission.remove(ticket_id)
         if ticket_id in self.groups:
             self.groups[ticket_id].cancel()
+        else:
+            self.admission.remove(ticket_id)
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
         """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times."""

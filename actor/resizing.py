@@ -36,9 +36,11 @@ class Step:
     end: EngineStats
     kv_usage_peak: float = 0.0
     is_full: bool = False
+    is_race: bool = False
 
-    def add(self, stats: EngineStats, *, is_full: bool) -> None:
+    def add(self, stats: EngineStats, *, is_full: bool, is_race: bool) -> None:
         """Takes in the load now."""
+        self.is_race |= is_race
         self.end = stats
         self.kv_usage_peak = max(self.kv_usage_peak, stats.kv_usage_peak)
         self.is_full |= is_full
@@ -88,6 +90,7 @@ def observe(actor: "Actor", file: LimitsFile, share: ElasticShare, step: Step) -
                 kv_usage_peak=step.kv_usage_peak,
                 is_full=step.is_full,
                 lengths=actor.engine.recent_lengths,
+                is_race=step.is_race,
             )
         )
         if decision.max_sequences != sequences_before:
@@ -102,7 +105,8 @@ def observe(actor: "Actor", file: LimitsFile, share: ElasticShare, step: Step) -
             )
         step = Step(version, step.end, stats)
     is_full = actor.admission.num_sequences >= share.max_sequences
-    step.add(stats, is_full=is_full)
+    is_race = any(t.num_requests > t.num_samples for t in actor.admission.in_service)
+    step.add(stats, is_full=is_full, is_race=is_race)
     return step
 
 

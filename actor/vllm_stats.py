@@ -49,7 +49,7 @@ class StatLogger:
 
         vLLM books a preemption with the request's next token, so they are taken off the next ones that arrive.
         """
-        self._num_to_forgive += self._num_running
+        self._num_to_forgive = self._num_running  # what was aborted since the last one leaves nothing behind
 
     def start_peak(self) -> None:
         """Begins a new peak of the KV usage."""

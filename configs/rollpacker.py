@@ -9,6 +9,9 @@ import dataclasses
 from configs.schema import AdmissionConfig, Config, LossConfig, PublishConfig, RoundsConfig
 from configs.sizes import sections
 
+ELASTIC = {"elastic": True, "max_tensor_parallel_size": 8}
+"""Up to the devices of one server (section 4.2)."""
+
 
 def get_config(size: str = "paper") -> Config:
     """`configs/rollpacker.py`, or `configs/rollpacker.py:tiny`."""
@@ -27,4 +30,4 @@ def get_config(size: str = "paper") -> Config:
         loss=LossConfig(name="grpo_clip", advantage="grpo", normalization="sequence"),
         **sections(size, "rollpacker"),
     )
-    return config if tiny else dataclasses.replace(config, actor=dataclasses.replace(config.actor, elastic=True))
+    return config if tiny else dataclasses.replace(config, actor=dataclasses.replace(config.actor, **ELASTIC))

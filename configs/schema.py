@@ -149,7 +149,8 @@ class RoundsConfig:
     """When training on a round may begin: all R groups there, or each as it arrives (CGP)."""
     max_lag_steps: int | None = None
     """Hard bound on the lag of a group's oldest token. A window is kept narrow enough for it, and groups over it
-    when they are dequeued are dropped, counted and issued again."""
+    when they are dequeued are dropped, counted and issued again. A response that takes longer than so many steps can
+    never be trained."""
     overprovision_prompts: float = 1.0
     """eta_P of RollPacker's tail batching (section 3): a short round issues eta_P R prompts and keeps the first R
     groups to complete; the others' prompts wait until R of them make a long round of their own. 1: off."""
@@ -204,10 +205,13 @@ class AdmissionConfig:
     """Groups, of all actors together; 0 means U for frontier, and for window 4 U or what async_ratio asks for."""
     async_ratio: float | None = None
     """alpha of ROLL Flash (section 4.3), for a window: tickets are issued for the update being filled and alpha more,
-    so at most (1 + alpha) U groups are issued and not yet trained; 0 waits for each update's weights."""
+    so at most (1 + alpha) U groups are issued and not yet trained; 0 waits for each update's weights. Groups trained in
+    the order of their tickets have a lag of at most alpha, rounded up; one that others overtake, more
+    (`rounds.max_lag_steps`)."""
     unit: Literal["group", "sample"] = "group"
-    """What an actor claims: whole groups (their prompt is computed once), or single samples, so that the K samples of a
-    prompt spread over several engines (ROLL Flash's queue scheduling and prompt replication)."""
+    """What an actor claims: whole groups (with actor.prefix_caching their prompt is computed once), or single samples,
+    so that the K samples of a prompt spread over several engines (ROLL Flash's queue scheduling and prompt
+    replication)."""
     when_full: Literal["block", "drop_oldest"] = "block"
     """What complete groups do that wait for a slower learner: hold their place in the window, so that the actors
     pause, or give way, the oldest first, to be generated anew by newer weights (PipelineRL's ring buffer)."""
@@ -488,6 +492,19 @@ class Config:
                 "rounds.overprovision_prompts needs publish.when=round_end: a window has no round whose first R groups "
                 "could win"
             )
+        if self.rounds.overprovision_prompts > 1 and self.admission.policy == "frontier":
+            raise ValueError(
+                "rounds.overprovision_prompts needs admission.policy=fifo: behind a frontier the last prompts issued "
+                "would lose, not the long ones"
+            )
+        every = self.publish.every_n_steps
+        if self.publish.when == "every" and self.rounds.max_lag_steps is not None:
+            if self.rounds.max_lag_steps < every - 1:
+                raise ValueError(
+                    f"rounds.max_lag_steps ({self.rounds.max_lag_steps}) is below publish.every_n_steps - 1 = "
+                    f"{every - 1}, the lag of the newest weights right before a publish; such a run would drop all "
+                    "groups for ever"
+                )
         if self.rounds.ess_floor > 0 and self.publish.when == "round_end":
             raise ValueError(
                 "rounds.ess_floor needs publish.when=every: inside a round the engines have no newer weights to sample "

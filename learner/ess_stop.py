@@ -2,7 +2,7 @@
 
 When the effective sample size of a full batch is below the floor, the batch is not trained: its tickets are issued
 again, and the policy stands still until a full batch by its own, current weights is there. That batch is trained
-whatever its ESS, since nothing fresher exists. Groups with older tokens are turned away meanwhile, and generated anew.
+whatever its ESS, since nothing fresher exists. What is in progress on older weights is aborted and begun anew.
 """
 
 from absl import logging
@@ -33,8 +33,15 @@ def is_batch_off_policy(run: Run) -> bool:
 
 
 def drop_batch(run: Run) -> None:
-    """Undoes the update that is full, and takes only groups by the current weights until the next one is."""
+    """Undoes the update that is full, and takes only groups by the current weights until the next one is.
+
+    All that is in progress on older weights is asked for anew at once: it would be turned away in the end.
+    """
     run.state = run.steps.discard(run.state)
     run.queue.take_back([t.id for t in run.planner.put_back()])
+    run.queue.poll()
     run.queue.fresh_from = run.step
+    tickets = run.planner.renew(step=run.step, keep=run.queue.keep_fresh(run.step))
+    run.store.withdraw([t.id for t in tickets])
+    run.store.put_tickets(tickets)
     run.num_ess_stops += 1

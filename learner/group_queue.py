@@ -33,6 +33,7 @@ class GroupQueue(grain.IterDataset[Group]):
       while_waiting: called on every poll that found nothing (heartbeats, watchdogs); may raise.
       refuse: called with each group that arrives and has no other fault; a reason keeps it out. Whatever is to become
         of its ticket then is done already.
+      on_drop: told of a group that waited and was dropped when its turn came.
       max_ready: groups that may wait; the oldest beyond that are dropped (PipelineRL's ring buffer). None for no bound.
     """
 
@@ -48,6 +49,7 @@ class GroupQueue(grain.IterDataset[Group]):
         fenced_actors: Set[str] = frozenset(),
         while_waiting: Callable[[], None] = lambda: None,
         refuse: Callable[[Group], str | None] = lambda group: None,
+        on_drop: Callable[[Group], None] = lambda group: None,
         max_ready: int | None = None,
     ) -> None:
         """Reads nothing yet."""
@@ -61,6 +63,7 @@ class GroupQueue(grain.IterDataset[Group]):
         self.fenced_actors = fenced_actors
         self.while_waiting = while_waiting
         self.refuse = refuse
+        self.on_drop = on_drop
         self.max_ready = max_ready
 
     def __iter__(self) -> "GroupQueueIterator":
@@ -108,7 +111,9 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
             for s in stored:
                 self._take_in(s.group)
         while self._queue.max_ready is not None and len(self._ready) > self._queue.max_ready:
-            self._drop(self._ready.popleft(), "overflow")
+            group = self._ready.popleft()
+            self._queue.on_drop(group)
+            self._drop(group, "overflow")
 
     def take_ready(self, limit: int) -> list[Group]:
         """Up to `limit` more groups, without waiting."""
@@ -130,12 +135,18 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
         self._seen = set(self._unacknowledged)
 
     def take_back(self, ticket_ids: list[str]) -> None:
-        """Groups handed out last that were not trained after all: dropped, and their tickets issued again."""
+        """Forgets groups handed out last: they were not trained after all. Their tickets are the caller's matter."""
         gone = set(ticket_ids)
         self._unacknowledged = [i for i in self._unacknowledged if i not in gone]
         self._seen -= gone
         self.dropped["off_policy"] += len(gone)
-        self._queue.store.reissue(ticket_ids)
+
+    def keep_fresh(self, step: int) -> set[str]:
+        """Forgets the waiting groups with a token of an earlier step; returns the tickets of the others."""
+        num_waiting = len(self._ready)
+        self._ready = collections.deque(g for g in self._ready if g.min_step >= step)
+        self.dropped["off_policy"] += num_waiting - len(self._ready)
+        return {g.ticket_id for g in self._ready}
 
     def acknowledge(self, ticket_ids: list[str]) -> None:
         """Lets the store forget groups whose training is safe in a checkpoint."""
@@ -156,7 +167,9 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
             reason = self._objection(self._ready[0])
             if reason is None:
                 return True
-            self._drop(self._ready.popleft(), reason)
+            group = self._ready.popleft()
+            self._queue.on_drop(group)
+            self._drop(group, reason)
         return False
 
     def _take_in(self, group: Group) -> None:

@@ -11,7 +11,8 @@ downstream can overflow. Two ways to issue (DESIGN.md section 4):
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from bridge.types import Sampling, Ticket, Version
@@ -53,6 +54,8 @@ class RoundPlanner:
         # The updates that tickets may be issued ahead for: served in order, a group's lag is at most that.
         ahead = [x for x in (config.admission.async_ratio, config.rounds.max_lag_steps) if x is not None]
         self._updates_ahead = min(ahead) if ahead else None
+        self._async_ratio = config.admission.async_ratio
+        self._publish_every = config.publish.every_n_steps
         self._sampling = sampling
         self._next_problem = next_problem
         self._incarnation = incarnation
@@ -138,22 +141,29 @@ class RoundPlanner:
         return ticket
 
     def issue(self, *, step: int) -> list[Ticket]:
-        """The tickets due now; samples must come from weights of `step` on (by rounds) or of any."""
+        """The tickets due now.
+
+        By rounds their samples must come from weights of `step` on; by window from any, but with an async ratio from
+        ones that are at most alpha steps (rounded up) old when the ticket's turn comes.
+        """
         if self._by_round:
             return [] if self._open else self._start_round(step)
         tickets = []
         while len(self._open) < self._width and self._is_in_reach(step):
-            tickets.append(self._make_ticket(self._next_problem(), step=0))
+            tickets.append(self._make_ticket(self._next_problem(), step=self._earliest_step(step)))
         return tickets
 
     def issue_up_to(self, order: int, *, step: int) -> list[Ticket]:
         """Issues until `order` exists: a restarted learner meeting a group that it had asked for."""
         tickets = []
         while self._num_issued <= order:
-            new = self.issue(step=step) if self._by_round else [self._make_ticket(self._next_problem(), step=0)]
-            if not new:
-                break  # of a round that is not due yet
-            tickets += new
+            if self._by_round:
+                new = self.issue(step=step)
+                if not new:
+                    break  # of a round that is not due yet
+                tickets += new
+            else:
+                tickets.append(self._make_ticket(self._next_problem(), step=self._earliest_step(step)))
         return tickets
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
@@ -175,6 +185,23 @@ class RoundPlanner:
         self._long_queue += losers
         self._num_deferred += len(losers)
         return losers
+
+    def depart(self, ticket_id: str) -> None:
+        """Books a group that had arrived as gone again; it is still wanted."""
+        self._arrived.discard(ticket_id)
+
+    def renew(self, *, step: int, keep: Collection[str] = ()) -> list[Ticket]:
+        """Asks for open tickets anew, from weights of `step` on; but for those in `keep`. For a window.
+
+        Returns them as they are now.
+        """
+        renewed = [
+            dataclasses.replace(t, min_version=dataclasses.replace(t.min_version, step=step))
+            for t in self.open_tickets
+            if t.id not in keep
+        ]
+        self._open |= {t.id: t for t in renewed}
+        return renewed
 
     def consume(self, ticket_id: str) -> Consumed:
         """Books a group as trained.
@@ -233,6 +260,14 @@ class RoundPlanner:
         """Whether the next order's update is at most alpha, or the lag bound, after the one being filled."""
         ahead = self._updates_ahead
         return ahead is None or self._num_issued + 1 <= (step + 1 + ahead) * self._rounds.groups_per_update
+
+    def _earliest_step(self, step: int) -> int:
+        """The oldest weights that the next order of a window may begin on; never ones that are not published yet."""
+        if self._async_ratio is None:
+            return 0
+        update = self._num_issued // self._rounds.groups_per_update
+        published = step - step % self._publish_every
+        return max(0, min(update - math.ceil(self._async_ratio), published))
 
     def _start_round(self, step: int) -> list[Ticket]:
         self._arrived = set()

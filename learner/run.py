@@ -245,6 +245,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
             fenced_actors=run.fenced_actors,
             while_waiting=lambda: _while_waiting(run),
             refuse=Intake(config, store=store, planner=planner, timeline=run.timeline).refuse,
+            on_drop=lambda group: planner.depart(group.ticket_id),
             max_ready=config.max_ready_groups,
         )
     )

@@ -8,6 +8,8 @@ scheduling and prompt replication). Of an over-provisioned group the first K sam
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from bridge.store import LearnerStore, StoredGroup
 from bridge.types import Group, Heartbeat, Ticket
 
@@ -22,22 +24,35 @@ class SampleTickets:
         """K samples make a group, of `num_requests` tickets at most."""
         self._store = store
         self._num_samples, self._num_requests = num_samples, num_requests
-        self._after_seq = 0
-        self._parts: dict[str, dict[int, Group]] = {}
-        self._complete: set[str] = set()
+        self._tickets: dict[str, Ticket] = {}
+        """Training tickets that were put, by group."""
+        self._start_over()
 
     def put_tickets(self, tickets: Iterable[Ticket]) -> int:
-        """Offers tickets; training tickets one sample at a time."""
-        return self._store.put_tickets(part for ticket in tickets for part in split(ticket))
+        """Offers tickets; training tickets one sample at a time.
+
+        A sample that is here already, from before a restart, and answers another prompt is dropped.
+        """
+        parts = []
+        for ticket in tickets:
+            if ticket.kind == "train":
+                self._tickets[ticket.id] = ticket
+                for index, part in list(self._parts.get(ticket.id, {}).items()):
+                    if not _answers(part, ticket):
+                        del self._parts[ticket.id][index]
+                        self._store.withdraw([part.ticket_id])
+            parts += split(ticket)
+        return self._store.put_tickets(parts)
 
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        """Complete groups; a training group's seq is its last sample's. From 0 on it starts over."""
+        """Complete groups; a training group's seq is its last sample's.
+
+        A reader goes on from the last seq it got; from any other it starts over.
+        """
         if kind != "train":
             return self._store.read_groups(after_seq=after_seq, limit=limit, kind=kind)
-        if after_seq == 0:
-            self._after_seq = 0
-            self._parts.clear()
-            self._complete.clear()
+        if after_seq != self._delivered_seq:
+            self._start_over()
         groups: list[StoredGroup] = []
         while not groups:
             stored = self._store.read_groups(after_seq=self._after_seq, limit=limit)
@@ -47,10 +62,14 @@ class SampleTickets:
                 self._after_seq = s.seq
                 if group := self._add(s.group):
                     groups.append(StoredGroup(s.seq, group))
+                    self._delivered_seq = s.seq
         return groups
 
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
         """Forgets the data of these groups' samples."""
+        for id_ in ticket_ids:
+            self._tickets.pop(id_, None)
+            self._complete.discard(id_)
         self._store.acknowledge(self._ids(ticket_ids))
 
     def reissue(self, ticket_ids: Sequence[str]) -> int:
@@ -61,6 +80,8 @@ class SampleTickets:
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
         """Forgets tickets that nobody needs any more."""
         self._forget(ticket_ids)
+        for id_ in ticket_ids:
+            self._tickets.pop(id_, None)
         self._store.withdraw(self._ids(ticket_ids))
 
     def withdraw_pinned(self) -> None:
@@ -113,8 +134,22 @@ class SampleTickets:
         """Lets go of the store."""
         self._store.close()
 
+    def _start_over(self) -> None:
+        self._after_seq = self._delivered_seq = 0
+        self._parts: dict[str, dict[int, Group]] = {}
+        self._complete: set[str] = set()
+        self._restores: dict[int, int] | None = None
+
     def _add(self, part: Group) -> Group | None:
         id_, _, index = part.ticket_id.rpartition(".")
+        ticket = self._tickets.get(id_)
+        if ticket is not None and not _answers(part, ticket):
+            self._store.withdraw([part.ticket_id])
+            self._store.put_tickets([p for p in split(ticket) if p.id == part.ticket_id])
+            return None
+        if self._is_abandoned(part):  # looked at one by one: a group has one incarnation, its newest sample's
+            self._store.reissue([part.ticket_id])
+            return None
         if id_ in self._complete:
             self._store.acknowledge([part.ticket_id])  # too late for the race
             return None
@@ -127,6 +162,12 @@ class SampleTickets:
         if self._num_requests > self._num_samples:
             self._store.withdraw([f"{id_}.{i}" for i in range(self._num_requests) if i not in parts])
         return join(id_, [parts[i] for i in sorted(parts)])
+
+    def _is_abandoned(self, part: Group) -> bool:
+        """Whether a sample's weights are of a future that a restarted learner went back behind."""
+        if self._restores is None:
+            self._restores = self._store.restores()
+        return any(step < part.max_step for later, step in self._restores.items() if later > part.incarnation)
 
     def _ids(self, ticket_ids: Iterable[str]) -> list[str]:
         return [f"{id_}.{i}" for id_ in ticket_ids for i in range(self._num_requests)]
@@ -145,6 +186,10 @@ def split(ticket: Ticket) -> list[Ticket]:
         dataclasses.replace(ticket, id=f"{ticket.id}.{i}", num_samples=1, num_requests=1)
         for i in range(ticket.num_requests)
     ]
+
+
+def _answers(part: Group, ticket: Ticket) -> bool:
+    return np.array_equal(part.prompt_tokens, ticket.prompt_tokens)
 
 
 def group_id(part_id: str) -> str:

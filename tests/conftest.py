@@ -4,6 +4,11 @@ import glob
 import os
 
 import pytest
+from hypothesis import settings
+
+# A deadline asks for a machine that is not busy.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 TIERS = ("unit", "integration", "slow", "gpu")
 

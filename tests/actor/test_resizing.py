@@ -103,7 +103,7 @@ def test_same_or_bad_limits_change_nothing(tmp_path, text):
 
 async def two_steps(s, share) -> None:
     """Eight responses by the first weights without preemptions, eight by the next with three."""
-    observed = {1: lambda: share.num_preempted_before == 0, 2: lambda: share.max_sequences == 6}
+    observed = {1: lambda: share.num_preempted_before == {False: 0}, 2: lambda: share.max_sequences == 6}
     for step, num_preempted in ((1, 0), (2, 3)):
         await until(lambda: len(s.running()) == 8, "the engine is full")
         s.engine.num_preempted = num_preempted

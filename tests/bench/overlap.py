@@ -13,6 +13,7 @@ requests of a frontier's second group fill what the first group's short response
 """
 
 import dataclasses
+import math
 import pathlib
 import tempfile
 from typing import Any
@@ -41,11 +42,14 @@ MAX_RESPONSE = 256
 LENGTHS = Lengths(kind="lognormal", max_tokens=MAX_RESPONSE, median=20, prompt_sigma=0.7, sample_sigma=0.25)
 WAITING_RATIO = 0.495
 """Of `serial`: the middle of the paper's 47-52%."""
-AIM_REDUCTION = {32: 30.7, 64: 37.0, 96: 42.3}
-"""Percent off `serial`'s time: the paper's range over its tasks is 30.7-32.9 at 32 and 39.8-42.3 at 96 (Figure 4);
-64 lies between."""
-AIM_WAIT = {32: 0.33, 64: 0.20, 96: 0.14}
-"""The paper's waiting ratio of CGP+FGD falls from 33% (R = 32) to 14% (R = 96), section 5.3."""
+AIM_REDUCTION = {32: 32.9, 64: 37.6, 96: 42.3}
+"""Percent off `serial`'s time, the best of the paper's four tasks: 30.7-32.9 at 32 and 39.8-42.3 at 96 (section 5.2).
+It gives no numbers for 64: half-way."""
+AIM_WAIT = {32: 0.33, 64: 0.235, 96: 0.14}
+"""The paper's waiting ratio of CGP+FGD is 14-33% over its sizes and 13.8-15.0% at 96 (section 5.3). It gives no numbers
+for 64: half-way."""
+SERIAL_WAIT = (0.47, 0.52)
+"""Of the paper's baseline; what a pipeline can save is bounded by it."""
 
 
 def config_of(mode: str, groups: int, num_rounds: int) -> Config:
@@ -116,9 +120,20 @@ def values_of(rows: dict[tuple[str, int], Row], sizes: tuple[int, ...]) -> dict[
             values[f"reduction_pct_R{groups}_{mode}"] = 100 * (1 - row.mean_s / serial.mean_s)
             values[f"wait_ratio_R{groups}_{mode}"] = row.wait
             values[f"compute_ratio_R{groups}_{mode}"] = row.mean_compute_s / serial.mean_compute_s
-    ratios = [v for k, v in values.items() if k.startswith("compute_ratio_")]
-    values["compute_ratio"] = max(ratios, key=lambda r: abs(r - 1))
-    return values
+    compared = [(rows[mode, groups], rows["serial", groups]) for groups in sizes for mode in ("cgp", "rolloutpipe")]
+    ratio, noise = max((compute_ratio(*pair) for pair in compared), key=lambda x: abs(x[0] - 1))
+    return values | {"compute_ratio": ratio, "compute_ratio_noise": noise}
+
+
+def compute_ratio(row: Row, serial: Row) -> tuple[float, float]:
+    """Trainer compute over `serial`'s, and two standard errors of it.
+
+    Round n of a session has the same prompts in every mode, so rounds are compared one by one; only what is left of
+    their difference is noise.
+    """
+    ratios = [a / b for a, b in zip(row.compute_s, serial.compute_s, strict=True)]
+    mean, std = report.mean_std(ratios)
+    return mean, 2 * std / math.sqrt(len(ratios))
 
 
 def aims_of(values: dict[str, float], sizes: tuple[int, ...]) -> dict[str, dict[str, Any]]:
@@ -130,8 +145,12 @@ def aims_of(values: dict[str, float], sizes: tuple[int, ...]) -> dict[str, dict[
             aims[key] = report.Aim(value=values[key], aim=AIM_REDUCTION[groups]).to_json()
             key = f"wait_ratio_R{groups}_{mode}"
             aims[key] = report.Aim(value=values[key], aim=AIM_WAIT[groups], at_least=False).to_json()
-    ratio = values["compute_ratio"]
-    aims["compute_ratio"] = {"value": ratio, "aim": 1.0, "met": abs(ratio - 1) <= 0.05}
+    for groups in sizes:
+        wait = values[f"wait_ratio_R{groups}_serial"]
+        low, high = SERIAL_WAIT
+        aims[f"wait_ratio_R{groups}_serial"] = {"value": wait, "aim": list(SERIAL_WAIT), "met": low <= wait <= high}
+    ratio, noise = values["compute_ratio"], values["compute_ratio_noise"]
+    aims["compute_ratio"] = {"value": ratio, "aim": 1.0, "met": abs(ratio - 1) <= noise}
     return aims
 
 

@@ -239,16 +239,37 @@ def test_fresh_from_keeps_older_groups_out_and_they_are_asked_for_again(trainer)
     assert queue.dropped == {"off_policy": 2} and {"a", "b"} <= set(open_ids(trainer.store))
 
 
-def test_take_back_forgets_what_was_handed_out_and_asks_for_it_again(trainer):
+def test_take_back_forgets_what_was_handed_out_so_that_it_may_come_again(trainer):
     queue = trainer.queue()
     for i in "abc":
         trainer.put(i)
     queue.take_ready(3)
     queue.take_back(["b", "c"])
-    assert queue.get_state() == {"unacknowledged": ["a"]} and {"b", "c"} <= set(open_ids(trainer.store))
+    assert queue.get_state() == {"unacknowledged": ["a"]} and queue.dropped == {"off_policy": 2}
+    trainer.store.reissue(["b", "c"])
     for i in "cb":
         trainer.put(i)
     assert ids(queue.take_ready(9)) == ["c", "b"]
+
+
+def test_keep_fresh_forgets_waiting_groups_of_older_weights(trainer):
+    queue = trainer.queue()
+    for i, oldest in zip("abc", (3, 2, 4), strict=True):
+        trainer.put(i, oldest=oldest, newest=4)
+    queue.poll()
+    assert queue.keep_fresh(3) == {"a", "c"} and queue.dropped == {"off_policy": 1}
+    assert ids(queue.take_ready(9)) == ["a", "c"]
+
+
+def test_a_waiting_group_that_is_dropped_is_told_of(trainer):
+    told = []
+    queue = trainer.queue(max_lag_steps=1, max_ready=2, on_drop=lambda group: told.append(group.ticket_id))
+    for i in "abc":
+        trainer.put(i)
+    queue.poll()
+    assert told == ["a"]
+    trainer.step = 2
+    assert queue.take_ready(9) == [] and told == ["a", "b", "c"]
 
 
 def test_refused_groups_are_counted_and_left_to_whoever_refused_them(trainer):

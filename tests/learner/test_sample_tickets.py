@@ -113,6 +113,57 @@ def test_replaced_prompt_under_the_same_id_is_put_together_anew(inner):
     assert stored.group.prompt_tokens.tolist() == [3] and len(stored.group.rollouts) == 2
 
 
+def test_samples_of_another_prompt_are_made_again_not_joined(inner):
+    """After a restart an order may have another prompt; samples of the old one may be here, or be read later."""
+    for read_first in (True, False):
+        store = over(inner)
+        store.put_tickets([make_ticket(f"g{read_first}")])
+        serve(inner, limit=1)
+        store = over(inner)  # the learner is killed and starts again
+        if read_first:
+            assert read(store) == []
+        store.put_tickets([make_ticket(f"g{read_first}", prompt_tokens=np.array([3], np.int32))])
+        inner.withdraw([f"g{read_first}.1"])  # `rewind` forgets what was not made yet
+        store.put_tickets([make_ticket(f"g{read_first}", prompt_tokens=np.array([3], np.int32))])
+        assert read(store) == []
+        serve(inner, "b", reward=1.0)
+        (stored,) = read(store)
+        assert stored.group.prompt_tokens.tolist() == [3] and stored.group.actors == {"b"}
+        assert [r.reward for r in stored.group.rollouts] == [1.0, 1.0]
+        store.acknowledge([stored.group.ticket_id])
+
+
+def test_samples_of_abandoned_weights_are_made_again_before_the_group_is_joined(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    serve(inner, limit=1, step=12)
+    inner.record_restore(1, 10)  # a learner went back to step 10
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    assert read(store) == []
+    tickets = serve(inner, step=10)
+    assert [t.id for t in tickets] == ["g.0", "g.1"]
+    (stored,) = read(store)
+    assert stored.group.max_step == 10
+
+
+def test_waiting_for_a_first_group_reads_each_sample_once(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    serve(inner, limit=1)
+    reads = []
+
+    class Counting(SqliteStore):
+        def read_groups(self, **fields):
+            reads.append(fields["after_seq"])
+            return inner.read_groups(**fields)
+
+    store._store = Counting.__new__(Counting)
+    store._store.restores = inner.restores
+    assert [read(store), read(store), read(store)] == [[], [], []]
+    assert reads == [0, 1, 1, 1]
+
+
 def test_fenced_actors_samples_are_made_again(inner):
     store = over(inner)
     store.put_tickets([make_ticket("g")])

@@ -180,6 +180,8 @@ def test_async_ratio_bounds_what_is_issued_and_the_lag_of_groups_served_in_order
         planner.consume(ticket.id)
         if rng.random() < 0.3:
             issued_at |= {t.id: step for t in planner.issue(step=step)}
+        # Whatever weights it began on, they are not too old for its turn, and they exist.
+        assert n // U - ticket.min_version.step <= -(-alpha // 1) and ticket.min_version.step <= issued_at[ticket.id]
     lags = {int(i) // U - at for i, at in issued_at.items() if int(i) < 20 * U}
     assert max(lags) <= -(-alpha // 1)
 
@@ -192,6 +194,23 @@ def test_put_back_opens_the_last_update_again():
         planner.consume(ticket.id)
     assert planner.put_back() == tickets and planner.put_back() == []
     assert planner.num_outstanding == 2 and planner.num_left_in_update == 2 and planner.issue(step=0) == []
+
+
+def test_a_group_that_departs_does_not_count_towards_its_race():
+    planner = planner_of(config_of(2, eta_prompts=2.0))
+    tickets = planner.issue(step=0)
+    planner.arrive(tickets[0].id)
+    planner.depart(tickets[0].id)
+    assert planner.arrive(tickets[1].id) == []
+    assert [t.order for t in planner.arrive(tickets[0].id)] == [2, 3]
+
+
+def test_renew_asks_for_newer_weights_but_for_those_kept():
+    planner = planner_of(config_of(2, eta_prompts=1.0))
+    a, b = planner.issue(step=0)
+    (renewed,) = planner.renew(step=5, keep=[a.id])
+    assert (renewed.id, renewed.min_version.step) == (b.id, 5)
+    assert [t.min_version.step for t in planner.open_tickets] == [0, 5]
 
 
 def test_replace_counts_towards_the_bound_of_a_filter_and_a_new_round_starts_anew():
