@@ -32,6 +32,8 @@ class FakeEngine:
         self.swapped: list[Version] = []
         self.refuse: set[Version] = set()
         self.hang_swaps = False
+        self.abort_ends: asyncio.Event | None = None
+        """When set, an abort takes until this event."""
         self.is_closed = False
         self.num_finished = 0
         self.num_preempted = 0
@@ -65,6 +67,8 @@ class FakeEngine:
                 await done
         except asyncio.CancelledError:
             self.aborted.append(request_id)
+            if self.abort_ends is not None:
+                await self.abort_ends.wait()
             raise
         finally:
             del self.running[request_id]

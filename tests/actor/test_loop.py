@@ -119,35 +119,6 @@ def test_a_race_keeps_the_first_samples_to_end_and_aborts_the_others(tmp_path):
     run(body())
 
 
-def test_a_withdrawn_tickets_requests_are_aborted_and_its_slot_is_free(tmp_path):
-    async def body():
-        s = make_setup(tmp_path, width=1)
-        s.publish(0)
-        s.put(0, 1)
-        async with s.serving():
-            await s.runs("t0.0", "t0.1")
-            s.store.withdraw(["t0"])
-            await s.runs("t1.0", "t1.1")
-            assert list(s.actor.held) == ["t1"]
-
-    run(body())
-
-
-def test_a_ticket_replaced_while_it_is_served_is_served_anew(tmp_path):
-    async def body():
-        s = make_setup(tmp_path, width=1)
-        s.publish(0)
-        s.put(0)
-        async with s.serving():
-            await s.runs("t0.0", "t0.1")
-            s.store.withdraw(["t0"])
-            s.put(0, prompt_tokens=np.array([5], np.int32))
-            await until(lambda: [list(t.prompt_tokens) for t in s.actor.held.values()] == [[5]], "the new prompt")
-            await s.runs("t0.0", "t0.1")
-
-    run(body())
-
-
 def test_overlapping_groups_lie_in_lanes_of_their_own(tmp_path):
     async def body():
         s = make_setup(tmp_path, auto=True, width=4)
