@@ -190,6 +190,8 @@ class Rollout:
                 self._calendar.at(at_s, self._on_engine, actor, actor.stamp)
 
     def _serve(self, actor: _Actor) -> None:
+        if actor.engine.is_draining:
+            return  # as in actor/duties.py: nothing is claimed or starts before the new weights serve
         admission = actor.admission
         is_short = False
         if limit := admission.num_to_claim():
