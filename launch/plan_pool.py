@@ -109,6 +109,8 @@ class TicketPool:
 
     def share_of(self, engine: int) -> int:
         """How many more this engine may take for each to have its part (`bridge/claims.py`)."""
+        if self._num_engines < 2:
+            return len(self._order)  # no bound, as the store has none
         total, last = self._to_serve()
         # Those of higher orders, claimed before lower ones came, are not of the frontier.
         mine = sum(num for order, num in self._held[engine].items() if order <= last)

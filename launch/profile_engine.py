@@ -66,8 +66,9 @@ def _context(count: int, num_tokens: int, context_tokens: int, max_tokens: int) 
     if context_tokens <= _SHORT + num_tokens // 2:
         return _SHORT, _FEW
     few = _FEW + math.ceil(count * context_tokens / _PROMPT_TOKENS_PER_STEP)
-    prompt = max(_SHORT, context_tokens - few - num_tokens // 2)
-    return prompt, max(_FEW, min(few, max_tokens - prompt - num_tokens))
+    more = num_tokens - _FEW
+    prompt = max(_SHORT, context_tokens - few - more // 2)
+    return prompt, max(_FEW, min(few, max_tokens - prompt - more))
 
 
 async def tokens_per_s(
