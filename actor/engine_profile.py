@@ -18,7 +18,7 @@ class EngineProfile:
     kv_capacity_tokens: int = 0
     """Prompt and response tokens of all running sequences; 0 for no bound."""
     kv_watermark: float = 0.0
-    """Share of the cache that stays free when a waiting request starts beside others (vLLM's `watermark`, which is 0)."""
+    """Share of the cache that stays free when a waiting request starts beside others (vLLM's `watermark`; 0 too)."""
     prefill_s_per_token: float = 0.0
     start_latency_s: float = 0.0
     """From a request's start in the engine to its first token, on top of its prompt."""
