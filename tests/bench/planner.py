@@ -15,8 +15,8 @@ from absl import app, flags
 from tests.bench import cases, planner_pipelinerl, planner_rolloutpipe, planner_table
 from tests.bench.cases import Error
 from tests.bench.planner_rolloutpipe import PAPER_S, RATIOS, SHAPES, spread
+from tests.bench.rig import report
 
-_RESULTS = flags.DEFINE_string("results", "tests/bench/results", "Folder of the results: read, and written.")
 _SWEEP = flags.DEFINE_bool(
     "sweep", True, "Also predict RolloutPipe with the other engines and ratios that fit its serial column."
 )
@@ -69,7 +69,7 @@ def aims_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def main(argv: list[str]) -> None:
     """Computes all, writes the results, prints the tables and the JSON line."""
     del argv
-    folder = pathlib.Path(_RESULTS.value)
+    folder = pathlib.Path(report.RESULTS_DIR.value or report.RESULTS)
     real, missing = measured_runs(folder)
     closed, simulated = planner_pipelinerl.closed(), planner_pipelinerl.simulated()
     central = planner_rolloutpipe.predict()
@@ -91,6 +91,7 @@ def main(argv: list[str]) -> None:
         "rolloutpipe": dataclasses.asdict(central),
         "rolloutpipe_sweep": [dataclasses.asdict(p) for p in swept],
         "rolloutpipe_sweep_tried": len(SHAPES) * len(RATIOS) if _SWEEP.value else 1,
+        **report.conditions(),
         "real": {bench: [dataclasses.asdict(e) for e in errors] for bench, errors in real.items()},
     }
     aims = aims_of(values)

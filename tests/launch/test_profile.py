@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,14 +51,8 @@ def test_profile_engine_finds_the_engines_own_law(monkeypatch):
 def test_profile_engine_times_sequences_of_the_context_asked_for_or_as_long_as_fit(monkeypatch):
     engine = _Clock(per_context_token_s=1e-5)
     monkeypatch.setattr(profile_engine.time, "perf_counter", lambda: engine.now_s)
-    measuring = profile_engine.profile_engine(
-        engine,
-        counts=[1, 2, 8],
-        num_tokens=32,
-        context_tokens=400,
-        max_tokens=600,  # pyright: ignore
-    )
-    got = asyncio.run(measuring)
+    timed: Any = dict(counts=[1, 2, 8], num_tokens=32, context_tokens=400, max_tokens=600)
+    got = asyncio.run(profile_engine.profile_engine(engine, **timed))  # pyright: ignore
     # The cache holds 1234 tokens: 617 each for two sequences, 154 for eight, less the 32 that are timed.
     contexts = {1: 400, 2: 400, 8: 122}
     wanted = [h / (0.002 + 0.001 * h + 1e-5 * h * c) for h, c in contexts.items()]

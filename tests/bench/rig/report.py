@@ -24,7 +24,7 @@ RESULTS_DIR = flags.DEFINE_string(
     None,
     "Where the results go; tests/bench/results if not given (with --small nothing is written without it).",
 )
-_RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 _START_S, _START_LOAD = time.monotonic(), os.getloadavg()[0]
 """Taken at import: a bench imports this before anything else takes time."""
 
@@ -62,7 +62,7 @@ def results_folder() -> pathlib.Path | None:
     elif SMALL.value:
         return None
     else:
-        folder = _RESULTS
+        folder = RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
