@@ -17,6 +17,8 @@ class EngineProfile:
     max_num_seqs: int
     kv_capacity_tokens: int = 0
     """Prompt and response tokens of all running sequences; 0 for no bound."""
+    kv_watermark: float = 0.0
+    """Share of the cache that stays free when a waiting request starts beside others (vLLM's `watermark`; 0 too)."""
     prefill_s_per_token: float = 0.0
     start_latency_s: float = 0.0
     """From a request's start in the engine to its first token, on top of its prompt."""
@@ -34,6 +36,8 @@ class EngineProfile:
             raise ValueError(f"engine.tokens_per_s must be finite and > 0, got {list(self.tokens_per_s)}")
         if self.max_num_seqs < 1:
             raise ValueError(f"engine.max_num_seqs must be >= 1, got {self.max_num_seqs}")
+        if not 0 <= self.kv_watermark < 1:
+            raise ValueError(f"engine.kv_watermark must be in [0, 1), got {self.kv_watermark}")
         for name in ("kv_capacity_tokens", "prefill_s_per_token", "start_latency_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"engine.{name} must be finite and >= 0, got {getattr(self, name)}")

@@ -7,6 +7,9 @@ event is the lowest mark: O(log n) an event, however many sequences run.
 The model: requests wait by priority (lowest first) for one of `max_num_seqs` places and for room in the KV cache.
 Computing a prompt stops the others for as long as it takes. When the cache is full the running request of the lowest
 priority is preempted: its cache is dropped, and it is computed again, prompt and tokens, when there is room.
+
+While it drains the engine serves all it has, what waits for a place too, and then takes the new weights; as in vLLM
+it is the caller who sends nothing more meanwhile.
 """
 
 import bisect
@@ -64,7 +67,8 @@ class SimEngine:
         self.sequence_s = 0.0
         """Requests in places, integrated over time."""
         self._speeds = profile.speeds()
-        self._watermark = 0.01 * profile.kv_capacity_tokens
+        self._is_bounded = profile.kv_capacity_tokens > 0
+        self._kept_free = profile.kv_watermark * profile.kv_capacity_tokens
         self._requests: dict[str, _Request] = {}
         self._num_entries = 0
         self._counter = 0.0
@@ -85,6 +89,11 @@ class SimEngine:
     def step(self) -> int:
         """Step of the weights served."""
         return self._version_steps[-1]
+
+    @property
+    def is_draining(self) -> bool:
+        """New weights wait for the last request to end; nothing should be added meanwhile."""
+        return self._draining is not None
 
     @property
     def num_requests(self) -> int:
@@ -140,6 +149,8 @@ class SimEngine:
         self, now_s: float, *, step: int, pause_s: float, at_publish: AtPublish, recompute: bool = False
     ) -> None:
         """New weights: the engine stands still for `pause_s`, then goes on under them.
+
+        With drain it first serves all that it has; of several given meanwhile the last are taken.
 
         Args:
           now_s: the time.
@@ -204,7 +215,7 @@ class SimEngine:
         while (top := self._marks[0])[1] != top[2].entry:
             heapq.heappop(self._marks)
         what, counter = "end", top[0]
-        if self._watermark and self.num_in_place > 1:
+        if self._is_bounded and self.num_in_place > 1:
             full = math.floor((self.profile.kv_capacity_tokens - self._kv_offset) / self._num_running + 1e-6)
             if full < counter:
                 what, counter = "full", float(full)
@@ -242,7 +253,7 @@ class SimEngine:
 
     def _settle(self) -> None:
         """After places became free."""
-        if self._draining and not self.num_in_place:
+        if self._draining and not self._requests:
             step, pause_s = self._draining
             self._draining = None
             self._swap(step, pause_s)
@@ -255,16 +266,16 @@ class SimEngine:
 
     def _fill(self) -> None:
         """Starts what waits, the lowest priority first, while there are places and room."""
-        while self._waiting and not self._draining and self.num_in_place < self.profile.max_num_seqs:
+        while self._waiting and self.num_in_place < self.profile.max_num_seqs:
             _, entry, request = self._waiting[0]
             if entry != request.entry:
                 heapq.heappop(self._waiting)
                 continue
             size = request.prompt_tokens + request.made
-            if self._watermark and self.num_in_place:
+            if self._is_bounded and self.num_in_place:
                 room = self.profile.kv_capacity_tokens - self.kv_tokens - size
-                # A little is kept free, and a token for each: else it would be preempted at once.
-                if room < max(self._watermark, self.num_in_place + 1):
+                # A token is left for each: else one would be preempted at once.
+                if room < max(self._kept_free, self.num_in_place + 1):
                     return
             heapq.heappop(self._waiting)
             self._start(request, size)
@@ -276,7 +287,7 @@ class SimEngine:
         request.place = "starting"
         entry = self._enter(request)
         self._kv_offset += size
-        if self._watermark:
+        if self._is_bounded:
             heapq.heappush(self._by_priority, (-request.priority, -entry, request))
         self._num_starting += 1
         if self.profile.start_latency_s:

@@ -3,6 +3,8 @@
 A child answers on a descriptor of its own, since libraries print to stdout.
 """
 
+import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -37,6 +39,7 @@ class Child:
         read, write = os.pipe()
         self._answers = read
         self._buffer = b""
+        self._queue: collections.deque[dict[str, Any]] = collections.deque()
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -66,21 +69,24 @@ class Child:
         return ChildError(f"{self.name} {what}; its log {self._log} ends with\n{tail}")
 
     def close(self) -> None:
-        """Asks it to end, then insists."""
-        if self.process.stdin is not None:
+        """Asks it to end, then insists; also after a failed `send`."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what a failed send left in the buffer
             self.process.stdin.close()
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self.process.send_signal(number)
-            try:
-                self.process.wait(_END_S)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        os.close(self._answers)
+        try:
+            for number in (None, signal.SIGTERM, signal.SIGKILL):
+                if number is not None:
+                    self.process.send_signal(number)
+                try:
+                    self.process.wait(_END_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            os.close(self._answers)
 
-    def _read(self) -> list[dict[str, Any]]:
-        """Whole answers that are there.
+    def _read(self) -> None:
+        """Queues the whole answers that are there.
 
         Raises:
           ChildError: the process ended, or says that something failed.
@@ -89,15 +95,15 @@ class Child:
         if not data:
             raise self.failure("ended")
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        answers = [json.loads(line) for line in lines]
-        for answer in answers:
+        for line in lines:
+            answer = json.loads(line)
             if "error" in answer:
                 raise self.failure(f"failed: {answer['error']}")
-        return answers
+            self._queue.append(answer)
 
 
 def wait_for(child: Child, *others: Child, deadline_s: float) -> dict[str, Any]:
-    """The next answer of `child`.
+    """The next answer of `child`; those of the `others` that come meanwhile are kept for their own turn.
 
     Raises:
       ChildError: it, or one of the `others`, failed or ended meanwhile; or the time is up.
@@ -106,11 +112,11 @@ def wait_for(child: Child, *others: Child, deadline_s: float) -> dict[str, Any]:
     with selectors.DefaultSelector() as selector:
         for one in (child, *others):
             selector.register(one._answers, selectors.EVENT_READ, one)
-        while (left := end - time.monotonic()) > 0:
+        while not child._queue and (left := end - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                answers = key.data._read()
-                if key.data is child and answers:
-                    return answers[0]
+                key.data._read()
+    if child._queue:
+        return child._queue.popleft()
     raise child.failure(f"did not answer in {deadline_s:.0f} s")
 
 

@@ -15,14 +15,14 @@ from launch import command_line, plan_profile
 from launch.plan_outcome import Outcome
 from launch.plan_report import outcome_table, plot_search, search_table
 from launch.plan_search import Choice, Grid, search
-from launch.plan_simulate import simulate
+from launch.plan_simulate import default_warmup, simulate
 
 _PROFILE = flags.DEFINE_string("profile", None, "What hardware and workload are like, as JSON (launch/README.md).")
 _UPDATES = flags.DEFINE_integer("updates", 0, "Optimizer steps that count; 0: four rounds, or 40 by window.")
 _WARMUP = flags.DEFINE_integer(
     "warmup",
     -1,
-    "Optimizer steps before those; -1: a round, or by window twice its width.",
+    "Optimizer steps before those; -1: a round, or by window twice its width (with --search each choice's own).",
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of the lengths.")
 _JSON = flags.DEFINE_string("json", None, "Also write the numbers to this file.")
@@ -56,9 +56,11 @@ def main() -> int:
             raise ValueError(f"--{given[0]} needs --search")
         config = command_line.config()
         profile = plan_profile.load(_PROFILE.value)
-        num_updates, warmup = _num_updates(config), _num_warmup(config)
+        num_updates = _num_updates(config)
+        warmup = _WARMUP.value if _WARMUP.value >= 0 else None
         console = Console()
         if not _SEARCH.value:
+            warmup = default_warmup(config) if warmup is None else warmup
             outcome = simulate(config, profile, num_updates=num_updates, warmup_updates=warmup, seed=_SEED.value)
             title = f"{config.preset}: {profile.num_engines} engines, {profile.num_learner_chips} learner chips"
             console.print(outcome_table(outcome, title=title))
@@ -84,7 +86,7 @@ def main() -> int:
             )
         console.print(search_table(found, limit=_TOP.value, max_lag=_MAX_LAG.value))
         if not found[0].within_bound:
-            console.print(f"no choice keeps every group's lag within {_MAX_LAG.value}; these come nearest in speed")
+            console.print(f"no choice keeps every group's lag within {_MAX_LAG.value}: ranked by lag, the lowest first")
         if _PLOT.value:
             plot_search(found, _PLOT.value, max_lag=_MAX_LAG.value)
             console.print(f"wrote {_PLOT.value}")
@@ -103,19 +105,9 @@ def _num_updates(config) -> int:
         raise ValueError(f"--updates must be >= 0, got {_UPDATES.value}")
     if _UPDATES.value:
         return _UPDATES.value
-    return 4 * _steps_per_round(config) if config.publish.when == "round_end" else 40
-
-
-def _num_warmup(config) -> int:
-    if _WARMUP.value >= 0:
-        return _WARMUP.value
     if config.publish.when == "round_end":
-        return _steps_per_round(config)
-    return 2 * -(-config.admission_width // config.rounds.groups_per_update)
-
-
-def _steps_per_round(config) -> int:
-    return config.rounds.groups_per_round // config.rounds.groups_per_update
+        return 4 * config.rounds.groups_per_round // config.rounds.groups_per_update
+    return 40
 
 
 def _numbers(name: str, texts: list[str], kind: type) -> tuple:

@@ -1,12 +1,16 @@
 """The store's part in virtual time: the tickets that any engine may claim, the lowest order first.
 
-What `bridge/sqlite_store.py` does with a query, here with a heap: under a frontier (RolloutPipe eq. 5-6) `width`
-groups at most are in service on all engines together; several engines take their part of what is there, and no more.
+What `bridge/sqlite_store.py` does with a query, here with lists, and by the same rules (`bridge/claims.py`): under a
+frontier (RolloutPipe eq. 5-6) `width` groups at most are in service on all engines together; several engines take
+their part of what is there, and no more.
 """
 
+import bisect
 import dataclasses
-import heapq
+import itertools
+from collections.abc import Iterator
 
+from bridge import claims
 from bridge.types import Ticket
 
 
@@ -16,30 +20,45 @@ class TicketPool:
     def __init__(self, *, num_engines: int, width: int | None, by_sample: bool) -> None:
         """`width` is the frontier's, in groups, None without one; `by_sample` splits tickets into single requests."""
         self._num_engines, self._width, self._by_sample = num_engines, width, by_sample
-        self._offers: list[tuple[int, int, Ticket]] = []
-        self._open: set[str] = set()
-        self._owner: dict[str, int] = {}
+        self._open: dict[int, dict[str, Ticket]] = {}
+        """Tickets that nobody has claimed, by order."""
+        self._open_orders: list[int] = []
+        """The keys of that, rising."""
+        self._unserved: dict[int, int] = {}
+        """How many tickets are open or in service, by order."""
+        self._unserved_orders: list[int] = []
+        """The keys of that, rising."""
         self._order: dict[str, int] = {}
-        self._num_in_service_of_order: dict[int, int] = {}
+        """Of each unserved ticket."""
+        self._owner: dict[str, int] = {}
+        """The engine of each ticket in service."""
+        self._in_service: dict[int, int] = {}
+        """How many tickets are in service, by order."""
+        self._held: list[dict[int, int]] = [{} for _ in range(num_engines)]
+        """The same for each engine."""
         self._num_held = [0] * num_engines
-        self._parts = 1
+        self._frontier: tuple[int, float] | None = None
+        """What `_to_serve` found; None after a change."""
 
     @property
     def has_offer(self) -> bool:
         """Whether a claim might get something."""
-        self._skip_withdrawn()
-        if not self._offers:
-            return False
-        order = self._offers[0][0]
-        return self._width is None or order in self._num_in_service_of_order or self._has_slot()
+        if self._width is None or len(self._in_service) < self._width:
+            return bool(self._open)
+        return not self._in_service.keys().isdisjoint(self._open)
 
     def put(self, ticket: Ticket) -> None:
         """Offers a ticket."""
-        parts = self._parts_of(ticket)
-        self._parts = len(parts)
-        for index, part in enumerate(parts):
-            heapq.heappush(self._offers, (part.order, index, part))
-            self._open.add(part.id)
+        for part in self._parts_of(ticket):
+            order = self._order[part.id] = part.order
+            if order not in self._open:
+                self._open[order] = {}
+                bisect.insort(self._open_orders, order)
+            self._open[order][part.id] = part
+            if order not in self._unserved:
+                bisect.insort(self._unserved_orders, order)
+            _add(self._unserved, order, 1)
+        self._frontier = None
 
     def part_ids(self, ticket: Ticket) -> list[str]:
         """Ids that a ticket is claimed under: its own, or one a request where those may go to different engines."""
@@ -52,28 +71,36 @@ class TicketPool:
 
     def claim(self, engine: int, limit: int) -> list[Ticket]:
         """Up to `limit` tickets for an engine."""
+        offers = (claims.Offer(i, order, True) for order in self._orders_on_offer() for i in self._open[order])
         limit = min(limit, self.share_of(engine))
-        claimed = []
-        while len(claimed) < limit and self.has_offer:
-            order, _, ticket = heapq.heappop(self._offers)
-            self._open.remove(ticket.id)
-            self._owner[ticket.id], self._order[ticket.id] = engine, order
-            self._num_held[engine] += 1
-            self._num_in_service_of_order[order] = self._num_in_service_of_order.get(order, 0) + 1
-            claimed.append(ticket)
-        return claimed
+        ids = claims.choose(offers, limit=limit, width=self._width, in_service=self._in_service)
+        return [self._take(engine, id_) for id_ in ids]
+
+    def _take(self, engine: int, id_: str) -> Ticket:
+        order = self._order[id_]
+        ticket = self._withdraw_offer(id_, order)
+        assert ticket is not None
+        self._owner[id_] = engine
+        self._num_held[engine] += 1
+        _add(self._in_service, order, 1)
+        _add(self._held[engine], order, 1)
+        return ticket
 
     def end(self, ticket_id: str) -> int | None:
         """A ticket is served, or withdrawn; returns the engine that had claimed it, if one had."""
-        self._open.discard(ticket_id)
-        if ticket_id not in self._owner:
+        order = self._order.pop(ticket_id, None)
+        if order is None:
             return None
-        engine = self._owner.pop(ticket_id)
-        self._num_held[engine] -= 1
-        order = self._order.pop(ticket_id)
-        self._num_in_service_of_order[order] -= 1
-        if not self._num_in_service_of_order[order]:
-            del self._num_in_service_of_order[order]
+        self._withdraw_offer(ticket_id, order)
+        _add(self._unserved, order, -1)
+        if order not in self._unserved:
+            _remove(self._unserved_orders, order)
+        self._frontier = None
+        engine = self._owner.pop(ticket_id, None)
+        if engine is not None:
+            self._num_held[engine] -= 1
+            _add(self._in_service, order, -1)
+            _add(self._held[engine], order, -1)
         return engine
 
     def num_held(self, engine: int) -> int:
@@ -82,17 +109,48 @@ class TicketPool:
 
     def share_of(self, engine: int) -> int:
         """How many more this engine may take for each to have its part (`bridge/claims.py`)."""
-        total = len(self._open) + len(self._owner)
-        if self._width is not None:
-            total = min(total, self._width * self._parts)
-        return max(0, -(-total // self._num_engines) - self._num_held[engine])
+        if self._num_engines < 2:
+            return len(self._order)  # no bound, as the store has none
+        total, last = self._to_serve()
+        # Those of higher orders, claimed before lower ones came, are not of the frontier.
+        mine = sum(num for order, num in self._held[engine].items() if order <= last)
+        return claims.fair_share(total, mine=mine, among=self._num_engines)
 
-    def _has_slot(self) -> bool:
-        return self._width is None or len(self._num_in_service_of_order) < self._width
+    def _to_serve(self) -> tuple[int, float]:
+        """(tickets to be served now, the last order among them): all, or those of the frontier's groups."""
+        if self._width is None:
+            return len(self._order), float("inf")
+        if self._frontier is None:
+            orders = self._unserved_orders[: self._width]
+            self._frontier = (sum(self._unserved[o] for o in orders), orders[-1] if orders else -1)
+        return self._frontier
 
-    def _skip_withdrawn(self) -> None:
-        while self._offers and self._offers[0][2].id not in self._open:
-            heapq.heappop(self._offers)
+    def _orders_on_offer(self) -> Iterator[int]:
+        """Orders of open tickets that may be claimed now, rising."""
+        if self._width is None:
+            return iter(self._open_orders)
+        begun = [order for order in self._in_service if order in self._open]
+        num_free = max(0, self._width - len(self._in_service))
+        new = itertools.islice((o for o in self._open_orders if o not in self._in_service), num_free)
+        return iter(sorted([*begun, *new]))
+
+    def _withdraw_offer(self, id_: str, order: int) -> Ticket | None:
+        ticket = self._open.get(order, {}).pop(id_, None)
+        if ticket is not None and not self._open[order]:
+            del self._open[order]
+            _remove(self._open_orders, order)
+        return ticket
+
+
+def _add(counts: dict[int, int], key: int, num: int) -> None:
+    """Adds to a count; none of it is no key."""
+    counts[key] = counts.get(key, 0) + num
+    if not counts[key]:
+        del counts[key]
+
+
+def _remove(orders: list[int], order: int) -> None:
+    del orders[bisect.bisect_left(orders, order)]
 
 
 def group_id(ticket_id: str) -> str:

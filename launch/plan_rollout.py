@@ -190,6 +190,8 @@ class Rollout:
                 self._calendar.at(at_s, self._on_engine, actor, actor.stamp)
 
     def _serve(self, actor: _Actor) -> None:
+        if actor.engine.is_draining:
+            return  # as in actor/duties.py: nothing is claimed or starts before the new weights serve
         admission = actor.admission
         is_short = False
         if limit := admission.num_to_claim():
@@ -213,7 +215,7 @@ class Rollout:
             num_held, _, actor = self._hungry[0]
             if num_held == actor.hunger and num_held == self._pool.num_held(actor.index):
                 if self._pool.share_of(actor.index) == 0:
-                    return None  # whoever has room has its part
+                    return None  # it holds the fewest, so whoever has room has its part
             heapq.heappop(self._hungry)
             if num_held == actor.hunger:
                 actor.hunger = -1

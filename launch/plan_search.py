@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from configs.schema import Config
 from launch.plan_outcome import Outcome
 from launch.plan_profile import Profile
-from launch.plan_simulate import simulate
+from launch.plan_simulate import default_warmup, simulate
 
 _ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _WIDTHS_IN_UPDATES = (1, 2, 4, 8)
@@ -95,8 +96,18 @@ class Grid:
         if self.widths:
             return [(None, w) for w in self.widths]
         if policy == "window":
-            return [(a, 0) for a in self.async_ratios or _ALPHAS]
+            return [(a, 0) for a in self._ratios(config)]
         return [(None, n * per_update) for n in _WIDTHS_IN_UPDATES if n * per_update <= config.rounds.groups_per_round]
+
+    def _ratios(self, config: Config) -> Sequence[float]:
+        # Tickets are issued ahead for rounds.max_lag_steps updates at most: a higher ratio changes nothing.
+        bound = math.inf if config.rounds.max_lag_steps is None else config.rounds.max_lag_steps
+        for ratio in self.async_ratios:
+            if ratio > bound:
+                raise ValueError(
+                    f"--search_alpha: {ratio:g} is above rounds.max_lag_steps={bound}, which bounds it already"
+                )
+        return self.async_ratios or [a for a in _ALPHAS if a <= bound]
 
 
 def apply(config: Config, profile: Profile, choice: Choice) -> tuple[Config, Profile]:
@@ -116,26 +127,30 @@ def search(
     *,
     max_lag: int | None,
     num_updates: int,
-    warmup_updates: int,
+    warmup_updates: int | None = None,
     seed: int = 0,
     on_tried: Callable[[Tried], None] = lambda tried: None,
 ) -> list[Tried]:
-    """All choices, those within the bound first, then the fastest, and of equals the one with the lowest lag.
+    """All choices: those within the bound first, the fastest first and of equals the one with the lowest lag.
+
+    Then the others, those nearest to the bound first. `warmup_updates` of None is each choice's own
+    (`plan_simulate.default_warmup`): a wider window takes longer to fill.
 
     Raises:
       ValueError: the grid has a value that fits neither config nor profile.
     """
     tried = []
     for choice in grid.choices(config, profile):
-        outcome = simulate(
-            *apply(config, profile, choice), num_updates=num_updates, warmup_updates=warmup_updates, seed=seed
-        )
+        of_choice, hardware = apply(config, profile, choice)
+        warmup = default_warmup(of_choice) if warmup_updates is None else warmup_updates
+        outcome = simulate(of_choice, hardware, num_updates=num_updates, warmup_updates=warmup, seed=seed)
         within = max_lag is None or outcome.group_lag.max <= max_lag
         tried.append(Tried(choice=choice, outcome=outcome, within_bound=within))
         on_tried(tried[-1])
     return sorted(tried, key=_rank)
 
 
-def _rank(tried: Tried) -> tuple[bool, float, float]:
-    # To four digits: what differs by less is equal.
-    return (not tried.within_bound, -float(f"{tried.outcome.samples_per_s:.4g}"), tried.outcome.token_lag.mean)
+def _rank(tried: Tried) -> tuple[int, float, float]:
+    # A lag over the bound is worse than any within it. Speeds to four digits: what differs by less is equal.
+    over = 0 if tried.within_bound else 1 + tried.outcome.group_lag.max
+    return (over, -float(f"{tried.outcome.samples_per_s:.4g}"), tried.outcome.token_lag.mean)

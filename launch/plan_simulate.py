@@ -47,6 +47,13 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
     return _outcome(profile, recorder, *marks)
 
 
+def default_warmup(config: Config) -> int:
+    """Optimizer steps until a run has found its stride: a round, or by window twice its width."""
+    if config.publish.when == "round_end":
+        return config.rounds.groups_per_round // config.rounds.groups_per_update
+    return 2 * -(-config.admission_width // config.rounds.groups_per_update)
+
+
 def _outcome(profile: Profile, recorder: Recorder, start: tuple[float, Totals], end: tuple[float, Totals]) -> Outcome:
     (start_s, before), (end_s, after) = start, end
     seconds = end_s - start_s

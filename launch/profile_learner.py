@@ -1,6 +1,5 @@
 """What training costs on this machine: seconds of a micro-batch and of an optimizer step."""
 
-import pathlib
 import statistics
 import time
 from collections.abc import Callable
@@ -11,32 +10,30 @@ import numpy as np
 from bridge.types import Group, Rollout
 from configs.schema import Config
 from learner.anchors import Anchors
-from learner.mesh import make_mesh, param_spec
-from learner.model import hf_io
 from learner.packing import MicroBatch, pack_groups
+from learner.state import TrainState
 from learner.step import Steps
 
 _REPEATS = 5
 
 
-def profile_learner(config: Config, model_folder: pathlib.Path, steps: Steps) -> dict[str, float]:
+def profile_learner(
+    config: Config, steps: Steps, anchors: Anchors, state: TrainState
+) -> tuple[dict[str, float], TrainState]:
     """The `learner` part of a profile (`launch/plan_profile.py`), timed on full micro-batches of the run's shape.
 
     The device computes a micro-batch whole, so a token's seconds are the gradient pass over all its places, as if
     packing left none empty. The host's part (packing, putting) is a micro-batch's own. Medians, without compilation.
+
+    Args:
+      config: the run's.
+      steps: the run's.
+      anchors: the run's.
+      state: the run's, which is stepped on: a second one might not fit the devices.
+
+    Returns:
+      The profile, and the state that takes the place of the one given.
     """
-    mesh = make_mesh(**config.mesh.axes, devices=None)
-
-    def load(dtype: str) -> dict:
-        _, params = hf_io.load(
-            model_folder,
-            dtype=dtype,
-            sharding_fn=lambda path, shape: jax.sharding.NamedSharding(mesh, param_spec(path, shape, mesh)),
-        )
-        return params
-
-    state = steps.init(load(config.model.param_dtype))
-    anchors = Anchors(steps, config, load_reference=lambda: load(config.model.compute_dtype), params=state.params)
     batch = steps.put(full_micro_batch(config).batch)
 
     def accumulate() -> None:
@@ -52,12 +49,13 @@ def profile_learner(config: Config, model_folder: pathlib.Path, steps: Steps) ->
     accumulate()
     apply()
     num_tokens = config.packing.rows * config.packing.row_tokens
-    return {
+    profile = {
         "seconds_per_token": _median_s(accumulate) / num_tokens,
         "micro_batch_s": _median_s(lambda: jax.block_until_ready(steps.put(full_micro_batch(config).batch))),
         "micro_batch_tokens": num_tokens,
         "optimizer_step_s": _median_s(apply, before=accumulate),
     }
+    return profile, state
 
 
 def full_micro_batch(config: Config) -> MicroBatch:

@@ -27,7 +27,6 @@ class LearnerSide:
         """Opens the run."""
         from learner.run import open_run
 
-        self._prepared = prepared
         self._run = open_run(prepared.config, prepared.folder, prepared.model_folder)
         self._num_publishes = 0
 
@@ -41,7 +40,9 @@ class LearnerSide:
         """The `learner` part of a profile."""
         from launch.profile_learner import profile_learner
 
-        return profile_learner(self._prepared.config, self._prepared.model_folder, self._run.steps)
+        run = self._run
+        profile, run.state = profile_learner(run.config, run.steps, run.anchors, run.state)
+        return profile
 
     def problems(self, count: int) -> dict[str, Any]:
         """Prompts of the run, one of their tasks, and what ends a response."""
@@ -99,12 +100,19 @@ class EngineSide:
         self._runner.run(update())
         return {name: self._weights.timings[name] for name in ("prefetch_s", "pause_s")}
 
-    def decoding(self, num_tokens: int) -> dict[str, Any]:
+    def decoding(self, num_tokens: int, context_tokens: int) -> dict[str, Any]:
         """The `engine` part of a profile."""
         from launch.profile_engine import counts_up_to, profile_engine
 
-        counts = counts_up_to(self._config.actor.max_num_seqs)
-        return self._runner.run(profile_engine(self._engine, counts=counts, num_tokens=num_tokens))
+        return self._runner.run(
+            profile_engine(
+                self._engine,
+                counts=counts_up_to(self._config.actor.max_num_seqs),
+                num_tokens=num_tokens,
+                context_tokens=context_tokens,
+                max_tokens=self._config.model.max_tokens,
+            )
+        )
 
     def lengths(self, prompts: list[list[int]], stop_token_ids: list[int]) -> dict[str, Any]:
         """How long K responses to each prompt are."""

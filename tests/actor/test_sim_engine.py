@@ -34,8 +34,13 @@ def total_speed(profile: EngineProfile, h: int) -> float:
     return points[-1][1]
 
 
-def token_by_token(profile: EngineProfile, requests: list[tuple[int, int, int]]) -> tuple[dict[str, float], int, int]:
-    """(finish times, preemptions, tokens made) of (priority, prompt, length) all there at time 0; one token a turn."""
+def token_by_token(
+    profile: EngineProfile, requests: list[tuple[int, int, int]], kept_free: float
+) -> tuple[dict[str, float], int, int]:
+    """(finish times, preemptions, tokens made) of (priority, prompt, length) all there at time 0; one token a turn.
+
+    `kept_free` of the cache stays free when one starts beside others.
+    """
     waiting = [[priority, i, prompt, length, 0] for i, (priority, prompt, length) in enumerate(requests)]
     running: list[list[int]] = []
     now, ends, num_preempted, num_tokens = 0.0, {}, 0, 0
@@ -48,11 +53,8 @@ def token_by_token(profile: EngineProfile, requests: list[tuple[int, int, int]])
                 size = waiting[0][2] + waiting[0][4]
                 used = sum(r[2] + r[4] for r in running)
                 free = profile.kv_capacity_tokens - used - size
-                if (
-                    profile.kv_capacity_tokens
-                    and running
-                    and free < max(0.01 * profile.kv_capacity_tokens, len(running) + 1)
-                ):
+                kept = max(kept_free * profile.kv_capacity_tokens, len(running) + 1)
+                if profile.kv_capacity_tokens and running and free < kept:
                     break
                 request = waiting.pop(0)
                 now += size * profile.prefill_s_per_token
@@ -80,12 +82,18 @@ def token_by_token(profile: EngineProfile, requests: list[tuple[int, int, int]])
 REQUESTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(1, 12)), min_size=1, max_size=12)
 
 
-@given(requests=REQUESTS, capacity=st.one_of(st.just(0), st.integers(18, 60)), prefill=st.sampled_from([0.0, 0.03]))
+@given(
+    requests=REQUESTS,
+    capacity=st.one_of(st.just(0), st.integers(18, 60)),
+    kept_free=st.sampled_from([None, 0.0, 0.05, 0.4]),
+    prefill=st.sampled_from([0.0, 0.03]),
+)
 @settings(max_examples=300, deadline=None)
-def test_finish_times_and_preemptions_are_those_of_one_token_at_a_time(requests, capacity, prefill):
+def test_finish_times_and_preemptions_are_those_of_one_token_at_a_time(requests, capacity, kept_free, prefill):
     requests = [(i + 100 * p, *rest) for i, (p, *rest) in enumerate(requests)]  # distinct priorities
-    profile = profile_of(kv_capacity_tokens=capacity, prefill_s_per_token=prefill)
-    wanted, num_preempted, num_tokens = token_by_token(profile, requests)
+    fields = {} if kept_free is None else {"kv_watermark": kept_free}  # vLLM keeps nothing free unless told to
+    profile = profile_of(kv_capacity_tokens=capacity, prefill_s_per_token=prefill, **fields)
+    wanted, num_preempted, num_tokens = token_by_token(profile, requests, kept_free or 0.0)
     engine = SimEngine(profile)
     # Everything is known before the first token, so that the lowest priorities start first in both.
     for priority, prompt, length in sorted(requests):
@@ -240,14 +248,37 @@ def test_abort_and_resume_goes_on_from_its_tokens_and_pays_for_them_again():
     assert response.spans == [(0, pytest.approx(10)), (1, pytest.approx(30))]
 
 
-def test_drain_finishes_what_runs_and_starts_nothing_before_the_new_weights():
-    engine = SimEngine(constant())
+def test_watermark_keeps_a_share_of_the_cache_free_when_a_request_starts_beside_others():
+    # "a" holds 11 of 100 tokens when "b" of 30 comes: 59 would be left. "b" takes 0.5 s.
+    for watermark, start_s in ((0.0, 0.1), (0.59, 0.1), (0.6, 2.0)):
+        engine = SimEngine(constant(kv_capacity_tokens=100, kv_watermark=watermark))
+        engine.add(0.0, "a", priority=0, prompt_tokens=10, response_tokens=20)
+        engine.advance(0.1)
+        engine.add(0.1, "b", priority=1, prompt_tokens=30, response_tokens=5)
+        assert run_to_end(engine) == pytest.approx({"a": 2.0, "b": start_s + 0.5})
+
+
+def test_drain_serves_all_that_it_has_by_the_old_weights():
+    # One place: "b" waits in the engine when the new weights come; "c" comes after them.
+    engine = SimEngine(profile_of(running=(1.0,), tokens_per_s=(10.0,), max_num_seqs=1))
     engine.add(0.0, "a", priority=0, prompt_tokens=0, response_tokens=40)
-    engine.update(0.0, step=1, pause_s=2.0, at_publish="drain")
     engine.add(0.0, "b", priority=1, prompt_tokens=0, response_tokens=10)
-    a, b = engine.advance(20.0)
-    assert (a.id, a.time_s, a.spans) == ("a", pytest.approx(4.0), [(0, pytest.approx(40))])
-    assert (b.id, b.time_s, b.spans) == ("b", pytest.approx(7.0), [(1, pytest.approx(10))])
+    engine.update(0.0, step=1, pause_s=2.0, at_publish="drain")
+    engine.advance(4.5)
+    assert engine.is_draining and engine.step == 0
+    engine.update(4.5, step=2, pause_s=2.0, at_publish="drain")  # newer ones meanwhile
+    (b,) = engine.advance(5.0)
+    assert (b.id, b.time_s, b.spans) == ("b", pytest.approx(5.0), [(0, pytest.approx(10))])
+    assert not engine.is_draining and engine.step == 2
+    engine.add(5.0, "c", priority=2, prompt_tokens=0, response_tokens=10)
+    (c,) = engine.advance(20.0)
+    assert (c.time_s, c.spans) == (pytest.approx(8.0), [(2, pytest.approx(10))])
+
+
+def test_drain_of_an_empty_engine_takes_the_weights_at_once():
+    engine = SimEngine(constant())
+    engine.update(1.0, step=1, pause_s=2.0, at_publish="drain")
+    assert engine.step == 1 and not engine.is_draining
 
 
 @pytest.mark.parametrize(
@@ -258,6 +289,7 @@ def test_drain_finishes_what_runs_and_starts_nothing_before_the_new_weights():
         (dict(running=(4.0,), tokens_per_s=(0.0,)), "tokens_per_s"),
         (dict(max_num_seqs=0), "max_num_seqs"),
         (dict(prefill_s_per_token=-1.0), "prefill_s_per_token"),
+        (dict(kv_watermark=1.0), "kv_watermark"),
     ],
 )
 def test_profile_that_makes_no_sense_is_refused_by_name(fields, says):

@@ -131,16 +131,17 @@ def main(argv: list[str]) -> None:
         Rig(pathlib.Path(folder), config_of(SERIAL, 1, task=False), tiny_model()) as rig,
     ):
         rig.run(Session(config=config_of("0", 2, task=False), lengths=LENGTHS))  # compiles, warms up
+        # What the planner may know: sessions of their own, warm, of both ways to train.
+        costs = [rig.run(Session(config=config_of(n, 6, task=False), lengths=LENGTHS)) for n in (SERIAL, "1")]
         for _ in range(passes_over):
             for name in names:
                 result = rig.run(Session(config=config_of(name, num_updates, task=False), lengths=LENGTHS))
                 speed[name].append(result)
                 print(f"alpha {name}: {result.samples_per_s:.1f} samples/s, max lag {result.max_lag}", flush=True)
-        everything = [r for of_one in speed.values() for r in of_one]
         profile = measure_profile(
             rig,
             config_of(SERIAL, 1, task=False),
-            results=everything,
+            results=costs,
             lengths=LENGTHS,
             num_groups=(num_updates + 2 + max(ALPHAS)) * U,
         )

@@ -1,9 +1,9 @@
 """Measured runs in a form that the planner can predict: benches write them, `tests.bench.planner` reads them.
 
-A bench's result file has `profile` (what launch/plan_profile.py reads, measured in that very run; `profiles` by name
-if there are several) and `measured`, a list of {"name", "config" (whole), "measured": numbers by name}; the numbers
-of a case may name its profile. Those that the planner knows (`METRICS`) are compared. A run begins with its first
-tickets and ends with its last optimizer step, and nothing of it is left out.
+A bench's result file has `profile` (what launch/plan_profile.py reads, measured apart from those runs; `profiles` by
+name if there are several) and `measured`, a list of {"name", "config" (whole), "measured": numbers by name}; the
+numbers of a case may name its profile. Those that the planner knows (`METRICS`) are compared. A run begins with its
+first tickets and ends with its last optimizer step, and nothing of it is left out.
 """
 
 import dataclasses

@@ -119,12 +119,13 @@ def main(argv: list[str]) -> None:
         Rig(pathlib.Path(folder), pipelinerl(2, recompute=False), tiny_model()) as rig,
     ):
         rig.run(Session(config=pipelinerl(2, recompute=False), lengths=LENGTHS))  # compiles, warms up
-        passes = calibrate_passes(
+        calibrated = calibrate_passes(
             rig,
             lambda p: Session(config=conventional(4, 4), lengths=LENGTHS, passes_per_token=p),
             waiting_ratio=0.5,
             tolerance=0.03,
         )
+        passes = calibrated.passes_per_token
         print(f"gradient passes per 1000 tokens: {1000 * passes:.1f}", flush=True)
 
         def run(name: str, config: Config) -> Result:
@@ -140,8 +141,9 @@ def main(argv: list[str]) -> None:
             results[KEEP].append(run(KEEP, pipelinerl(num_updates, recompute=False)))
             results[CONVENTIONAL].append(run(CONVENTIONAL, config))
             results[RECOMPUTE].append(run(RECOMPUTE, pipelinerl(num_updates, recompute=True)))
-        everything = [r for of_one in results.values() for r in of_one]
-        profile = measure_profile(rig, config, results=everything, lengths=LENGTHS, num_groups=(num_updates + 8) * U)
+        profile = measure_profile(
+            rig, config, results=[calibrated.result], lengths=LENGTHS, num_groups=(num_updates + 8) * U
+        )
     rows = {name: Row.of(of_one) for name, of_one in results.items()}
     values = values_of(rows)
     folder = report.results_folder()
@@ -155,6 +157,7 @@ def main(argv: list[str]) -> None:
     ratio = values["samples_per_s_ratio_same_lag"]
     report.finish(
         "inflight",
+        calibration=calibrated,
         title="In-flight updates against conventional RL at the same maximum lag",
         about=[
             f"`python -m tests.bench.inflight`: K = {K}, U = {U}, {num_updates} updates or more a run, {passes_over} "

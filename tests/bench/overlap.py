@@ -181,11 +181,12 @@ def main(argv: list[str]) -> None:
     ):
         rig.run(Session(config=config_of("cgp", sizes[0], 1), lengths=LENGTHS))  # compiles, warms up
         calibration = config_of("serial", sizes[1], 1)
-        passes = calibrate_passes(
+        calibrated = calibrate_passes(
             rig,
             lambda p: Session(config=calibration, lengths=LENGTHS, passes_per_token=p),
             waiting_ratio=WAITING_RATIO,
         )
+        passes = calibrated.passes_per_token
         print(f"gradient passes per 1000 tokens: {1000 * passes:.1f}", flush=True)
         for _ in range(passes_over):
             for mode, groups in results:
@@ -196,7 +197,7 @@ def main(argv: list[str]) -> None:
                 print(f"R={groups} {mode}: {seconds} s", flush=True)
         everything = [r for of_mode in results.values() for r in of_mode]
         profile = measure_profile(
-            rig, calibration, results=everything, lengths=LENGTHS, num_groups=rounds_each * sizes[-1]
+            rig, calibration, results=[calibrated.result], lengths=LENGTHS, num_groups=rounds_each * sizes[-1]
         )
     rows = {key: Row.of(*key, of_mode) for key, of_mode in results.items()}
     values = values_of(rows, sizes)
@@ -220,6 +221,7 @@ def main(argv: list[str]) -> None:
     ]
     report.finish(
         "overlap",
+        calibration=calibrated,
         title="Overlap: serial, cgp and rolloutpipe on the real system",
         about=[
             f"`python -m tests.bench.overlap`: R groups a round, K = {K}, U = {U}, frontier width U, "

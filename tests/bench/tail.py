@@ -115,13 +115,14 @@ def main(argv: list[str]) -> None:
         Rig(pathlib.Path(folder), config_of("serial", 1), tiny_model()) as rig,
     ):
         rig.run(Session(config=config_of("serial", 1), lengths=lengths_of(32)))  # compiles, warms up
-        passes = calibrate_passes(
+        calibrated = calibrate_passes(
             rig,
             lambda p: Session(config=config_of("serial", 3), lengths=lengths_of(16), passes_per_token=p),
             waiting_ratio=WAITING_RATIO,
             tolerance=0.03,
             tries=2,
         )
+        passes = calibrated.passes_per_token
         print(f"gradient passes per 1000 tokens: {1000 * passes:.1f}", flush=True)
         for _ in range(passes_over):
             for ratio, variant in results:
@@ -131,13 +132,12 @@ def main(argv: list[str]) -> None:
                 result = rig.run(session)
                 results[ratio, variant].append(result)
                 print(f"{ratio}x {variant}: {result.span_s:.2f} s", flush=True)
-        everything = [r for of_one in results.values() for r in of_one]
         profiles = {}
         for ratio in ratios:
             profile = measure_profile(
                 rig,
                 config_of("tail batching", num_rounds),
-                results=everything,
+                results=[calibrated.result],
                 lengths=lengths_of(ratio),
                 num_groups=2 * num_rounds * R,
                 engine=next(iter(profiles.values()))["engine"] if profiles else None,
@@ -154,6 +154,7 @@ def main(argv: list[str]) -> None:
         draw(folder / "tail.png", rows)
     report.finish(
         "tail",
+        calibration=calibrated,
         title="Tail batching and its parts against synchronous training",
         about=[
             f"`python -m tests.bench.tail`: R = U = {R}, K = {K}, eta = {ETA}, an engine of {MAX_NUM_SEQS} sequences, "

@@ -10,6 +10,7 @@ from launch import plan_profile
 from launch.plan_simulate import simulate
 from tests.bench import cases, planner, planner_pipelinerl, planner_rolloutpipe
 from tests.bench.cases import Case
+from tests.bench.planner_rolloutpipe import Ratios
 from tests.launch.plan_setup import by_rounds, profile_of
 
 
@@ -72,10 +73,47 @@ def test_closed_formulas_are_the_papers():
 
 
 def test_calibration_meets_the_serial_column():
-    prediction = planner_rolloutpipe.predict(planner_rolloutpipe.CHOSEN)
-    for R in (32, 96):
-        assert prediction.serial_rollout_s[R] == pytest.approx(planner_rolloutpipe.rollout_s(R), rel=1e-3)
-    assert planner_rolloutpipe.affine() == (pytest.approx(57.96, abs=0.01), pytest.approx(4.682, abs=0.001))
+    prediction = planner_rolloutpipe.predict()
+    assert prediction is not None and prediction.fits_first_dispatch
+    # 191.8 s of compute and 52 % of waiting; 572.2 s and 47 %.
+    assert prediction.serial_rollout_s[32] == pytest.approx(191.8 * 0.52 / 0.48, rel=1e-3)
+    assert prediction.serial_rollout_s[96] == pytest.approx(572.2 * 0.47 / 0.53, rel=1e-3)
+    assert planner_rolloutpipe.CHOSEN_RATIOS.affine() == (
+        pytest.approx(57.96, abs=0.01),
+        pytest.approx(4.682, abs=0.001),
+    )
+
+
+def test_ratios_that_no_engine_can_have_are_left_out_of_the_sweep():
+    # 170.1 s for 32 groups and 619.9 s for 96: 7 s a group, so less than nothing before the first.
+    impossible, other = Ratios(at_32=0.47, at_96=0.52), Ratios(at_32=0.495, at_96=0.47)
+    found = planner_rolloutpipe.sweep([planner_rolloutpipe.CHOSEN], [impossible, other])
+    assert [p.ratios for p in found] == [other]
+
+
+def test_spread_is_the_lowest_and_the_highest_total():
+    central = planner_rolloutpipe.predict()
+    assert central is not None
+    others = [dataclasses.replace(central, total_s={"cgp": s, "cgp_fgd": 1.0}) for s in (700.0, 600.0)]
+    assert planner_rolloutpipe.spread([central, *others], "cgp") == (600.0, 700.0)
+
+
+def test_aim_against_real_runs_wants_all_three_benches():
+    def errors(*predicted):
+        return [cases.Error(name="a", metric="seconds", measured=10.0, predicted=p) for p in predicted]
+
+    three = {"overlap": errors(11.0, 9.5), "tail": errors(12.0), "inflight": errors(10.0)}
+    for missing in three:
+        some = {bench: e for bench, e in three.items() if bench != missing}
+        assert planner.real_errors(some)["max_rel_error_real"] is None
+    assert planner.real_errors(three | {"tail": []})["max_rel_error_real"] is None
+    got = planner.real_errors(three)
+    assert got["max_rel_error_real"] == pytest.approx(0.2)
+    assert got["max_rel_error_overlap"] == pytest.approx(0.1) and got["max_rel_error_async_ratio"] is None
+    # The ratio's bench is no part of the aim, and told all the same.
+    got = planner.real_errors(three | {"async_ratio": errors(15.0)})
+    assert got["max_rel_error_real"] == pytest.approx(0.2)
+    assert got["max_rel_error_async_ratio"] == pytest.approx(0.5)
 
 
 def test_value_that_could_not_be_computed_is_null_and_not_met():

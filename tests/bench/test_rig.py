@@ -1,5 +1,7 @@
 import asyncio
+import dataclasses
 import json
+import select
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +14,12 @@ from bridge.types import Sampling, Task
 from launch.pipes import Child, ChildError, wait_for
 from learner.mesh import make_mesh
 from tests.bench.rig import report
-from tests.bench.rig.calibrate import calibrate_passes
+from tests.bench.rig.calibrate import Calibration, calibrate_passes
 from tests.bench.rig.lengths import Lengths
+from tests.bench.rig.measure import measure_profile
 from tests.bench.rig.paced_steps import PacedSteps
 from tests.bench.rig.replay import HashRewards, ReplayEngine
+from tests.bench.rig.rig import Result
 from tests.bench.rig.session import Session
 from tests.learner.streams import MODEL, config_of, fresh_params, random_groups, steps_of, stream
 
@@ -149,20 +153,110 @@ def test_paced_steps_train_bit_for_bit_like_steps(passes_per_token):
         assert abs(paced.num_passes - tokens * passes_per_token) <= 1
 
 
-def test_calibration_finds_the_passes_at_which_serial_waits_as_wanted():
-    class Rig:
-        """A serial round of 1000 tokens that rolls out in 3 s; a pass takes 0.05 s, and a round 0.1 s besides."""
+class _SerialRig:
+    """A serial round of 1000 tokens in 10 micro-batches; a pass takes 0.05 s, and a round 0.1 s besides."""
 
-        def run(self, passes_per_token: float) -> Any:
-            num_passes = max(2.0, 1000 * passes_per_token)
-            compute_s = 0.05 * num_passes + 0.1
-            row = {"round/rollout_to_train_end_s": 3 + compute_s, "round/waiting_ratio": 3 / (3 + compute_s)}
-            return SimpleNamespace(rounds=[row], num_passes=num_passes, real_tokens=1000)
+    def __init__(self, *, rollout_s: float = 3.0) -> None:
+        self._rollout_s = rollout_s
+        self.tried: list[float] = []
 
-    rig: Any = Rig()
+    def run(self, passes_per_token: float) -> Any:
+        self.tried.append(passes_per_token)
+        num_passes = max(10.0, 1000 * passes_per_token)
+        total_s = self._rollout_s + 0.05 * num_passes + 0.1
+        row = {"round/rollout_to_train_end_s": total_s, "round/waiting_ratio": self._rollout_s / total_s}
+        return SimpleNamespace(rounds=[row], num_passes=num_passes, num_micro_batches=10, real_tokens=1000)
+
+
+def calibrated(rig: Any, **options: Any) -> Calibration:
     as_session: Any = lambda passes: passes  # noqa: E731
-    passes = calibrate_passes(rig, as_session, waiting_ratio=0.3, tolerance=0.001, tries=8)
-    np.testing.assert_allclose(0.05 * 1000 * passes + 0.1, 7, rtol=0.01)  # 3 of 10 s are the rollout's
+    return calibrate_passes(rig, as_session, **options)
+
+
+def test_calibration_finds_the_passes_at_which_serial_waits_as_wanted():
+    found = calibrated(_SerialRig(), waiting_ratio=0.3, tolerance=0.001, tries=8)
+    np.testing.assert_allclose(0.05 * 1000 * found.passes_per_token + 0.1, 7, rtol=0.01)  # 3 of 10 s are the rollout's
+    np.testing.assert_allclose(found.waiting_ratio, 0.3, atol=0.001)
+    np.testing.assert_allclose(found.passes_per_micro_batch, 13.8, rtol=0.01)
+    assert found.remarks() == []
+
+
+@pytest.mark.parametrize("tries", [0, 1, 2])
+def test_calibration_takes_only_a_cost_that_a_run_had(tries):
+    rig = _SerialRig()
+    found = calibrated(rig, waiting_ratio=0.3, tolerance=0.0, tries=tries)
+    assert found.passes_per_token in rig.tried and len(rig.tried) == 1 + tries
+    assert found.waiting_ratio == found.result.rounds[0]["round/waiting_ratio"]
+
+
+def test_calibration_out_of_reach_warns_of_the_ratio_and_of_the_passes():
+    # The micro-batches' own passes take 0.6 s: with a rollout of 0.2 s serial can't wait half of its time.
+    found = calibrated(_SerialRig(rollout_s=0.2), waiting_ratio=0.5)
+    ratio, passes = found.remarks()
+    assert "waited 25.0% of its time, not the 50.0%" in ratio
+    assert "1.0 gradient passes a micro-batch" in passes
+    assert found.values()["calibrated_waiting_ratio"] == pytest.approx(0.25)
+    assert found.values()["calibrated_passes_per_micro_batch"] == 1.0
+
+
+def result_of(*, train_s: float, publish_s: list[float]) -> Result:
+    def span(name: str, seconds: float) -> dict[str, Any]:
+        return {"name": name, "ts": 0, "dur": 1e6 * seconds}
+
+    return Result(
+        rounds=[],
+        steps=[{"time/publish_s": s, "actor/prefetch_s": 0.25, "actor/pause_s": None} for s in publish_s],
+        evals=[],
+        events=[span("train", train_s), span("train", train_s), span("apply", 0.5), span("rollout", 99.0)],
+        num_passes=1,
+        num_micro_batches=1,
+        real_tokens=100,
+        dropped={},
+    )
+
+
+def test_profile_has_the_costs_of_the_results_given_and_the_lengths_to_come():
+    rig: Any = SimpleNamespace(prompts=lambda config, count: [p.tolist() for p in PROMPTS[:count]])
+    lengths, config = Lengths(kind="uniform", max_tokens=5), config_of()
+    # A cold publish, then two of 2 s over three steps, then one of 3 s; the other run has published once only.
+    results = [
+        result_of(train_s=1.0, publish_s=[9.0, 2.0, 2.0, 2.5, 3.0]),
+        result_of(train_s=3.0, publish_s=[2.5, 2.5]),
+    ]
+    engine = {"running": [1], "tokens_per_s": [1.0], "max_num_seqs": 1}
+    got = measure_profile(rig, config, results=results, lengths=lengths, num_groups=3, engine=engine)
+    assert got["engine"] == engine
+    assert got["learner"] == {"seconds_per_token": pytest.approx((1 + 1 + 3 + 3) / 200), "optimizer_step_s": 0.5}
+    assert got["publish"] == {"export_s": 2.5, "prefetch_s": 0.25, "pause_s": 0.0}
+    num_requests = config.rounds.requests_per_group
+    assert got["response_tokens"]["groups"] == [
+        [lengths.tokens(p, i) for i in range(num_requests)] for p in PROMPTS[:3]
+    ]
+
+
+def test_result_says_how_long_it_took_beside_what_load_and_how_it_was_calibrated(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "results_folder", lambda: tmp_path)
+    monkeypatch.setattr(report, "_START_S", report.time.monotonic() - 100)
+    monkeypatch.setattr(report, "_START_LOAD", 7.5)
+    off = dataclasses.replace(calibrated(_SerialRig(), waiting_ratio=0.3), waiting_ratio=0.4)
+    report.finish(
+        "some",
+        title="Some",
+        about=[],
+        table=report.Table(columns=["a"], rows=[["1"]]),
+        remarks=["as is"],
+        values={"a": 1.0},
+        aims={"a": {"value": 1.0, "aim": [0.5, 2.0], "met": True}},
+        data={},
+        calibration=off,
+    )
+    values = json.loads((tmp_path / "some.json").read_text())["values"]
+    assert values["a"] == 1.0 and values["load_at_start"] == 7.5 and "load_at_end" in values
+    assert 100 <= values["wall_s"] < 200
+    assert values["calibrated_waiting_ratio"] == 0.4
+    page = (tmp_path / "some.md").read_text()
+    assert "waited 40.0% of its time, not the 30.0%" in page and "as is" in page
+    assert "| a | 1 | 0.5 to 2 | yes |" in page
 
 
 def test_session_survives_the_pipe():
@@ -197,10 +291,15 @@ while (request := parent.receive()) is not None:
 
 
 @pytest.fixture
-def child(tmp_path, monkeypatch):
+def start_child(tmp_path, monkeypatch):
     (tmp_path / "pipe_child.py").write_text(CHILD)
     monkeypatch.setattr("launch.pipes.sys", SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin))
-    one = Child("pipe_child", [], tmp_path / "log")
+    return lambda name: Child("pipe_child", [], tmp_path / name)
+
+
+@pytest.fixture
+def child(start_child):
+    one = start_child("log")
     yield one
     one.close()
 
@@ -234,3 +333,28 @@ def test_child_that_ends_shows_its_log(child):
 def test_child_that_does_not_answer_is_not_waited_for(child):
     with pytest.raises(ChildError, match="did not answer in 0 s"):
         wait_for(child, deadline_s=0.2)
+
+
+def test_answers_of_a_child_that_is_first_are_kept_for_its_turn(start_child):
+    first, second = start_child("first"), start_child("second")
+    try:
+        first.send({"do": "add", "a": 1, "b": 2})
+        first.send({"do": "add", "a": 3, "b": 4})
+        assert select.select([first._answers], [], [], 60)[0]  # it has answered before the other is asked
+        second.send({"do": "add", "a": 10, "b": 20})
+        assert wait_for(second, first, deadline_s=60) == {"sum": 30}
+        assert wait_for(first, second, deadline_s=60) == {"sum": 3}
+        assert wait_for(first, second, deadline_s=60) == {"sum": 7}
+    finally:
+        first.close()
+        second.close()
+
+
+def test_child_that_ended_before_it_was_asked_is_closed_all_the_same(start_child):
+    child = start_child("log")
+    child.send({"do": "end"})
+    child.process.wait(60)
+    with pytest.raises(ChildError, match="ended"):
+        child.send({"do": "add"})
+    child.close()  # what could not be sent is still in the pipe's buffer
+    assert child.process.stdin is not None and child.process.stdin.closed

@@ -4,20 +4,23 @@ import dataclasses
 import json
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.sqlite_store import SqliteStore
 from configs.schema import AdmissionConfig
-from launch import plan_profile
+from launch import plan_profile, plan_search
 from launch.plan_lengths import Lengths
 from launch.plan_outcome import Lag
 from launch.plan_pool import TicketPool, group_id
 from launch.plan_profile import LearnerProfile, LengthProfile
 from launch.plan_report import plot_search
 from launch.plan_search import Grid, apply, search
+from launch.plan_simulate import simulate
 from tests.bridge.factories import make_ticket
 from tests.launch.plan_setup import by_rounds, by_window, profile_of
 
@@ -182,6 +185,84 @@ def test_pool_by_sample_keeps_the_frontier_in_groups():
     assert pool.has_offer
 
 
+class _Store:
+    """The real store, asked as actors ask it: every engine is an actor, and a single request has its own ticket."""
+
+    def __init__(self, folder, *, num_engines, width):
+        self._store = SqliteStore(f"{folder}/store.sqlite")
+        self._among, self._width = num_engines, width
+
+    def put(self, tickets):
+        self._store.put_tickets(tickets)
+
+    def claim(self, engine, limit, served=()):
+        actor = f"engine-{engine}"
+        tickets = self._store.claim(
+            actor, limit=limit, lease_s=1e6, width=self._width, among=self._among, served=list(served)
+        )
+        return [t.id for t in tickets]
+
+    def withdraw(self, id_):
+        self._store.withdraw([id_])
+
+    def close(self):
+        self._store.close()
+
+
+@given(
+    width=st.one_of(st.none(), st.integers(1, 4)),
+    num_engines=st.integers(1, 4),
+    orders=st.permutations(range(30)),
+    moves=st.lists(
+        st.tuples(st.sampled_from(["put", "put", "claim", "claim", "serve", "withdraw"]), st.integers(0, 99)),
+        max_size=50,
+    ),
+)
+@settings(max_examples=100, deadline=None)
+def test_pool_hands_out_what_the_store_would(width, num_engines, orders, moves):
+    with tempfile.TemporaryDirectory() as folder:
+        store = _Store(folder, num_engines=num_engines, width=width)
+        pool = TicketPool(num_engines=num_engines, width=width, by_sample=True)
+        waiting, held, orders = [], {}, list(orders)
+        for what, n in moves:
+            if what == "put" and orders:  # not always the highest order yet: a group may be offered again
+                order = orders.pop()
+                ticket = make_ticket(f"t{order}", order=order, num_samples=1, num_requests=1 + n % 3)
+                ids = pool.part_ids(ticket)
+                store.put(dataclasses.replace(ticket, id=i, num_requests=1) for i in ids)
+                pool.put(ticket)
+                waiting += ids
+            elif what == "claim":
+                engine, limit = n % num_engines, n // num_engines % 8
+                wanted = store.claim(engine, limit)
+                assert [t.id for t in pool.claim(engine, limit)] == wanted
+                waiting = [i for i in waiting if i not in wanted]
+                held |= dict.fromkeys(wanted, engine)
+            elif what == "serve" and held:
+                id_ = sorted(held)[n % len(held)]
+                engine = held.pop(id_)
+                store.claim(engine, 0, served=[id_])
+                assert pool.end(id_) == engine
+                assert pool.end(id_) is None
+            elif what == "withdraw" and (waiting or held):
+                id_ = sorted([*waiting, *held])[n % (len(waiting) + len(held))]
+                store.withdraw(id_)
+                assert pool.end(id_) == held.pop(id_, None)
+                waiting = [i for i in waiting if i != id_]
+            assert pool.has_offer == any_is_in_the_frontier(width, waiting, held)
+        store.close()
+
+
+def any_is_in_the_frontier(width, waiting, held):
+    """Whether some ticket could be claimed if shares were no matter, worked out from the ids."""
+
+    def order(id_):
+        return int(group_id(id_)[1:])
+
+    serving = {order(i) for i in held}
+    return any(width is None or order(i) in serving or len(serving) < width for i in waiting)
+
+
 def test_search_finds_the_split_that_balances_generation_and_training(tmp_path):
     # A token costs an engine 1/64 s and the learner 1/32 s: of 9 chips 3 generate, 6 train; then both are busy.
     engine = dataclasses.replace(profile_of().engine, running=(64.0,), tokens_per_s=(64.0,))
@@ -203,6 +284,38 @@ def test_search_puts_what_keeps_the_bound_first():
     assert [t.within_bound for t in found] == [True, True, False]
     assert [t.choice.async_ratio for t in found] == [1.0, 0.0, 4.0]
     assert all(t.outcome.group_lag.max <= 1 for t in found[:2])
+
+
+def test_search_with_nothing_within_the_bound_ranks_by_lag():
+    config = by_window(U=2, admission=dict(width=8))
+    profile = profile_of(learner=LearnerProfile(seconds_per_token=0.05))
+    grid = Grid(num_chips=2, async_ratios=(4.0, 1.0, 2.0), max_num_seqs=(64,))
+    found = search(config, profile, grid, max_lag=0, num_updates=20, warmup_updates=10)
+    assert not any(t.within_bound for t in found)
+    lags = [t.outcome.group_lag.max for t in found]
+    assert lags == sorted(set(lags)) and [t.choice.async_ratio for t in found] == [1.0, 2.0, 4.0]
+
+
+def test_search_leaves_out_ratios_that_the_lag_bound_makes_equal():
+    config = by_window(U=2, rounds=dict(max_lag_steps=2), admission=dict(width=8))
+    choices = Grid(num_chips=2, max_num_seqs=(64,)).choices(config, profile_of())
+    assert [c.async_ratio for c in choices] == [0.0, 0.5, 1.0, 2.0]
+    with pytest.raises(ValueError, match="4 is above rounds.max_lag_steps=2"):
+        list(Grid(num_chips=2, async_ratios=(1.0, 4.0)).choices(config, profile_of()))
+
+
+def test_search_warms_each_choice_up_for_its_own_window(monkeypatch):
+    asked = {}
+
+    def spy(config, profile, *, num_updates, warmup_updates, seed):
+        asked[config.admission_width] = warmup_updates
+        return simulate(config, profile, num_updates=num_updates, warmup_updates=0, seed=seed)
+
+    monkeypatch.setattr(plan_search, "simulate", spy)
+    config = by_window(U=2, admission=dict(width=8))
+    grid = Grid(num_chips=2, widths=(4, 20), max_num_seqs=(64,))
+    search(config, profile_of(), grid, max_lag=None, num_updates=2)
+    assert asked == {4: 4, 20: 20}  # twice the width, in updates of two groups
 
 
 def test_a_choice_replaces_the_width_by_the_ratio():

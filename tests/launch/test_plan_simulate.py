@@ -7,9 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actor.engine_profile import EngineProfile
+from bridge.types import Task
+from launch.plan_calendar import Calendar
+from launch.plan_lengths import Lengths
 from launch.plan_outcome import Lag
 from launch.plan_profile import LearnerProfile, LengthProfile
+from launch.plan_rollout import Rollout
 from launch.plan_simulate import simulate
+from tests.bridge.factories import make_ticket
 from tests.launch.plan_setup import by_rounds, by_window, lengths, profile_of, publishing
 
 GROUP_S = 2 * 101 * 0.01  # training a group of 2 x (1 + 100) tokens
@@ -140,6 +145,30 @@ def test_groups_that_teach_nothing_are_replaced_in_their_round():
     outcome = simulate(config, profile_of(zero_variance_groups=0.5), num_updates=40)
     assert outcome.num_samples == 40 * 2 * 2
     assert 40 < outcome.num_dropped["zero_variance"] < 130  # 80 are expected
+
+
+def test_drain_ends_what_an_actor_admitted_by_the_old_weights_and_claims_nothing_meanwhile():
+    # Three places, K = 2, 10 s a response: groups 0 and 1 are admitted, and the last request of 1 waits in the engine.
+    engine = EngineProfile(running=(64.0,), tokens_per_s=(640.0,), max_num_seqs=3)
+    profile = profile_of(engine=engine, publish=publishing(pause_s=1.0))
+    calendar, served = Calendar(), {}
+
+    def on_group(group):
+        served[group.ticket.id] = (calendar.now_s, group.tokens_by_step)
+
+    drawn = Lengths(profile.response_tokens, profile.prompt_tokens, seed=0)
+    rollout = Rollout(by_rounds(R=4, at_publish="drain"), profile, drawn, calendar, on_group)
+    tasks = [Task(verifier="exact", answer=str(n)) for n in range(4)]
+    rollout.offer([make_ticket(str(n), order=n, task=task) for n, task in enumerate(tasks)])
+    calendar.at(5.0, rollout.update, 1)
+    while calendar.step():
+        pass
+    assert served == {
+        "0": (pytest.approx(10.0), {0: pytest.approx(200)}),
+        "1": (pytest.approx(20.0), {0: pytest.approx(200)}),  # its last request started at 10 s
+        "2": (pytest.approx(31.0), {1: pytest.approx(200)}),  # not before the pause
+        "3": (pytest.approx(41.0), {1: pytest.approx(200)}),
+    }
 
 
 SCHEDULES = {

@@ -1,4 +1,7 @@
-"""The planner's input, measured in the rig: so the planner can be checked against what the bench measured."""
+"""The planner's input, measured in the rig: so the planner can be checked against what the bench measured.
+
+Nothing of the measured sessions goes in but their configs and lengths, which were drawn before.
+"""
 
 import statistics
 from typing import Any
@@ -23,14 +26,15 @@ def measure_profile(
 ) -> dict[str, Any]:
     """A profile as `launch/plan_profile.py` reads it.
 
-    Training and publishing are taken from the sessions themselves, as they ran beside the engine: a token's seconds
-    are the training spans' over the real tokens, padding and all.
+    Training and publishing are taken from sessions that ran beside the engine as the measured ones do, but none of
+    those: what the planner is to predict must not be in its input. A token's seconds are the training spans' over the
+    real tokens, padding and all.
 
     Args:
       rig: has run a session.
       config: a session's.
-      results: all sessions'.
-      lengths: what they replayed.
+      results: of the calibration, or of other warm sessions before the measured ones, at their training cost.
+      lengths: what the measured sessions replay.
       num_groups: prompts whose lengths the profile lists, in the order of their tickets.
       engine: its part of the profile, if it was measured before.
     """
@@ -54,12 +58,18 @@ def measure_profile(
             "optimizer_step_s": statistics.median(e["dur"] / 1e6 for e in events if e["name"] == "apply"),
         },
         "publish": {
-            "export_s": statistics.median(row["time/publish_s"] for row in steps),
+            "export_s": statistics.median(s for r in results for s in _export_s(r)),
             "prefetch_s": _median(steps, "actor/prefetch_s"),
             "pause_s": _median(steps, "actor/pause_s"),
         },
         "claim_s": POLL_S / 2,
     }
+
+
+def _export_s(result: Result) -> list[float]:
+    """Seconds of a run's publishes, but the first, which maps cold memory, where there are others."""
+    times = list(dict.fromkeys(row["time/publish_s"] for row in result.steps))
+    return times[1:] or times
 
 
 def _median(rows: list[dict[str, Any]], name: str) -> float:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from configs import overrides
 from configs.schema import Config
+from tests.bench.rig.calibrate import Calibration
 
 SMALL = flags.DEFINE_bool("small", False, "A fraction of the size, to see that it works; its numbers mean nothing.")
 RESULTS_DIR = flags.DEFINE_string(
@@ -22,7 +24,9 @@ RESULTS_DIR = flags.DEFINE_string(
     None,
     "Where the results go; tests/bench/results if not given (with --small nothing is written without it).",
 )
-_RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+_START_S, _START_LOAD = time.monotonic(), os.getloadavg()[0]
+"""Taken at import: a bench imports this before anything else takes time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ def results_folder() -> pathlib.Path | None:
     elif SMALL.value:
         return None
     else:
-        folder = _RESULTS
+        folder = RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -73,6 +77,7 @@ def finish(
     values: dict[str, Any],
     aims: dict[str, dict[str, Any]],
     data: dict[str, Any],
+    calibration: Calibration | None = None,
     figure: bool = True,
 ) -> None:
     """Prints the table, writes the files and prints the line.
@@ -86,16 +91,23 @@ def finish(
       values: for the line.
       aims: for the line.
       data: for the JSON file beside those: the profile, what was measured, the figure's data.
+      calibration: of the training cost, where there was one: its ratio and its warnings go into the result.
       figure: whether `<bench>.png` is beside it.
     """
+    values = values | conditions()
+    if calibration is not None:
+        values |= calibration.values()
+        remarks = [*calibration.remarks(), *remarks]
     console = Console(width=160)
     for line in table.markdown().split("\n"):
         console.print(line, soft_wrap=True, highlight=False)
+    for remark in calibration.remarks() if calibration else []:
+        console.print(remark, soft_wrap=True, highlight=False)
     folder = results_folder()
     if folder is not None:
         met = Table(
             columns=["aim", "value", "wanted", "met"],
-            rows=[[k, _number(a["value"]), _number(a["aim"]), "yes" if a["met"] else "no"] for k, a in aims.items()],
+            rows=[[k, _number(a["value"]), _aim(a["aim"]), "yes" if a["met"] else "no"] for k, a in aims.items()],
         )
         parts = [f"# {title}", *about, machine(), table.markdown(), *remarks, met.markdown()]
         if figure:
@@ -106,11 +118,22 @@ def finish(
     print(json.dumps(_finite({"bench": bench, "values": values, "aims": aims}), allow_nan=False), flush=True)
 
 
+def conditions() -> dict[str, float]:
+    """Seconds since the bench began, and the machine's load average (of a minute) then and now."""
+    return {
+        "wall_s": time.monotonic() - _START_S,
+        "load_at_start": _START_LOAD,
+        "load_at_end": os.getloadavg()[0],
+    }
+
+
 def machine() -> str:
-    """What it ran on."""
+    """What it ran on, how long, and beside what."""
+    now = conditions()
     return (
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, real vLLM on one core, "
-        f"the learner on another, float32. Load average at the end {os.getloadavg()[0]:.1f}."
+        f"the learner on another, float32. {now['wall_s']:.0f} s; load average {now['load_at_start']:.1f} at the "
+        f"start, {now['load_at_end']:.1f} at the end."
     )
 
 
@@ -126,6 +149,11 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+def _aim(aim: float | Sequence[float]) -> str:
+    """A bound, or the lowest and the highest of a range."""
+    return " to ".join(map(_number, aim)) if isinstance(aim, Sequence) else _number(aim)
 
 
 def _finite(value: Any) -> Any:

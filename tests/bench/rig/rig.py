@@ -1,5 +1,6 @@
 """The rig: one engine process on core 0, one learner process on core 1, and sessions one after the other."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -92,18 +93,20 @@ class Rig:
         self.root, self.model_folder = root, model_folder
         root.mkdir(parents=True, exist_ok=True)
         module = __name__.rpartition(".")[0]
-        self._actor = Child(f"{module}.actor_process", [str(ENGINE_CORE)], root / "actor.log")
-        self._learner = Child(f"{module}.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD)
         self._num_sessions = 0
-        try:
+        with contextlib.ExitStack() as children:  # each is ended, whatever fails
+            self._actor = Child(f"{module}.actor_process", [str(ENGINE_CORE)], root / "actor.log")
+            children.callback(self._actor.close)
+            self._learner = Child(
+                f"{module}.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD
+            )
+            children.callback(self._learner.close)
             self._ask(
                 self._actor,
                 {"do": "start_engine", "config": _plain(config), "model_folder": str(model_folder)},
                 deadline_s=START_S,
             )
-        except BaseException:
-            self.close()
-            raise
+            self._children = children.pop_all()
 
     def __enter__(self) -> "Rig":
         return self
@@ -153,8 +156,7 @@ class Rig:
 
     def close(self) -> None:
         """Ends both processes."""
-        for child in (self._learner, self._actor):
-            child.close()
+        self._children.close()
 
     def _ask(self, child: Child, request: dict[str, Any], *, deadline_s: float = SESSION_S) -> dict[str, Any]:
         others = [c for c in (self._actor, self._learner) if c is not child]
