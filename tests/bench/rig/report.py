@@ -20,7 +20,7 @@ from tests.bench.rig.calibrate import Calibration
 
 SMALL = flags.DEFINE_bool("small", False, "A fraction of the size, to see that it works; its numbers mean nothing.")
 RESULTS_DIR = flags.DEFINE_string(
-    "results",
+    "results_dir",
     None,
     "Where the results go; tests/bench/results if not given (with --small nothing is written without it).",
 )
