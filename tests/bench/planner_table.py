@@ -116,8 +116,9 @@ def _rolloutpipe(central: Prediction, swept: Sequence[Prediction]) -> list[str]:
         "compute (Table 1) leave 10.1 %.",
         "",
         f"All pairs of ratios from 47, 49.5 and 52 % with {len(SHAPES)} shapes: {len(swept)} of "
-        f"{len(SHAPES) * len(RATIOS)} are engines that can be (the others need a negative latency; to 1 %). Ranges over "
-        "the pairs; in the last three columns over those pairs whose first dispatch under serial is the published one.",
+        f"{len(SHAPES) * len(RATIOS)} are engines that can be (the others need a negative latency; to 1 %). Ranges "
+        "over the pairs; in the last three columns over those pairs whose first dispatch under serial is the published "
+        "one.",
         "",
         "| places | constant from | pairs | cgp, s | cgp_fgd, s | pairs | cgp, s | cgp_fgd, s |",
         "|---|---|---|---|---|---|---|---|",

@@ -218,16 +218,16 @@ def result_of(*, train_s: float, publish_s: list[float]) -> Result:
 def test_profile_has_the_costs_of_the_results_given_and_the_lengths_to_come():
     rig: Any = SimpleNamespace(prompts=lambda config, count: [p.tolist() for p in PROMPTS[:count]])
     lengths, config = Lengths(kind="uniform", max_tokens=5), config_of()
-    # A cold publish, then two of 2 s over three steps, then one of 3 s; the other run has published once only.
+    # A cold publish, then one of 2 s and one of 3 s; the other run has published once only.
     results = [
-        result_of(train_s=1.0, publish_s=[9.0, 2.0, 2.0, 2.5, 3.0]),
-        result_of(train_s=3.0, publish_s=[2.5, 2.5]),
+        result_of(train_s=1.0, publish_s=[9.0, 2.0, 2.0, 3.0]),
+        result_of(train_s=3.0, publish_s=[1.0, 1.0]),
     ]
     engine = {"running": [1], "tokens_per_s": [1.0], "max_num_seqs": 1}
     got = measure_profile(rig, config, results=results, lengths=lengths, num_groups=3, engine=engine)
     assert got["engine"] == engine
     assert got["learner"] == {"seconds_per_token": pytest.approx((1 + 1 + 3 + 3) / 200), "optimizer_step_s": 0.5}
-    assert got["publish"] == {"export_s": 2.5, "prefetch_s": 0.25, "pause_s": 0.0}
+    assert got["publish"] == {"export_s": 2.0, "prefetch_s": 0.25, "pause_s": 0.0}
     num_requests = config.rounds.requests_per_group
     assert got["response_tokens"]["groups"] == [
         [lengths.tokens(p, i) for i in range(num_requests)] for p in PROMPTS[:3]

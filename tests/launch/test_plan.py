@@ -215,7 +215,8 @@ class _Store:
     orders=st.permutations(range(30)),
     moves=st.lists(
         st.tuples(st.sampled_from(["put", "put", "claim", "claim", "serve", "withdraw"]), st.integers(0, 99)),
-        max_size=50,
+        min_size=15,
+        max_size=60,
     ),
 )
 @settings(max_examples=100, deadline=None)
@@ -288,12 +289,13 @@ def test_search_puts_what_keeps_the_bound_first():
 
 def test_search_with_nothing_within_the_bound_ranks_by_lag():
     config = by_window(U=2, admission=dict(width=8))
-    profile = profile_of(learner=LearnerProfile(seconds_per_token=0.05))
-    grid = Grid(num_chips=2, async_ratios=(4.0, 1.0, 2.0), max_num_seqs=(64,))
-    found = search(config, profile, grid, max_lag=0, num_updates=20, warmup_updates=10)
+    grid = Grid(num_chips=2, async_ratios=(2.0, 0.5, 1.0), max_num_seqs=(64,))
+    found = search(config, profile_of(), grid, max_lag=0, num_updates=20, warmup_updates=10)
     assert not any(t.within_bound for t in found)
     lags = [t.outcome.group_lag.max for t in found]
-    assert lags == sorted(set(lags)) and [t.choice.async_ratio for t in found] == [1.0, 2.0, 4.0]
+    assert lags == sorted(lags) and lags[0] < lags[-1]
+    # Generation is what takes long, so the faster ones are those with more lag.
+    assert found[0].outcome.samples_per_s < found[-1].outcome.samples_per_s
 
 
 def test_search_leaves_out_ratios_that_the_lag_bound_makes_equal():
