@@ -129,7 +129,7 @@ class TicketPool:
         """Orders of open tickets that may be claimed now, rising."""
         if self._width is None:
             return iter(self._open_orders)
-        begun = [order for order in self._in_service if order in self._open]
+        begun = self._in_service.keys() & self._open.keys()
         num_free = max(0, self._width - len(self._in_service))
         new = itertools.islice((o for o in self._open_orders if o not in self._in_service), num_free)
         return iter(sorted([*begun, *new]))
