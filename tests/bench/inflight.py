@@ -142,7 +142,7 @@ def main(argv: list[str]) -> None:
             results[CONVENTIONAL].append(run(CONVENTIONAL, config))
             results[RECOMPUTE].append(run(RECOMPUTE, pipelinerl(num_updates, recompute=True)))
         profile = measure_profile(
-            rig, config, results=[calibrated.result], lengths=LENGTHS, num_groups=(num_updates + 8) * U
+            rig, config, results=[calibrated.result, pilot], lengths=LENGTHS, num_groups=(num_updates + 8) * U
         )
     rows = {name: Row.of(of_one) for name, of_one in results.items()}
     values = values_of(rows)
