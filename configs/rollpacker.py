@@ -2,6 +2,9 @@
 
 P0 = 128 prompts of R0 = 8 responses, eta = 1.25 for both (section 6), one update a round (U = R): gradients are
 accumulated while the round still runs and applied at its end. Elastic engines follow preemptions (section 4.2).
+
+A race is one only if all of it runs at once: 160 prompts of 10 responses want seven engines of 256 sequences, or
+prompts lose that never began.
 """
 
 import dataclasses
