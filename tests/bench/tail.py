@@ -168,7 +168,8 @@ def main(argv: list[str]) -> None:
             "Length bias is the mean trained length over the mean of the prompts' K responses each. Racing samples "
             "drops the longest of a prompt's responses for good; racing prompts only moves prompts to a later round, "
             "so over whole periods it drops none. `streamed` is tail batching with RollPacker's stream trainer: "
-            "gradients while the round still runs, one step at its end."
+            "gradients while the round still runs, one step at its end.",
+            what_bounds(rows[ratios[-1], "serial"], rows[ratios[-1], "tail batching"]),
         ],
         values=values,
         aims={keys[x]: report.Aim(value=values[keys[x]], aim=AIMS[x]).to_json() for x in ratios},
@@ -188,6 +189,19 @@ def main(argv: list[str]) -> None:
             ],
             "rows": {f"{variant}, {ratio}x": dataclasses.asdict(row) for (ratio, variant), row in rows.items()},
         },
+    )
+
+
+def what_bounds(serial: Row, tail: Row) -> str:
+    """What is left of the time under tail batching, from the rounds at the largest ratio."""
+    usual, short, long = statistics.median(serial.round_s), statistics.median(tail.round_s), max(tail.round_s)
+    return (
+        f"What bounds it at the largest ratio: a short round takes {short:.2f} s, {usual / short:.1f} times less than "
+        f"serial's {usual:.2f} s, but a long one {long:.2f} s, {long / usual:.1f} times more. All of its responses are "
+        "long, where serial's batch has a few, so it has most of the period's tokens to decode and to train, on one "
+        "core each. RollPacker's long rounds take about as long as a baseline's (section 6.2), since decoding is bound "
+        "by memory and training has many GPUs; with that, these rounds' times would give "
+        f"{5 * usual / (4 * short + usual):.1f}."
     )
 
 
