@@ -1,3 +1,4 @@
+import collections
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,8 @@ def books_of(*, skipped: int) -> StepBooks:
         model_config=MODEL,
         state=SimpleNamespace(skipped_updates=skipped),
         step=7,
-        queue=SimpleNamespace(wait_s=0.0, dropped=SimpleNamespace(total=lambda: 0)),
+        queue=SimpleNamespace(wait_s=0.0, dropped=collections.Counter()),
+        num_ess_stops=0,
         steps=SimpleNamespace(num_compilations=2),
         store=SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: []),
         publisher=SimpleNamespace(last_publish_s=0.0),
