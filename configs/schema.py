@@ -10,21 +10,11 @@ import math
 import re
 from typing import Literal
 
+from configs.checks import not_negative, positive
 from configs.loss import LossConfig
+from configs.schedule import AdmissionConfig, PublishConfig, RoundsConfig
 
 Dtype = Literal["float32", "bfloat16"]
-
-
-def _positive(section: str, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{section}.{name} must be > 0, got {value}")
-
-
-def _not_negative(section: str, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value >= 0:
-            raise ValueError(f"{section}.{name} must be >= 0, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,8 +34,8 @@ class RunConfig:
             raise ValueError(
                 f"run.name must be letters, digits, '.', '_' or '-' (it names a folder), got {self.name!r}"
             )
-        _positive("run", num_updates=self.num_updates)
-        _not_negative("run", seed=self.seed)
+        positive("run", num_updates=self.num_updates)
+        not_negative("run", seed=self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +63,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive("model", max_tokens=self.max_tokens)
-        _not_negative("model", logit_chunk_tokens=self.logit_chunk_tokens)
+        positive("model", max_tokens=self.max_tokens)
+        not_negative("model", logit_chunk_tokens=self.logit_chunk_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,139 +117,11 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive("sampling", max_response_tokens=self.max_response_tokens, temperature=self.temperature)
+        positive("sampling", max_response_tokens=self.max_response_tokens, temperature=self.temperature)
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(
                 "sampling.top_p and sampling.top_k must stay 1.0 and 0: importance ratios need the learner's "
                 f"distribution truncated alike, got top_p={self.top_p} top_k={self.top_k}"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RoundsConfig:
-    """Rounds of R groups of K samples, U groups an optimizer step (RolloutPipe, section 3)."""
-
-    groups_per_round: int = 32
-    """R. With publish.when=every, R only numbers the rounds."""
-    samples_per_group: int = 8
-    """K."""
-    groups_per_update: int = 8
-    """U = B / K."""
-    train_start: Literal["round_complete", "group_ready"] = "group_ready"
-    """When training on a round may begin: all R groups there, or each as it arrives (CGP)."""
-    max_lag_steps: int | None = None
-    """Hard bound on the lag of a group's oldest token. A window is kept narrow enough for it, and groups over it
-    when they are dequeued are dropped, counted and issued again. A response that takes longer than so many steps can
-    never be trained."""
-    overprovision_prompts: float = 1.0
-    """eta_P of RollPacker's tail batching (section 3): a short round issues eta_P R prompts and keeps the first R
-    groups to complete; the others' prompts wait until R of them make a long round of their own. 1: off."""
-    overprovision_samples: float = 1.0
-    """eta_R: eta_R K responses are sampled and the first K to end are kept (not in long rounds). 1: off."""
-    filter_zero_variance: bool = False
-    """Groups whose rewards are all equal teach nothing; they are dropped, and another prompt takes the place of each
-    in the same round."""
-    ess_floor: float = 0.0
-    """An update whose effective sample size is below it isn't made: the learner waits until a full batch by its own
-    current weights is there (PipelineRL, NeurIPS version, Algorithm 2). 0: off."""
-
-    def __post_init__(self) -> None:
-        """Checks this section."""
-        if self.samples_per_group < 2:
-            raise ValueError(
-                f"rounds.samples_per_group (K) must be >= 2 (an advantage compares a group's members), "
-                f"got {self.samples_per_group}"
-            )
-        _positive("rounds", groups_per_round=self.groups_per_round, groups_per_update=self.groups_per_update)
-        if self.groups_per_round % self.groups_per_update:
-            raise ValueError(
-                f"rounds.groups_per_update (U={self.groups_per_update}) must divide "
-                f"rounds.groups_per_round (R={self.groups_per_round})"
-            )
-        _not_negative("rounds", max_lag_steps=self.max_lag_steps)
-        for name in ("overprovision_prompts", "overprovision_samples"):
-            if not 1 <= getattr(self, name) <= 4:
-                raise ValueError(f"rounds.{name} must be between 1 (off) and 4, got {getattr(self, name)}")
-        if not 0 <= self.ess_floor < 1:
-            raise ValueError(f"rounds.ess_floor must be in [0, 1), got {self.ess_floor}")
-
-    @property
-    def groups_issued(self) -> int:
-        """Prompts of a short round: eta_P R, rounded up."""
-        return math.ceil(self.overprovision_prompts * self.groups_per_round - 1e-9)
-
-    @property
-    def requests_per_group(self) -> int:
-        """Responses sampled for a group of a short round: eta_R K, rounded up."""
-        return math.ceil(self.overprovision_samples * self.samples_per_group - 1e-9)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AdmissionConfig:
-    """Which tickets an actor has in service at once."""
-
-    policy: Literal["fifo", "frontier", "window"] = "fifo"
-    """fifo: all that are open; frontier: the `width` lowest orders (RolloutPipe eq. 5-6); window: `width`
-    groups kept in progress, issued as others are consumed (PipelineRL Algorithm 2, H = width K)."""
-    width: int = 0
-    """Groups, of all actors together; 0 means U for frontier, and for window 4 U or what async_ratio asks for."""
-    async_ratio: float | None = None
-    """alpha of ROLL Flash (section 4.3), for a window: tickets are issued for the update being filled and alpha more,
-    so at most (1 + alpha) U groups are issued and not yet trained; 0 waits for each update's weights. Groups trained in
-    the order of their tickets have a lag of at most alpha, rounded up; one that others overtake, more
-    (`rounds.max_lag_steps`)."""
-    unit: Literal["group", "sample"] = "group"
-    """What an actor claims: whole groups (with actor.prefix_caching their prompt is computed once), or single samples,
-    so that the K samples of a prompt spread over several engines (ROLL Flash's queue scheduling and prompt
-    replication)."""
-    when_full: Literal["block", "drop_oldest"] = "block"
-    """What complete groups do that wait for a slower learner: hold their place in the window, so that the actors
-    pause, or give way, the oldest first, to be generated anew by newer weights (PipelineRL's ring buffer)."""
-    queue_groups: int = 0
-    """With drop_oldest: complete groups that may wait; 0 means U."""
-
-    def __post_init__(self) -> None:
-        """Checks this section."""
-        _not_negative("admission", width=self.width, async_ratio=self.async_ratio, queue_groups=self.queue_groups)
-        if self.async_ratio is not None and self.policy != "window":
-            raise ValueError(f"admission.async_ratio needs admission.policy=window, got {self.policy}")
-        if self.when_full == "drop_oldest" and self.policy != "window":
-            raise ValueError(
-                f"admission.when_full=drop_oldest needs admission.policy=window (a round wants each of its groups), "
-                f"got {self.policy}"
-            )
-        if self.queue_groups and self.when_full == "block":
-            raise ValueError("admission.queue_groups has no effect with admission.when_full=block; leave it out")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PublishConfig:
-    """When new weights go to the engines, and what happens to running requests then."""
-
-    when: Literal["round_end", "every"] = "round_end"
-    every_n_steps: int = 1
-    """With when=every."""
-    at_publish: Literal["keep", "abort_and_resume", "drain"] = "keep"
-    """What running requests do: go on under the new weights (in flight, PipelineRL), end and go on from their tokens as
-    new requests (partial rollouts, ROLL Flash), or finish first while nothing new starts."""
-    kv_cache: Literal["keep", "recompute"] = "keep"
-    """With at_publish=keep: what running requests do with the keys and values of older weights (PipelineRL section
-    5.1)."""
-    probe_every_n_publishes: int = 10
-    """After every n-th publish the learner compares the engine's logprobs of fresh samples with its own
-    before the next step; 0 never."""
-    parity_bound: float = 0.0
-    """Largest |dlogprob| a probe may show; 0 means 1e-4 for float32 and 0.25 for bfloat16."""
-    snapshot_dir: str = ""
-    """Folder in which the run keeps its snapshots; empty: shared memory."""
-
-    def __post_init__(self) -> None:
-        """Checks this section."""
-        _positive("publish", every_n_steps=self.every_n_steps)
-        _not_negative("publish", probe_every_n_publishes=self.probe_every_n_publishes, parity_bound=self.parity_bound)
-        if self.kv_cache == "recompute" and self.at_publish != "keep":
-            raise ValueError(
-                f"publish.kv_cache=recompute has no effect with publish.at_publish={self.at_publish}; leave it out"
             )
 
 
@@ -286,14 +148,14 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive(
+        positive(
             "optimizer",
             learning_rate=self.learning_rate,
             eps=self.eps,
             max_grad_norm=self.max_grad_norm,
             max_skipped_in_a_row=self.max_skipped_in_a_row,
         )
-        _not_negative("optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay)
+        not_negative("optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay)
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"optimizer betas must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.name == "adafactor":
@@ -316,7 +178,7 @@ class PackingConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive("packing", rows=self.rows, row_tokens=self.row_tokens, max_row_sequences=self.max_row_sequences)
+        positive("packing", rows=self.rows, row_tokens=self.row_tokens, max_row_sequences=self.max_row_sequences)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -338,7 +200,7 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive("mesh", **self.axes)
+        positive("mesh", **self.axes)
 
     @property
     def axes(self) -> dict[str, int]:
@@ -362,7 +224,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive("checkpoint", every_n_steps=self.every_n_steps)
+        positive("checkpoint", every_n_steps=self.every_n_steps)
         if self.keep < 2:
             raise ValueError(
                 "checkpoint.keep must be >= 2 (while one is being written, the one before is all there is to fall "
@@ -383,7 +245,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _not_negative(
+        not_negative(
             "evaluation",
             num_problems=self.num_problems,
             every_n_steps=self.every_n_steps,
@@ -428,7 +290,7 @@ class ActorConfig:
 
     def __post_init__(self) -> None:
         """Checks this section."""
-        _positive(
+        positive(
             "actor",
             max_num_seqs=self.max_num_seqs,
             tensor_parallel_size=self.tensor_parallel_size,
@@ -445,8 +307,8 @@ class ActorConfig:
                 f"actor.max_tensor_parallel_size ({self.max_tensor_parallel_size}) is below "
                 f"actor.tensor_parallel_size ({self.tensor_parallel_size})"
             )
-        _not_negative("actor", max_tensor_parallel_size=self.max_tensor_parallel_size)
-        _not_negative("actor", verifier_retries=self.verifier_retries, max_restarts=self.max_restarts)
+        not_negative("actor", max_tensor_parallel_size=self.max_tensor_parallel_size)
+        not_negative("actor", verifier_retries=self.verifier_retries, max_restarts=self.max_restarts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
