@@ -81,11 +81,6 @@ class RoundPlanner:
         return list(self._long_queue)
 
     @property
-    def num_outstanding(self) -> int:
-        """Groups issued and not consumed."""
-        return len(self._open)
-
-    @property
     def num_left_in_update(self) -> int:
         """Groups that the update now being filled still wants."""
         per_update = self._rounds.groups_per_update

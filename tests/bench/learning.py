@@ -10,13 +10,11 @@ import json
 import os
 import pathlib
 import platform
-import shutil
-import subprocess
-import sys
 import tempfile
-import time
 
 from absl import app, flags
+
+from tests.bench.job import run_job
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the training problems.")
 _DIR = flags.DEFINE_string("dir", None, "Where the runs go; a temporary folder if not given.")
@@ -30,21 +28,8 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def run_one(config: str, seed: int, folder: pathlib.Path) -> dict:
-    """One run; its summary with the wall time."""
-    result = folder / "result.json"
-    if _REUSE.value and result.is_file():
-        return json.loads(result.read_text())
-    shutil.rmtree(folder, ignore_errors=True)
-    start = time.monotonic()
-    command = [sys.executable, "-m", "launch.local", f"--config={config}"]
-    command += [f"--config.run.seed={seed}", f"--config.run.dir={folder}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"wall_s": time.monotonic() - start, "load": os.getloadavg()[0]}
-    result.write_text(json.dumps(summary))
-    return summary
+    """One run; its summary with the wall time and the load after it."""
+    return run_job(config, folder, reuse=_REUSE.value, run__seed=seed) | {"load": os.getloadavg()[0]}
 
 
 def markdown(results: dict[tuple[str, int], dict]) -> str:

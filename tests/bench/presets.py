@@ -9,13 +9,12 @@ import json
 import os
 import pathlib
 import platform
-import shutil
-import subprocess
-import sys
 import tempfile
-import time
 
 from absl import app, flags
+
+from learner.metrics import read_rows
+from tests.bench.job import run_job
 
 NAMES = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash")
 AIM_GAIN = 0.25
@@ -27,29 +26,16 @@ _DIR = flags.DEFINE_string("dir", None, "Where the runs go; a temporary folder i
 
 
 def run_one(preset: str, folder: pathlib.Path, *, num_updates: int) -> dict:
-    """One run's summary."""
-    result = folder / "result.json"
-    if result.is_file():
-        return json.loads(result.read_text())
-    shutil.rmtree(folder, ignore_errors=True)
-    start = time.monotonic()
-    command = [sys.executable, "-m", "launch.local", f"--config=configs/{preset}.py:tiny"]
-    command += [f"--config.run.num_updates={num_updates}", f"--config.run.dir={folder}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}")
-    summary = json.loads((folder / "summary.json").read_text())
-    last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in last if row["kind"] == "step"]
-    summary |= {
-        "wall_s": time.monotonic() - start,
+    """One run's summary, and what its metrics add up to."""
+    summary = run_job(f"configs/{preset}.py:tiny", folder, reuse=True, run__num_updates=num_updates)
+    rows = read_rows(folder / "metrics.jsonl")
+    steps = [row for row in rows if row["kind"] == "step"]
+    return summary | {
         "trained_samples": sum(row["sequences"] for row in steps),
         "dropped": steps[-1]["groups/dropped"],
         "mismatch_kl": sum(row["mismatch_kl_k3"] for row in steps) / len(steps),
-        "max_parity": max((row["parity/max_abs_dlogprob"] for row in last if row["kind"] == "probe"), default=None),
+        "max_parity": max((row["parity/max_abs_dlogprob"] for row in rows if row["kind"] == "probe"), default=None),
     }
-    result.write_text(json.dumps(summary))
-    return summary
 
 
 def markdown(results: dict[str, dict]) -> str:

@@ -85,7 +85,7 @@ def test_issue_by_window_keeps_width_groups_outstanding(sizes, extra, choices):
     for n, choice in enumerate(choices):
         issued = planner.issue(step=n)
         assert len(issued) == (width if n == 0 else 1)
-        assert planner.num_outstanding == width
+        assert len(planner.open_tickets) == width
         # Any weights may serve: an update in flight must not be waited for.
         assert {t.min_version for t in issued} == {Version(incarnation=0, step=0)}
         planner.consume(planner.open_tickets[choice % width].id)
@@ -99,12 +99,12 @@ def test_books_consumed_and_open_make_all_that_was_issued(sizes, width, choices)
     consumed: list[str] = []
     for choice in choices:
         issued += [t.id for t in planner.issue(step=0)]
-        ticket = planner.open_tickets[choice % planner.num_outstanding]
+        ticket = planner.open_tickets[choice % len(planner.open_tickets)]
         planner.consume(ticket.id)
         consumed.append(ticket.id)
         opened = [t.id for t in planner.open_tickets]
         assert sorted(consumed + opened) == issued
-        assert opened == sorted(opened) and len(opened) == planner.num_outstanding
+        assert opened == sorted(opened) and len(opened) == len(planner.open_tickets)
         assert [i for i in issued if planner.is_open(i)] == opened
 
 
@@ -202,7 +202,7 @@ def test_replace_puts_another_problem_under_the_same_id_and_order():
     new = planner.replace(old.id)
     assert (new.id, new.order, new.round, new.min_version) == (old.id, old.order, old.round, old.min_version)
     assert old.prompt_tokens.tolist() == [0] and new.prompt_tokens.tolist() == [4]
-    assert planner.open_tickets[0] is new and planner.num_outstanding == 4
+    assert planner.open_tickets[0] is new and len(planner.open_tickets) == 4
 
 
 def test_window_is_kept_narrow_enough_for_the_lag_bound():
