@@ -11,7 +11,7 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import reasoning_gym
@@ -56,14 +56,6 @@ class BadRow:
     row: int
     """Counted from 1."""
     reason: str
-
-
-class Source(Protocol):
-    """Raw problems by index."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> RawProblem: ...
 
 
 class ReasoningGymSource:
