@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from actor.engine import Sample
+from actor.engine.protocol import Sample
 from bridge.types import Group, Rollout, Ticket
 
 

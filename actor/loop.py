@@ -11,14 +11,14 @@ import numpy as np
 from absl import logging
 from jaxtyping import Int32
 
-from actor import duties
 from actor.admission import Admission
-from actor.engine import Engine
+from actor.duties import duties
+from actor.duties.withdrawals import follow_withdrawals
+from actor.engine.protocol import Engine
 from actor.group_builder import GroupBuilder
 from actor.verifiers.pool import VerifierError, VerifierPool
-from actor.weight_client import WeightClient
-from actor.withdrawals import follow_withdrawals
-from bridge.store import GroupStore, UnfitGroupError
+from actor.weights.client import WeightClient
+from bridge.store.protocol import GroupStore, UnfitGroupError
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
 
@@ -71,7 +71,7 @@ class Actor:
         self.is_replacing = False
         """Set while weights are being replaced on which nothing may start: an abandoned future's, or drained ones."""
         self.is_leaving = False
-        """Set once this actor only finishes what it has (`actor.resizing`)."""
+        """Set once this actor only finishes what it has (`actor.duties.resizing`)."""
         self.changed = asyncio.Event()
         """Something happened that may let a ticket start."""
         self.num_emitted = 0

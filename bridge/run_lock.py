@@ -4,7 +4,7 @@ import fcntl
 import os
 import pathlib
 
-from bridge.segment import try_flock
+from bridge.snapshots.segment import try_flock
 
 
 class RunLock:

@@ -1,6 +1,6 @@
 """The objective's section of the configuration: which loss, its constants, and what else is in the objective.
 
-The equations are in learner/losses.py, learner/kl.py and learner/advantages.py.
+The equations are in learner/objective/losses.py, learner/objective/kl.py and learner/objective/advantages.py.
 """
 
 import dataclasses
@@ -20,7 +20,8 @@ LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
     "topr": {"min_weight": 0.0, "max_weight": 1.0},
 }
 """By loss: the constants it reads, each with what public systems ship (None: off). The equations are in
-learner/losses.py. CISPO's are ROLL Flash's; MiniMax-M1 sets clip_low=1 (no lower bound) and tunes clip_high."""
+learner/objective/losses.py. CISPO's are ROLL Flash's; MiniMax-M1 sets clip_low=1 (no lower bound) and tunes
+clip_high."""
 
 PROXIMAL_LOSSES = ("decoupled_ppo", "tis", "masked_is")
 """The losses that tell pi_prox from mu."""

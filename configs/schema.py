@@ -55,7 +55,7 @@ class ModelConfig:
     """What the backward pass recomputes: whole layers, all but attention (with the splash and xla implementations;
     cuDNN and Pallas are recomputed), all but attention and the projections, nothing."""
     attention: Literal["auto", "splash", "cudnn", "pallas", "xla"] = "auto"
-    """Implementation in the learner: auto takes the platform's (`learner/model/attention.py`)."""
+    """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
     logit_chunk_tokens: int = 0
     """Tokens a device whose logits exist at once; 0: 128 on a CPU, elsewhere what fits 512 MiB."""
     max_tokens: int = 64
@@ -204,7 +204,7 @@ class MeshConfig:
 
     @property
     def axes(self) -> dict[str, int]:
-        """Sizes by the names of `learner.mesh.AXES`."""
+        """Sizes by the names of `learner.devices.mesh.AXES`."""
         names = ("data", "fsdp", "expert", "sequence", "tensor")
         return {name: getattr(self, name) for name in names}
 
@@ -264,7 +264,7 @@ class ActorConfig:
     tensor_parallel_size: int = 1
     elastic: bool = False
     """Adapts how many sequences run at once, and restarts an engine whose preemptions ask for another tensor parallel
-    size (RollPacker section 4.2); `actor/elastic.py` says by which rules."""
+    size (RollPacker section 4.2); `actor/engine/elastic.py` says by which rules."""
     max_tensor_parallel_size: int = 0
     """With elastic: devices that one engine may take; 0 means tensor_parallel_size."""
     gpu_memory_utilization: float = 0.9

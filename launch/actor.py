@@ -13,18 +13,18 @@ from collections.abc import Coroutine, Iterator
 
 from absl import flags, logging
 
-from actor import duties
 from actor.admission import Admission
-from actor.elastic import Bounds, ElasticShare
-from actor.engine import EngineSize
-from actor.engine_limits import EngineLimits, LimitsFile, limits_path
-from actor.local_copy import LocalCopy
+from actor.duties import duties
+from actor.duties.resizing import ResizeRequest, follow_limits
+from actor.engine.elastic import Bounds, ElasticShare
+from actor.engine.limits import EngineLimits, LimitsFile, limits_path
+from actor.engine.protocol import EngineSize
 from actor.loop import Actor, Limits
-from actor.model_folder import read_model_folder
-from actor.resizing import ResizeRequest, follow_limits
 from actor.verifiers.pool import VerifierPool
-from actor.weight_client import WeightClient
-from bridge.sqlite_store import SqliteStore
+from actor.weights.client import WeightClient
+from actor.weights.local_copy import LocalCopy
+from actor.weights.model_folder import read_model_folder
+from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from configs.overrides import run_id, snapshot_folder
 from configs.schema import Config
@@ -62,7 +62,7 @@ def main() -> int:
     limits_file = _limits_file(config, folder)
     try:
         store.heartbeat(duties.heartbeat(_NAME.value, None, {}))
-        from actor.vllm_engine import VllmEngine  # vLLM is loaded only once the input is known to be good
+        from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
 
         config = _with_limits(config, limits_file)
         with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):

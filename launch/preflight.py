@@ -5,9 +5,9 @@ import pathlib
 import shutil
 
 from configs.schema import Config
+from learner.data.problems import load_file, load_held_out
+from learner.data.tokenizer import load_tokenizer
 from learner.model.config import ModelConfig
-from learner.problems import load_file, load_held_out
-from learner.tokenizer import load_tokenizer
 
 
 def check(config: Config, model_folder: pathlib.Path) -> list[str]:

@@ -14,8 +14,8 @@ from typing import IO
 import rich.live
 from rich.console import Console
 
-from actor.engine_limits import limits_path
-from actor.local_copy import sweep
+from actor.engine.limits import limits_path
+from actor.weights.local_copy import sweep
 from bridge.run_lock import RunLock
 from configs.overrides import snapshot_folder
 from launch import command_line

@@ -6,7 +6,7 @@ import time
 
 from absl import logging
 
-from bridge.store import LearnerStore
+from bridge.store.protocol import LearnerStore
 from bridge.types import Heartbeat
 
 HEARTBEAT_S = 2.0

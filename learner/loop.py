@@ -7,14 +7,14 @@ import jax
 from absl import logging
 
 from bridge.types import Sampling
-from learner import parity
-from learner.ess_stop import drop_batch, is_batch_off_policy
-from learner.model import hf_io
-from learner.packing import MicroBatch
-from learner.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS, evaluation_metrics
-from learner.rounds import training_sampling
+from learner.model.hf import io as hf_io
+from learner.publish import parity
+from learner.publish.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS, evaluation_metrics
 from learner.run import Run, acknowledge_committed, save
+from learner.schedule.ess_stop import drop_batch, is_batch_off_policy
+from learner.schedule.planner import training_sampling
 from learner.step_books import StepBooks
+from learner.update.packing import MicroBatch
 
 
 def train(run: Run) -> None:

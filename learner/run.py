@@ -18,35 +18,35 @@ from jax.sharding import NamedSharding
 
 from bridge import codec
 from bridge.run_lock import RunLock
-from bridge.snapshot import SnapshotWriter
-from bridge.sqlite_store import SqliteStore
-from bridge.store import LearnerStore
+from bridge.snapshots.writer import SnapshotWriter
+from bridge.store.protocol import LearnerStore
+from bridge.store.sample_tickets import SampleTickets
+from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
 from configs.overrides import run_id, snapshot_folder
 from configs.schema import Config
-from learner import losses
-from learner.anchors import Anchors
-from learner.batches import micro_batches
 from learner.checkpoint import CheckpointError, Checkpoints
-from learner.group_queue import GroupQueue, GroupQueueIterator
+from learner.data.problems import Problem, write_quarantine
+from learner.data.prompts import PromptStream, load_prompts
+from learner.data.tokenizer import Tokenizer, load_tokenizer
+from learner.devices.mesh import make_mesh, param_spec
 from learner.heart import Heart
-from learner.intake import Intake
-from learner.mesh import make_mesh, param_spec
 from learner.metrics import MetricsWriter
-from learner.model import hf_io
 from learner.model.config import ModelConfig
-from learner.packing import MicroBatch
-from learner.pinned import Pinned
-from learner.problems import Problem, write_quarantine
-from learner.prompts import PromptStream, load_prompts
-from learner.publisher import Publisher
-from learner.round_clock import RoundClock
-from learner.rounds import RoundPlanner, training_sampling
-from learner.sample_tickets import SampleTickets
-from learner.state import Params, TrainState
-from learner.step import Steps, build_steps
-from learner.tokenizer import Tokenizer, load_tokenizer
+from learner.model.hf import io as hf_io
+from learner.objective import losses
+from learner.publish.pinned import Pinned
+from learner.publish.publisher import Publisher
+from learner.schedule.batches import micro_batches
+from learner.schedule.group_queue import GroupQueue, GroupQueueIterator
+from learner.schedule.intake import Intake
+from learner.schedule.planner import RoundPlanner, training_sampling
+from learner.schedule.waiting_ratio import RoundClock
+from learner.update.anchors import Anchors
+from learner.update.packing import MicroBatch
+from learner.update.state import Params, TrainState
+from learner.update.step import Steps, build_steps
 
 
 @dataclasses.dataclass

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from learner.flops import model_flops, peak_flops
+from learner.costs.flops import model_flops, peak_flops
 from learner.heart import is_fresh
-from learner.packing import MicroBatch
 from learner.run import Run
+from learner.update.packing import MicroBatch
 
 
 class NotFinite(RuntimeError):

@@ -1,6 +1,6 @@
 """Makes the tiny model: a character tokenizer, fresh weights, and a short supervised phase in JAX.
 
-Needs a task whose answers are whole numbers. Held-out problems never enter (`learner.problems`).
+Needs a task whose answers are whole numbers. Held-out problems never enter (`learner.data.problems`).
 """
 
 import json
@@ -17,10 +17,10 @@ from jaxtyping import Array, Int32
 from bridge.names import flatten, unflatten
 from configs.schema import PromptsConfig
 from configs.tiny_model import TinyModelRecipe
-from learner.model import hf_io
+from learner.data.problems import ReasoningGymSource, is_held_out
 from learner.model.config import ModelConfig
 from learner.model.decoder import INIT_STD, Params, init_params, make_apply, output_head
-from learner.problems import ReasoningGymSource, is_held_out
+from learner.model.hf import io as hf_io
 
 _WARMUP_SEED = 3_000_017
 _CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]

@@ -112,10 +112,10 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
     files = {
         "bridge/types.py": "import numpy\n",
         "configs/schema.py": "import bridge.types\n",
-        "learner/step.py": "import jax, flax, optax, grain\nimport bridge.types, configs.schema\n",
-        "actor/vllm_engine.py": "import torch, vllm\n",
-        "actor/loop.py": "import bridge.types\ndef f():\n    from actor import vllm_engine\n",
-        "launch/local.py": "import learner.step, actor.loop, configs.schema\n",
+        "learner/update/step.py": "import jax, flax, optax, grain\nimport bridge.types, configs.schema\n",
+        "actor/vllm/engine.py": "import torch, vllm\n",
+        "actor/loop.py": "import bridge.types\ndef f():\n    from actor.vllm import engine\n",
+        "launch/local.py": "import learner.update.step, actor.loop, configs.schema\n",
     }
     make_tree(tmp_path, files)
     done = lint_imports(tmp_path)
@@ -131,9 +131,9 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
         ("learner/bad.py", "from transformers import AutoConfig\n", "learner"),
         ("learner/bad.py", "from actor import loop\n", "learner"),
         ("actor/bad.py", "import optax\n", "actor"),
-        ("actor/vllm_engine.py", "import learner\n", "actor"),
-        ("actor/bad.py", "import torch\n", "vllm-modules"),
-        ("actor/verifiers/bad.py", "from vllm import SamplingParams\n", "vllm-modules"),
+        ("actor/vllm/engine.py", "import learner\n", "actor"),
+        ("actor/bad.py", "import torch\n", "vllm-room"),
+        ("actor/verifiers/bad.py", "from vllm import SamplingParams\n", "vllm-room"),
         ("configs/bad.py", "import learner\n", "configs"),
         ("configs/bad.py", "import jax\n", "configs"),
     ],
@@ -163,7 +163,7 @@ def test_learner_modules_load_no_torch():
 
 def test_actor_modules_load_neither_jax_nor_torch():
     jax_side = ("jax", "flax", "grain", "optax", "orbax", "learner", "launch")
-    assert loaded_by(REPO, "actor", (*jax_side, "torch", "vllm"), skip=("actor.vllm_*",)) == []
+    assert loaded_by(REPO, "actor", (*jax_side, "torch", "vllm"), skip=("actor.vllm.*",)) == []
 
 
 @pytest.mark.integration
@@ -189,12 +189,12 @@ def test_loaded_by_indirect_and_nested_import_is_blamed_on_its_module(tmp_path):
 def test_loaded_by_skipped_or_lazy_import_is_allowed(tmp_path):
     files = {
         "torch.py": "",
-        "actor/vllm_x.py": "import torch\n",
+        "actor/vllm/x.py": "import torch\n",
         "actor/loop.py": "def f():\n    import torch\n",
     }
     make_tree(tmp_path, files)
-    assert loaded_by(tmp_path, "actor", ("torch",), skip=("actor.vllm_*",)) == []
-    assert loaded_by(tmp_path, "actor", ("torch",)) == ["actor.vllm_x loads torch"]
+    assert loaded_by(tmp_path, "actor", ("torch",), skip=("actor.vllm.*",)) == []
+    assert loaded_by(tmp_path, "actor", ("torch",)) == ["actor.vllm.x loads torch"]
 
 
 def test_loaded_by_module_that_cannot_be_imported_is_reported(tmp_path):

@@ -60,7 +60,7 @@ def test_gpu_extra_is_learner_and_actor_with_cuda_jax():
 
 
 def test_vllm_plugin_entry_point_is_declared():
-    assert PROJECT["entry-points"]["vllm.general_plugins"] == {"sluice": "actor.vllm_weights:register"}
+    assert PROJECT["entry-points"]["vllm.general_plugins"] == {"sluice": "actor.vllm.weights:register"}
 
 
 def test_lock_lines_are_names_and_versions_only():

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from bridge.names import ParamNames
-from learner.model.hf_fields import (
+from learner.model.hf.fields import (
     ROPE_HOMES,
     RopeScaling,
     check_experts,

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from learner.model.attention import attention
+from learner.model.attention.dispatch import attention
 from learner.model.config import ModelConfig
 from learner.model.moe import ExpertLayout, moe_mlp
 from learner.model.placement import Placement
@@ -39,7 +39,7 @@ Params = dict[str, Any]
 """Nested dict of arrays; `bridge.names.flatten` gives its paths."""
 Apply = Callable[[Params, ArrayLike, ArrayLike, ArrayLike], Array]
 Attend = Callable[..., Array]
-"""`learner.model.attention.attention` but for its options: (q, k, v, segment_ids, *, window)."""
+"""`learner.model.attention.dispatch.attention` but for its options: (q, k, v, segment_ids, *, window)."""
 
 INIT_STD = 0.02
 """Standard deviation of fresh kernels, as in Hugging Face's `initializer_range`."""
@@ -262,11 +262,11 @@ def make_apply(
       config: the model.
       compute_dtype: dtype of activations and matmuls; the parameters stay what they are.
       remat: what backward recomputes, a key of `learner.model.remat.REMAT`.
-      attention_path: see `learner.model.attention.PATHS`; 'auto' chooses by platform.
+      attention_path: see `learner.model.attention.dispatch.PATHS`; 'auto' chooses by platform.
       attention_block: queries taken at a time, in tokens; None is the path's own choice.
       max_segments: sequences that a row may hold; see `attention`.
-      mesh: what jit's arrays are split over, by `learner.mesh`; None is one device. Without it XLA may split the
-        hidden dim of activations instead of gathering the weights of an fsdp mesh.
+      mesh: what jit's arrays are split over, by `learner.devices.mesh`; None is one device. Without it XLA may split
+        the hidden dim of activations instead of gathering the weights of an fsdp mesh.
 
     Raises:
       ValueError: no such remat policy.

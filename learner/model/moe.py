@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from learner.mesh import BATCH_AXES, Axes, axes_size
+from learner.devices.mesh import BATCH_AXES, Axes, axes_size
 from learner.model.grouped_matmul import GroupedMatmul, grouped_matmul, ragged
 
 Kernels = tuple[Array, Array, Array]

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from bridge.names import EXPERTS_PREFIX, flatten, unflatten
-from learner.mesh import BATCH_AXES, Axes, axes_size, param_spec
+from learner.devices.mesh import BATCH_AXES, Axes, axes_size, param_spec
 from learner.model.moe import axes_names
 
 

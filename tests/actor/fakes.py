@@ -6,7 +6,15 @@ import pathlib
 
 import numpy as np
 
-from actor.engine import AbortedError, EngineDeadError, EngineSize, EngineStats, Sample, SwapTimings, WeightLoadError
+from actor.engine.protocol import (
+    AbortedError,
+    EngineDeadError,
+    EngineSize,
+    EngineStats,
+    Sample,
+    SwapTimings,
+    WeightLoadError,
+)
 from bridge.types import Sampling, Version, WeightManifest
 
 
@@ -21,7 +29,7 @@ class Request:
 
 
 class FakeEngine:
-    """Implements `actor.engine.Engine`; with `auto` it answers at once."""
+    """Implements `actor.engine.protocol.Engine`; with `auto` it answers at once."""
 
     def __init__(self, *, auto: bool = False, reply: bytes = b"42") -> None:
         self.auto, self.reply = auto, np.frombuffer(reply, np.uint8).astype(np.int32)

@@ -10,10 +10,10 @@ import numpy as np
 from actor.admission import Admission, Policy
 from actor.loop import Actor, Limits
 from actor.verifiers.pool import VerifierPool
-from actor.weight_client import WeightClient
+from actor.weights.client import WeightClient
 from bridge import timeline
-from bridge.snapshot import SnapshotWriter
-from bridge.sqlite_store import SqliteStore
+from bridge.snapshots.writer import SnapshotWriter
+from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from bridge.types import Ticket, Version
 from tests.actor.fakes import FakeEngine, until

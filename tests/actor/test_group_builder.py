@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.engine import Sample
+from actor.engine.protocol import Sample
 from actor.group_builder import GroupBuilder
 from bridge.types import Version
 from tests.bridge.factories import make_ticket

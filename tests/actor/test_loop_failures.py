@@ -7,10 +7,10 @@ import threading
 
 import numpy as np
 
-from actor.engine import EngineDeadError
+from actor.engine.protocol import EngineDeadError
 from actor.loop import MAX_DROPPED_IN_A_ROW, Limits
 from bridge import timeline
-from bridge.store import FencedError
+from bridge.store.protocol import FencedError
 from bridge.types import Task, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run, ticket
@@ -19,7 +19,7 @@ from tests.bridge.factories import make_group
 
 def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
     async def body():
-        command = (sys.executable, "-m", "tests.actor.bad_verifiers", str(tmp_path / "attempts"))
+        command = (sys.executable, "-m", "tests.actor.verifiers.bad_verifiers", str(tmp_path / "attempts"))
         s = make_setup(tmp_path, auto=True, command=command)
         s.engine.reply = np.frombuffer(b"1", np.uint8).astype(np.int32)
         s.publish(0)

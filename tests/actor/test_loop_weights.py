@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 
-from actor.engine import EngineDeadError
+from actor.engine.protocol import EngineDeadError
 from bridge.types import Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run

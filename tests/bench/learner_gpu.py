@@ -2,8 +2,8 @@
 
 Random weights of a published shape, bfloat16 compute over float32 masters, rows filled by sequences of lognormal
 length, one accumulate and one apply. MFU is taken against the card's own measured bfloat16 matmul rate and, where it
-is known, against its published peak (`learner/flops.py` states what counts as a model FLOP). On a CPU it runs with
-a toy shape, to show that it works; such numbers mean nothing.
+is known, against its published peak (`learner/costs/flops.py` states what counts as a model FLOP). On a CPU it runs
+with a toy shape, to show that it works; such numbers mean nothing.
 
 Ends with one line of JSON, and writes the table to --out if it is given.
 """
@@ -21,12 +21,12 @@ from absl import app, flags
 
 from configs.model_sizes import MODEL_SIZES
 from configs.schema import Config, ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
-from learner.flops import model_flops, peak_flops
-from learner.mesh import make_mesh, param_shardings
+from learner.costs.flops import model_flops, peak_flops
+from learner.devices.mesh import make_mesh, param_shardings
 from learner.model.config import ModelConfig as Shape
 from learner.model.decoder import abstract_params, init_params
-from learner.packing import PackedBatch, empty_batch
-from learner.step import Steps, build_steps
+from learner.update.packing import PackedBatch, empty_batch
+from learner.update.step import Steps, build_steps
 
 MODELS = flags.DEFINE_list("models", ["Qwen3-0.6B", "Qwen3-1.7B"], "Names in configs/model_sizes.py.")
 ROWS = flags.DEFINE_integer("rows", 4, "Rows of a micro-batch.")

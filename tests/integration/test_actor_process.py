@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from actor.model_folder import read_model_folder
+from actor.weights.model_folder import read_model_folder
 from bridge import timeline
-from bridge.snapshot import SnapshotWriter
-from bridge.sqlite_store import SqliteStore
+from bridge.snapshots.writer import SnapshotWriter
+from bridge.store.sqlite import SqliteStore
 from bridge.types import Sampling, Task, Version
 from configs import overrides
 from configs.schema import ActorConfig, Config, ModelConfig, PackingConfig, PublishConfig, RunConfig
 from tests.bridge.factories import make_ticket
-from tests.integration import models
-from tests.integration.processes import REPO, wait_until
+from tests.integration.support import models
+from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = pytest.mark.integration
 

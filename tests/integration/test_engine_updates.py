@@ -7,15 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
-from actor.engine import AbortedError, Sample, WeightLoadError
+from actor.engine.protocol import AbortedError, Sample, WeightLoadError
 from actor.group_builder import GroupBuilder
 from bridge import timeline
 from bridge.types import Version
 from configs.schema import LossConfig, PackingConfig
-from learner.packing import pack_groups
+from learner.update.packing import pack_groups
 from tests.actor.fakes import until
 from tests.bridge.factories import make_ticket
-from tests.integration.engines import Bench, start_bench
+from tests.integration.support.engines import Bench, start_bench
 
 pytestmark = pytest.mark.integration
 

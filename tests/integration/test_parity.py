@@ -11,12 +11,12 @@ import pytest
 from actor.group_builder import GroupBuilder
 from bridge.names import flatten, unflatten
 from bridge.types import Group, Sampling, Task, Ticket, Version
-from learner.mesh import make_mesh
-from learner.model import hf_io
-from learner.parity import max_abs_dlogprob
-from learner.publisher import Publisher
-from learner.step import build_steps
-from tests.integration.engines import Bench, start_bench
+from learner.devices.mesh import make_mesh
+from learner.model.hf import io as hf_io
+from learner.publish.parity import max_abs_dlogprob
+from learner.publish.publisher import Publisher
+from learner.update.step import build_steps
+from tests.integration.support.engines import Bench, start_bench
 
 pytestmark = pytest.mark.integration
 

@@ -6,10 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
-from actor.engine import AbortedError, EngineDeadError, Sample
+from actor.engine.protocol import AbortedError, EngineDeadError, Sample
 from bridge.types import Version
 from tests.actor.fakes import until
-from tests.integration.engines import Bench, start_bench
+from tests.integration.support.engines import Bench, start_bench
 
 pytestmark = pytest.mark.integration
 

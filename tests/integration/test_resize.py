@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import jobs
-from tests.integration.models import make_folder
+from tests.integration.support import jobs
+from tests.integration.support.models import make_folder
 from tests.integration.test_job import check_every_group_trained_once
 
 pytestmark = pytest.mark.integration

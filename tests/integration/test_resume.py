@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.sqlite_store import SqliteStore
+from bridge.store.sqlite import SqliteStore
 from bridge.types import Group, Rollout, Ticket
 from learner.metrics import read_rows
-from tests.integration.models import make_folder
-from tests.integration.processes import REPO, wait_until
+from tests.integration.support.models import make_folder
+from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = pytest.mark.integration
 NUM_UPDATES = 16

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.snapshot import latest
+from bridge.snapshots.writer import latest
 from bridge.types import Group, Ticket
-from tests.integration.models import make_folder
+from tests.integration.support.models import make_folder
 from tests.integration.test_resume import NUM_UPDATES, answer, run_to_the_end
 
 pytestmark = pytest.mark.integration

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.snapshot import SnapshotMirror, SnapshotWriter, SupersededError, latest, map_tensors
+from bridge.snapshots.writer import SnapshotMirror, SnapshotWriter, SupersededError, latest, map_tensors
 from bridge.types import Version, WeightManifest
-from tests.integration.processes import kill, spawn
+from tests.integration.support.processes import kill, spawn
 
 pytestmark = pytest.mark.integration
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge.sqlite_store import SqliteStore
+from bridge.store.sqlite import SqliteStore
 from bridge.types import Ticket
 from tests.bridge.factories import make_group, make_rollout, make_ticket
-from tests.integration.processes import kill, spawn, wait_until
+from tests.integration.support.processes import kill, spawn, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from bridge.types import Group, Rollout
 from configs import schema
-from learner.mesh import make_mesh
+from learner.devices.mesh import make_mesh
 from learner.model.config import ModelConfig
 from learner.model.decoder import init_params, make_apply
-from learner.packing import pack_groups
-from learner.step import build_steps
+from learner.update.packing import pack_groups
+from learner.update.step import build_steps
 
 MODEL = ModelConfig(
     family="qwen3",

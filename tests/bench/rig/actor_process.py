@@ -13,19 +13,19 @@ from typing import Any
 from absl import logging
 
 from actor.admission import Admission
-from actor.local_copy import LocalCopy
 from actor.loop import Actor, Limits
-from actor.model_folder import ModelFolder, read_model_folder
 from actor.verifiers.pool import VerifierPool
-from actor.vllm_engine import VllmEngine
-from actor.weight_client import WeightClient
-from bridge.sqlite_store import SqliteStore
+from actor.vllm.engine import VllmEngine
+from actor.weights.client import WeightClient
+from actor.weights.local_copy import LocalCopy
+from actor.weights.model_folder import ModelFolder, read_model_folder
+from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from configs import overrides
 from configs.schema import Config
 from launch import command_line
 from launch.pipes import Parent
-from launch.profile_engine import profile_engine
+from launch.profile_machine.engine import profile_engine
 from tests.bench.rig.replay import HashRewards, ReplayEngine
 from tests.bench.rig.session import Session
 

@@ -17,12 +17,12 @@ from absl import logging  # noqa: E402
 
 from launch import command_line  # noqa: E402
 from launch.pipes import Parent  # noqa: E402
+from learner.data.prompts import load_prompts  # noqa: E402
+from learner.data.tokenizer import load_tokenizer  # noqa: E402
+from learner.devices.mesh import make_mesh  # noqa: E402
 from learner.loop import train  # noqa: E402
-from learner.mesh import make_mesh  # noqa: E402
 from learner.model.config import ModelConfig  # noqa: E402
-from learner.prompts import load_prompts  # noqa: E402
 from learner.run import open_run  # noqa: E402
-from learner.tokenizer import load_tokenizer  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
 from tests.bench.rig.session import Session  # noqa: E402
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from actor.loop import POLL_S
 from configs.schema import Config
-from launch.profile_engine import counts_up_to
+from launch.profile_machine.engine import counts_up_to
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.rig import Result, Rig
 
@@ -24,7 +24,7 @@ def measure_profile(
     num_groups: int,
     engine: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A profile as `launch/plan_profile.py` reads it.
+    """A profile as `launch/plan/profiles.py` reads it.
 
     Training and publishing are taken from sessions that ran beside the engine as the measured ones do, but none of
     those: what the planner is to predict must not be in its input. A token's seconds are the training spans' over the

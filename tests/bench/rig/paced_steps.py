@@ -10,9 +10,9 @@ import dataclasses
 
 import numpy as np
 
-from learner.packing import PackedBatch
-from learner.state import TrainState
-from learner.step import AnchorLogprobs, Steps
+from learner.update.packing import PackedBatch
+from learner.update.state import TrainState
+from learner.update.step import AnchorLogprobs, Steps
 
 _NO_ANCHORS = AnchorLogprobs()
 

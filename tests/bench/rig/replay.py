@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 from jaxtyping import Int32
 
-from actor.engine import Engine, EngineSize, EngineStats, Sample, SwapTimings
+from actor.engine.protocol import Engine, EngineSize, EngineStats, Sample, SwapTimings
 from bridge.types import Sampling, Task, Version, WeightManifest
 from tests.bench.rig.lengths import Lengths
 

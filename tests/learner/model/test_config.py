@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from learner.model.config import ModelConfig
-from learner.model.hf_fields import RopeScaling
+from learner.model.hf.fields import RopeScaling
 
 QWEN3 = {  # the fields of Qwen3-0.6B's config.json (transformers 4)
     "architectures": ["Qwen3ForCausalLM"],

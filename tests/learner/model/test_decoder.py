@@ -13,7 +13,7 @@ from bridge.names import flatten
 from configs.model_sizes import MODEL_SIZES
 from learner.model.config import ModelConfig
 from learner.model.decoder import abstract_params, init_params, make_apply, output_head
-from learner.model.hf_io import load
+from learner.model.hf.io import load
 from tests.learner.model.tiny import MODELS, SHAPE, config_of, pack, reference_of, row, save_reference
 
 RNG = np.random.default_rng(0)

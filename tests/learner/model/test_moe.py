@@ -105,7 +105,7 @@ def test_experts_mlp_in_steps_keeps_no_copy_a_step_for_backward():
 EIGHT_DEVICES = """
 import glob, jax, jax.numpy as jnp, numpy as np, re, sys
 from bridge.names import flatten, unflatten
-from learner.mesh import batch_sharding, make_mesh, param_shardings
+from learner.devices.mesh import batch_sharding, make_mesh, param_shardings
 from learner.model.config import ModelConfig
 from learner.model.decoder import init_params, make_apply
 

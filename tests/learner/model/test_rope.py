@@ -11,7 +11,7 @@ from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from learner.model.hf_fields import read_rope
+from learner.model.hf.fields import read_rope
 from learner.model.rope import frequencies, rotary_angles, rotate
 
 YARN = dict(rope_type="yarn", original_max_position_embeddings=32768, factor=4.0)

@@ -1,0 +1,1 @@
+"""What an actor does beside its loop, one coroutine a duty."""

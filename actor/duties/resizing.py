@@ -1,0 +1,123 @@
+"""What makes an engine elastic: its load is watched, its bounds follow, and for another size it is started again."""
+
+import asyncio
+import dataclasses
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from absl import logging
+
+from actor.duties.duties import give_back_waiting
+from actor.engine.elastic import ElasticShare, StepStats
+from actor.engine.limits import EngineLimits, LimitsFile
+from actor.engine.protocol import EngineStats
+from bridge.types import Version
+
+if TYPE_CHECKING:
+    from actor.loop import Actor
+
+POLL_S = 0.1
+
+
+class ResizeRequest(Exception):  # noqa: N818  # nothing went wrong
+    """The actor has finished what it had; its process ends, to be started again with other limits."""
+
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """The engine's load over one step so far.
+
+    A step ends with a weights version, but not before as many responses ended as may run at once: with a publish
+    after every update a version alone shows too little.
+    """
+
+    version: Version | None
+    start: EngineStats
+    end: EngineStats
+    kv_usage_peak: float = 0.0
+    is_full: bool = False
+    is_race: bool = False
+
+    def add(self, stats: EngineStats, *, is_full: bool, is_race: bool) -> None:
+        """Takes in the load now."""
+        self.is_race |= is_race
+        self.end = stats
+        self.kv_usage_peak = max(self.kv_usage_peak, stats.kv_usage_peak)
+        self.is_full |= is_full
+
+    @property
+    def num_finished(self) -> int:
+        """Responses that ended in it."""
+        return self.end.num_finished - self.start.num_finished
+
+    @property
+    def num_preempted(self) -> int:
+        """Preemptions in it."""
+        return self.end.num_preempted - self.start.num_preempted
+
+
+async def follow_limits(actor: "Actor", file: LimitsFile, share: ElasticShare | None) -> NoReturn:
+    """Adapts what runs at once (with a `share`), and ends the actor when its engine should be another one.
+
+    Raises:
+      ResizeRequest: the file asks for other limits, and nothing is in progress any more.
+    """
+    size = actor.engine.size
+    current = EngineLimits(max_num_seqs=size.max_num_seqs, tensor_parallel_size=size.tensor_parallel_size)
+    step = Step(actor.engine.version, actor.engine.stats, actor.engine.stats)
+    while True:
+        try:
+            wanted = file.read_if_changed()
+        except ValueError as e:
+            logging.error("limits ignored: %s", e)
+            wanted = None
+        if wanted is not None and wanted != current:
+            await leave(actor)
+            raise ResizeRequest(f"{current} become {wanted}")
+        if share is not None:
+            step = observe(actor, file, share, step)
+        await asyncio.sleep(POLL_S)
+
+
+def observe(actor: "Actor", file: LimitsFile, share: ElasticShare, step: Step) -> Step:
+    """Looks at the load; at a step's end bounds what runs at once, and asks for another size by the file."""
+    stats, version = actor.engine.stats, actor.engine.version
+    if version != step.version and step.num_finished >= share.max_sequences:
+        size_before, sequences_before = share.tensor_parallel_size, share.max_sequences
+        decision = share.observe(
+            StepStats(
+                num_preempted=step.num_preempted,
+                kv_usage_peak=step.kv_usage_peak,
+                is_full=step.is_full,
+                lengths=actor.engine.recent_lengths,
+                is_race=step.is_race,
+            )
+        )
+        if decision.max_sequences != sequences_before:
+            actor.admission.max_sequences = decision.max_sequences
+            actor.changed.set()
+            actor.timeline.instant("max_sequences", value=decision.max_sequences, preempted=step.num_preempted)
+        if decision.tensor_parallel_size != size_before:
+            file.write(
+                EngineLimits(
+                    max_num_seqs=actor.engine.size.max_num_seqs,
+                    tensor_parallel_size=decision.tensor_parallel_size,
+                )
+            )
+        step = Step(version, step.end, stats)
+    is_full = actor.admission.num_sequences >= share.max_sequences
+    is_race = any(t.num_requests > t.num_samples for t in actor.admission.in_service)
+    step.add(stats, is_full=is_full, is_race=is_race)
+    return step
+
+
+async def leave(actor: "Actor") -> None:
+    """Takes nothing new, gives back what has not begun, and waits for the groups in progress to be emitted."""
+    start_s = time.time()
+    actor.is_leaving = True
+    logging.info("actor leaves groups=%d", len(actor.groups))
+    while actor.groups or actor.admission.waiting:
+        if actor.admission.waiting:
+            await give_back_waiting(actor)
+        await asyncio.sleep(POLL_S)
+    actor.timeline.span("leave", start_s, time.time())

@@ -1,0 +1,1 @@
+"""What the actor asks of an engine, and what an engine's size follows."""

@@ -1,0 +1,163 @@
+"""The share of the devices that an engine takes: RollPacker's parallelism planner. Pure: no engine, no clock.
+
+From what a step showed (preemptions, KV usage, response lengths) two things are decided:
+
+* how many sequences run at once (`Admission.max_sequences`), at no cost and in every step;
+* the tensor parallel size (section 4.2): doubled when preemptions rise to more than 1.05 times those of the step
+  before of the same kind (a long round preempts less than the short ones around it), halved after four steps without
+  any. It costs a restart, so it is halved only if the KV cache that is left would hold the projected peak (the
+  criterion of section 4.4 for giving devices away), and what was seen before a change counts for nothing after it.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from jaxtyping import Int32
+
+from actor.engine.protocol import EngineSize
+
+RISE = 1.05
+"""Preemptions over those of the step before that ask for a larger size (section 4.2)."""
+NUM_QUIET_STEPS = 4
+"""Steps without preemptions that ask for a smaller one (section 4.2)."""
+HEADROOM = 0.9
+"""Part of the KV cache that a projected peak may fill."""
+LOW_USAGE = 0.8
+"""Peak usage of the KV cache below which more sequences may run."""
+LOWER, RAISE = 0.8, 1.25
+"""How the number of sequences is changed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one step (a round, or enough responses by one weights version after the other) showed."""
+
+    num_preempted: int
+    kv_usage_peak: float
+    """In [0, 1]."""
+    is_full: bool
+    """Whether as many sequences ran as were allowed, so that others had to wait."""
+    lengths: Int32[np.ndarray, "N 2"]
+    """Prompt and response tokens of the last responses; may be empty."""
+    is_race: bool = False
+    """Whether more was started than was wanted: a short round of tail batching."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the engine should be from now on."""
+
+    max_sequences: int
+    tensor_parallel_size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a decision keeps within."""
+
+    min_sequences: int
+    """One group."""
+    max_sequences: int
+    """What the engine was built for."""
+    min_tensor_parallel_size: int = 1
+    max_tensor_parallel_size: int
+
+    def __post_init__(self) -> None:
+        """Checks that there is something between them."""
+        if not 1 <= self.min_sequences <= self.max_sequences:
+            raise ValueError(f"want 1 <= min <= max sequences, got {self.min_sequences} and {self.max_sequences}")
+        if not 1 <= self.min_tensor_parallel_size <= self.max_tensor_parallel_size:
+            raise ValueError(
+                "want 1 <= min <= max tensor parallel size, got "
+                f"{self.min_tensor_parallel_size} and {self.max_tensor_parallel_size}"
+            )
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ElasticShare:
+    """The planner's state."""
+
+    size: EngineSize
+    bounds: Bounds
+    max_sequences: int
+    tensor_parallel_size: int
+    num_preempted_before: dict[bool, int] = dataclasses.field(default_factory=dict)
+    """Of the last step with a race and of the last without; empty after a change of size, whose steps can't be
+    compared."""
+    num_quiet_steps: int = 0
+
+    def observe(self, step: StepStats) -> Decision:
+        """Takes a step in; returns what the next ones should run with."""
+        self.tensor_parallel_size = self._next_size(step)
+        self.max_sequences = self._next_sequences(step)
+        return Decision(max_sequences=self.max_sequences, tensor_parallel_size=self.tensor_parallel_size)
+
+    def _next_size(self, step: StepStats) -> int:
+        now, before = self.tensor_parallel_size, self.num_preempted_before.get(step.is_race)
+        self.num_preempted_before[step.is_race] = step.num_preempted
+        self.num_quiet_steps = 0 if step.num_preempted else self.num_quiet_steps + 1
+        new = now
+        if before is not None and step.num_preempted > RISE * before:
+            new = now * 2
+        elif self.num_quiet_steps >= NUM_QUIET_STEPS and now % 2 == 0 and self._fits(step, now // 2):
+            new = now // 2
+        if new == now or not self.bounds.min_tensor_parallel_size <= new <= self.bounds.max_tensor_parallel_size:
+            return now
+        self.num_preempted_before, self.num_quiet_steps = {}, 0
+        return new
+
+    def _next_sequences(self, step: StepStats) -> int:
+        now = self.max_sequences
+        fitting = num_fitting(step.lengths, HEADROOM * kv_tokens_at(self.size, self.size.tensor_parallel_size))
+        if step.num_preempted:
+            # Something must change even if the projection sees no need, but no faster than by half.
+            new = max(now // 2, min(int(LOWER * now), fitting))
+        elif step.is_full and step.kv_usage_peak < LOW_USAGE:
+            new = max(now, min(math.ceil(RAISE * now), fitting))
+        else:
+            new = now
+        return max(self.bounds.min_sequences, min(new, self.bounds.max_sequences))
+
+    def _fits(self, step: StepStats, size: int) -> bool:
+        if not len(step.lengths):
+            return False
+        return num_fitting(step.lengths, HEADROOM * kv_tokens_at(self.size, size)) >= self.max_sequences
+
+
+def peak_kv_tokens(lengths: Int32[np.ndarray, "N 2"]) -> float:
+    """Largest KV cache that one of many sequences running at once takes on average, in tokens.
+
+    With prompts p and responses r, it is the larger of two cases:
+
+    * all start together and none follows, max_t mean((p + t) [r >= t]): it is largest just before one ends;
+    * each that ends is followed by another, sum(r (p + r / 2)) / sum(r): at any moment a place holds a sequence with
+      a probability in proportion to its length, at half of it on average.
+
+    Raises:
+      ValueError: there is no length.
+    """
+    if not len(lengths):
+        raise ValueError("the peak of no lengths is not known")
+    prompts, responses = lengths[np.argsort(lengths[:, 1])].T.astype(np.float64)
+    num_left = np.arange(len(lengths), 0, -1)
+    together = (prompts[::-1].cumsum()[::-1] + num_left * responses).max() / len(lengths)
+    if not responses.sum():
+        return float(together)
+    return float(max(together, (responses * (prompts + responses / 2)).sum() / responses.sum()))
+
+
+def num_fitting(lengths: Int32[np.ndarray, "N 2"], kv_tokens: float) -> int:
+    """Sequences whose projected peak fits; no bound while no length is known."""
+    if not len(lengths):
+        return 2**31 - 1
+    return int(max(0.0, kv_tokens) / max(peak_kv_tokens(lengths), 1.0))
+
+
+def kv_tokens_at(size: EngineSize, tensor_parallel_size: int) -> float:
+    """KV capacity at another tensor parallel size: each device brings the same memory, the weights are held once.
+
+    With memory m a device and weights w, t m = kv(t) + w, all in tokens of KV cache.
+    """
+    total = size.kv_tokens + size.weights_kv_tokens
+    return total * tensor_parallel_size / size.tensor_parallel_size - size.weights_kv_tokens

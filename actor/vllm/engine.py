@@ -1,0 +1,294 @@
+"""The real engine: vLLM's AsyncLLM in this process, its core in a child; no port is opened.
+
+vLLM is imported only by `VllmEngine.start`, since it reads its environment when it is imported.
+"""
+
+import asyncio
+import pathlib
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int32
+
+from actor.engine.partial import Part, join, rest
+from actor.engine.protocol import (
+    AbortedError,
+    EngineDeadError,
+    EngineSize,
+    EngineStats,
+    Sample,
+    SwapTimings,
+    WeightLoadError,
+)
+from actor.vllm.environment import set_environment
+from actor.vllm.stats import StatLogger
+from actor.vllm.types import kv_sizes, read_part, to_params
+from bridge import codec
+from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
+from bridge.types import Finish, Sampling, Version, WeightManifest
+from configs.schema import Config
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_CLOSE_S = 15.0
+"""How long the engine's processes may take to end before they are killed; torch alone needs seconds."""
+_FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
+
+
+class VllmEngine:
+    """An `engine.Engine` on vLLM."""
+
+    def __init__(
+        self, llm: "AsyncLLM", *, expected: TensorTable, counter: StatLogger, size: EngineSize, config: Config
+    ) -> None:
+        """See `start`."""
+        self._llm = llm
+        self._config = config
+        self._expected = expected
+        self._counter = counter
+        self._size = size
+        self._recomputes = config.publish.kv_cache == "recompute"
+        self._resumes = config.publish.at_publish == "abort_and_resume"
+        self._caches_prefixes = config.actor.prefix_caching
+        self._version: Version | None = None
+        self._is_initialized = False
+        self._swap_lock = asyncio.Lock()
+        self._active: set[str] = set()
+        """Requests whose `sample` has not returned."""
+        self._aborted: set[str] = set()
+        """Those of them that `abort` was called for."""
+        self._is_open = asyncio.Event()
+        """Cleared while requests were ended for a swap: none may start before the new weights are there."""
+        self._is_open.set()
+        self._failure: EngineDeadError | None = None
+
+    @classmethod
+    def start(cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable) -> "VllmEngine":
+        """Loads the model and starts the engine's processes; takes long and blocks, so do it before a loop.
+
+        `expected` is the table of tensors that every snapshot must match (`model_folder.tensor_table`).
+        """
+        set_environment(config)
+        from vllm import AsyncEngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from actor.vllm import weights
+
+        class OwnedLLM(AsyncLLM):
+            def __del__(self) -> None:
+                """Nothing: `close` ends it. vLLM's own may run when the interpreter has half gone."""
+
+        weights.register()
+        counter = StatLogger()
+        arguments = AsyncEngineArgs(
+            model=str(model_folder),
+            skip_tokenizer_init=True,
+            dtype=config.model.served_dtype,
+            max_model_len=config.model.max_tokens,
+            max_num_seqs=config.actor.max_num_seqs,
+            tensor_parallel_size=config.actor.tensor_parallel_size,
+            gpu_memory_utilization=config.actor.gpu_memory_utilization,
+            enforce_eager=config.actor.enforce_eager,
+            enable_prefix_caching=config.actor.prefix_caching,
+            scheduling_policy="priority",
+            logprobs_mode="processed_logprobs",
+            weight_transfer_config=WeightTransferConfig(backend=weights.BACKEND),
+            worker_extension_cls=f"{weights.__name__}.{weights.WorkerPlugin.__name__}",
+            use_tqdm_on_load=False,
+            disable_log_stats=True,
+        )
+        llm = OwnedLLM.from_engine_args(arguments, stat_loggers=[lambda *_: counter])  # pyright: ignore[reportArgumentType]
+        size = EngineSize(
+            max_num_seqs=config.actor.max_num_seqs,
+            tensor_parallel_size=config.actor.tensor_parallel_size,
+            **kv_sizes(llm.vllm_config, expected),
+        )
+        return cls(llm, expected=expected, counter=counter, size=size, config=config)
+
+    def for_run(self, config: Config) -> "VllmEngine":
+        """The same engine for another run, after the one before has ended: no weights of its own are served yet.
+
+        Raises:
+          ValueError: the engine was started for another model or with other limits.
+        """
+        mine, wanted = ((c.model, c.actor) for c in (self._config, config))
+        if mine != wanted:
+            raise ValueError("an engine serves another run only if its sections model and actor are the same")
+        return VllmEngine(self._llm, expected=self._expected, counter=self._counter, size=self._size, config=config)
+
+    @property
+    def version(self) -> Version | None:
+        """The weights now served; None before the first update."""
+        return self._version
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens sampled since the start."""
+        return self._counter.num_tokens
+
+    @property
+    def stats(self) -> EngineStats:
+        """The load now, from vLLM's scheduler."""
+        return self._counter.stats(is_idle=not self._llm.get_num_unfinished_requests())
+
+    @property
+    def recent_lengths(self) -> Int32[np.ndarray, "N 2"]:
+        """Prompt and response tokens of the last requests that finished; a resumed one's first part is prompt."""
+        return self._counter.recent_lengths()
+
+    @property
+    def size(self) -> EngineSize:
+        """What it was started with."""
+        return self._size
+
+    async def sample(
+        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+    ) -> Sample:
+        """Samples one response; lower priority values are scheduled first. Cancelling it aborts the request.
+
+        Raises:
+          AbortedError: the request was aborted.
+          ValueError: vLLM refuses the request, or no weights were loaded yet.
+          EngineDeadError: the engine is gone.
+        """
+        if self._version is None:
+            raise ValueError("the engine has no weights of this run yet")
+        parts: list[Part] = []
+        self._active.add(request_id)
+        try:
+            while True:
+                await self._may_start(request_id)
+                prompt, left = rest(prompt_tokens, sampling, parts)
+                completion = await self._generate(prompt, left, request_id=request_id, priority=priority)
+                reason = completion.finish_reason if completion is not None else "abort"
+                if completion is not None:
+                    parts.append(read_part(completion))
+                if reason in _FINISHES:
+                    return join(parts, _FINISHES[reason])
+                if reason != "abort":
+                    raise EngineDeadError(f"request {request_id} ended with {reason!r}")
+                if not self._resumes:
+                    raise AbortedError(f"request {request_id} was aborted")
+        finally:
+            self._active.discard(request_id)
+            self._aborted.discard(request_id)
+
+    async def _may_start(self, request_id: str) -> None:
+        await self._is_open.wait()
+        if self._failure is not None:
+            raise EngineDeadError(f"request {request_id}: {self._failure}") from self._failure
+        if request_id in self._aborted:
+            raise AbortedError(f"request {request_id} was aborted")
+
+    async def _generate(
+        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+    ) -> "CompletionOutput | None":
+        """One request of vLLM; None if it ended before there was anything of it."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        # Keyed by version: cached keys and values of older weights never serve a request made after a swap.
+        # (A reset can't do it: vLLM refuses one while running requests hold blocks.)
+        salt = str(self._version) if self._caches_prefixes else None
+        prompt = tokens_input(prompt_tokens.tolist(), cache_salt=salt)
+        output = None
+        try:
+            async for one in self._llm.generate(prompt, to_params(sampling), request_id, priority=priority):
+                output = one  # there is only the final one
+        except (VllmDeadError, EngineGenerateError) as e:
+            raise EngineDeadError(f"request {request_id}: the engine failed: {e or type(e).__name__}") from e
+        except VLLMClientError as e:
+            raise ValueError(f"request {request_id}: {e}") from e
+        return output.outputs[0] if output is not None else None
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request early; its `sample` raises AbortedError. Unknown ids are ignored."""
+        if request_id in self._active:
+            self._aborted.add(request_id)
+        await self._llm.abort(request_id)
+
+    async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
+        """Checks while generating, then pauses, loads, proves, resumes.
+
+        Raises:
+          WeightLoadError: the snapshot does not fit the model; the old weights are still served.
+          EngineDeadError: the engine failed half-way and must be restarted.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        async with self._swap_lock:
+            start = time.perf_counter()
+            try:
+                check_table(manifest, self._expected)
+                await self._initialize()
+                await self._llm.start_weight_update()
+                await self._call("check", path, manifest)
+            except VllmDeadError as e:
+                raise EngineDeadError("the engine died before a weight update") from e
+            except SnapshotError as e:
+                raise WeightLoadError(str(e)) from e
+            except Exception as e:  # vLLM passes a worker's error on as a plain Exception
+                raise WeightLoadError(f"version {manifest.version} was refused: {e}") from e
+            paused = time.perf_counter()
+            try:
+                load_s = await self._load(path, manifest)
+            except BaseException as e:  # whatever it was, the served weights are not known any more
+                self._failure = EngineDeadError(f"version {manifest.version} failed while loading: {e}")
+                if not isinstance(e, Exception):
+                    raise
+                raise self._failure from e
+            finally:
+                self._is_open.set()
+            return SwapTimings(check_s=paused - start, pause_s=time.perf_counter() - paused, load_s=load_s)
+
+    async def _load(self, path: pathlib.Path, manifest: WeightManifest) -> float:
+        """Pauses, loads, proves, resumes; returns the seconds that loading took.
+
+        With abort_and_resume all requests end here, what is queued in the engine too: vLLM sends what they have after
+        all of their tokens, `sample` keeps it and starts them again once the new weights serve. No request is left, so
+        the prompt cache can be dropped: one that was on its way to the engine starts with an empty one.
+        """
+        # `AsyncLLM.pause_generation` would sleep 20 ms more, only to let late outputs arrive first.
+        if self._resumes:
+            self._is_open.clear()
+            await self._llm.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
+        else:
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        start = time.perf_counter()
+        await self._call("load", path, manifest)
+        load_s = time.perf_counter() - start
+        await self._llm.finish_weight_update(str(manifest.version))
+        if self._recomputes:
+            self._counter.forgive_running()
+            await self._llm.reset_prefix_cache(reset_running_requests=True)
+        await self._llm.resume_generation()
+        self._version = manifest.version
+        self._counter.start_peak()
+        return load_s
+
+    async def close(self) -> None:
+        """Stops the engine and its processes."""
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # or it would report the engine's end as a failure
+        await asyncio.to_thread(self._llm.shutdown, _CLOSE_S)
+
+    async def _initialize(self) -> None:
+        if self._is_initialized:
+            return
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        expected = {name: [dtype, list(shape)] for name, (dtype, shape) in self._expected.items()}
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"expected": expected}))
+        self._is_initialized = True
+
+    async def _call(self, action: str, path: pathlib.Path, manifest: WeightManifest) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        info = {"action": action, "path": str(path), "manifest": codec.encode(manifest)}
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))

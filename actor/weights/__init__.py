@@ -1,0 +1,1 @@
+"""From an announced snapshot to weights in service."""

@@ -1,0 +1,174 @@
+"""Follows the published weights: prefetch and verify while the engine generates, then swap.
+
+Whatever is wrong with a snapshot, it is refused before any tensor is touched and the version before it
+is served on. A refused snapshot is tried again, less and less often: the copy may have been at fault,
+and by rounds the learner publishes nothing newer until this actor has served.
+"""
+
+import asyncio
+import os
+import pathlib
+import time
+from collections.abc import Callable
+
+from absl import logging
+
+from actor.engine.protocol import Engine, WeightLoadError
+from bridge.snapshots.layout import MANIFEST, TensorTable
+from bridge.snapshots.writer import SnapshotError, SnapshotMirror, SupersededError, latest
+from bridge.timeline import Timeline
+from bridge.types import Version, WeightManifest
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
+_HOPELESS_AFTER = 12
+_STUCK_AFTER = 3
+"""Refusals of one version after which it is taken to be broken for good."""
+
+
+class WeightClient:
+    """Keeps an engine on the announced version."""
+
+    def __init__(
+        self,
+        snapshots: pathlib.Path,
+        local_file: pathlib.Path,
+        engine: Engine,
+        *,
+        run: str,
+        tokenizer_hash: str,
+        expected: TensorTable,
+        timeline: Timeline,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`snapshots` is where the learner publishes, `local_file` this actor's own warm copy."""
+        self._snapshots, self._local_file, self._engine = snapshots, local_file, engine
+        self._mirror = SnapshotMirror(snapshots, local_file, run=run, tokenizer_hash=tokenizer_hash, expected=expected)
+        self._timeline, self._clock = timeline, clock
+        self._seen: tuple[int, int, int] | None = None
+        self._manifest: WeightManifest | None = None
+        self._held: WeightManifest | None = None
+        """What the local file holds, whole and verified."""
+        self._refused: Version | None = None
+        self._num_refusals = 0
+        self._retry_at = 0.0
+        self._last_refusal: Exception | None = None
+        self.num_refused = 0
+        """Snapshots refused so far, each attempt counted."""
+        self.timings: dict[str, float] = {}
+        """Of the last update, in seconds: prefetch_s (copy and hash), verify_s (check against the model),
+        pause_s (generation stood still), load_s (the part of it that loaded and proved)."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the announced version was refused again and again: tickets that need it can't be served."""
+        return self._num_refusals >= _STUCK_AFTER
+
+    def check_hope(self) -> None:
+        """For an actor that has no use any more.
+
+        Raises:
+          WeightLoadError: the announced version was refused for minutes, and why.
+        """
+        if self._num_refusals >= _HOPELESS_AFTER:
+            raise WeightLoadError(
+                f"version {self._refused} was refused {self._num_refusals} times: {self._last_refusal}"
+            )
+
+    async def prefetch(self) -> WeightManifest | None:
+        """Copies and verifies the announced version if it is newer than the one served; None if not.
+
+        Newer also means: of a higher incarnation, whatever its step. Never anything else. It is copied once, however
+        often this is called before the swap.
+        """
+        is_waiting = self._num_refusals > 0 and self._clock() < self._retry_at
+        if is_waiting and self._refused is None:
+            return None
+        try:
+            manifest = self._announced()
+        except SnapshotError as e:
+            self._refuse(None, e)
+            return None
+        served = self._engine.version
+        if manifest is None or (served is not None and manifest.version <= served):
+            return None
+        if is_waiting and manifest.version == self._refused:
+            return None
+        if manifest == self._held:
+            return manifest
+        start, start_s = time.perf_counter(), time.time()
+        self._held = None
+        try:
+            await asyncio.to_thread(self._mirror.fetch, manifest)
+        except SupersededError:
+            return None  # the next call takes the newer one
+        except SnapshotError as e:
+            self._refuse(manifest.version, e)
+            return None
+        self._held = manifest
+        self.timings["prefetch_s"] = time.perf_counter() - start
+        num_bytes = manifest.file.num_bytes
+        self._timeline.span("prefetch", start_s, time.time(), version=str(manifest.version), bytes=num_bytes)
+        return manifest
+
+    async def swap(self, manifest: WeightManifest) -> bool:
+        """Puts a prefetched version into service; False if the engine refused it and serves the old one.
+
+        Raises:
+          EngineDeadError: the engine failed half-way.
+        """
+        try:
+            timings = await self._engine.swap_weights(self._local_file, manifest)
+        except WeightLoadError as e:
+            self._refuse(manifest.version, e)
+            return False
+        end_s = time.time()
+        self._refused, self._num_refusals = None, 0
+        self.timings |= {
+            "verify_s": timings.check_s,
+            "pause_s": timings.pause_s,
+            "load_s": timings.load_s,
+        }
+        self._timeline.span(
+            "pause", end_s - timings.pause_s, end_s, version=str(manifest.version), load_s=timings.load_s
+        )
+        logging.info(
+            "weights served version=%s prefetch_s=%.3f verify_s=%.3f pause_s=%.3f load_s=%.3f age_s=%.3f",
+            manifest.version,
+            self.timings["prefetch_s"],
+            timings.check_s,
+            timings.pause_s,
+            timings.load_s,
+            end_s - manifest.created_s,
+        )
+        return True
+
+    def close(self) -> None:
+        """Lets go of the local file."""
+        self._mirror.close()
+
+    def _announced(self) -> WeightManifest | None:
+        """The announced manifest, read again only when its file is another one."""
+        try:
+            stat = os.stat(self._snapshots / MANIFEST)
+        except FileNotFoundError:
+            return None
+        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if seen != self._seen:
+            self._manifest = latest(self._snapshots)
+            self._seen = seen
+        return self._manifest
+
+    def _refuse(self, version: Version | None, reason: Exception) -> None:
+        if version != self._refused:
+            self._refused, self._num_refusals = version, 0
+        self._held = None  # the copy may have been at fault
+        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2**self._num_refusals)
+        self._num_refusals += 1
+        self._last_refusal = reason
+        self.num_refused += 1
+        self._retry_at = self._clock() + wait_s
+        served = self._engine.version
+        self._timeline.instant("refused", version=str(version), served=str(served), reason=str(reason))
+        logging.error(
+            "snapshot refused version=%s served=%s retry_in_s=%.1f reason=%s", version, served, wait_s, reason
+        )

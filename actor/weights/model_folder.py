@@ -1,0 +1,93 @@
+"""What the actor reads from a Hugging Face folder itself: the tensors' names and shapes, the tokenizer."""
+
+import dataclasses
+import json
+import pathlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tokenizers
+from blake3 import blake3
+from jaxtyping import Int32
+
+from bridge.snapshots.layout import TensorTable
+
+_MAX_HEADER_BYTES = 100 * 2**20  # the safetensors format's own limit
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A model as its folder describes it."""
+
+    path: pathlib.Path
+    tensors: TensorTable
+    """What every snapshot must hold: exactly these names, dtypes and shapes."""
+    tokenizer_hash: str
+    """BLAKE3 of tokenizer.json: what the learner and an actor must agree on."""
+    decode: Callable[[Int32[np.ndarray, " T"]], str]
+    """Tokens to text, special tokens left out."""
+
+
+def read_model_folder(path: pathlib.Path, *, dtype: str) -> ModelFolder:
+    """Reads everything but the weights; `dtype` is the one they are served in.
+
+    Raises:
+      ValueError: a file is missing or unreadable.
+    """
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(f"{path} has no tokenizer.json; save the tokenizer in its fast format")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as e:  # the Rust library raises plain Exception
+        raise ValueError(f"{file} is no tokenizer: {e}") from e
+
+    def decode(tokens: Int32[np.ndarray, " T"]) -> str:
+        return tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+
+    return ModelFolder(
+        path=path,
+        tensors=tensor_table(path, dtype=dtype),
+        tokenizer_hash=blake3(file.read_bytes()).hexdigest(),
+        decode=decode,
+    )
+
+
+def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:
+    """Names and shapes from the safetensors headers; a tied head is no tensor of its own.
+
+    Raises:
+      ValueError: no config.json or no safetensors, or a file is damaged.
+    """
+    config = _read_json(path / "config.json")
+    index = path / "model.safetensors.index.json"
+    names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    table: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name in names:
+        for tensor, entry in _header(path / name).items():
+            table[tensor] = (dtype, tuple(entry["shape"]))
+    if config.get("tie_word_embeddings", False):
+        table.pop("lm_head.weight", None)  # some checkpoints hold a copy
+    return table
+
+
+def _header(file: pathlib.Path) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as f:
+            (size,) = struct.unpack("<Q", f.read(8))
+            if size > _MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {size} bytes")
+            header = json.loads(f.read(size))
+    except (OSError, ValueError, struct.error) as e:
+        raise ValueError(f"{file} is no safetensors file: {e}") from e
+    header.pop("__metadata__", None)
+    return header
+
+
+def _read_json(file: pathlib.Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ValueError(f"{file} cannot be read as JSON: {e}") from e

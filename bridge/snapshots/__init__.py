@@ -1,0 +1,1 @@
+"""Weight snapshots: immutable, versioned, hashed; written by the learner, mapped by actors."""

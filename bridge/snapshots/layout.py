@@ -1,0 +1,149 @@
+"""What a snapshot folder looks like, for its writer and its readers alike.
+
+manifest            the announced snapshot (a `WeightManifest`), replaced by one rename
+slot-0, slot-1      tensor data; the manifest names one, the other may be half-written
+writer              held locked by the one process that publishes here
+"""
+
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from bridge import codec
+from bridge.snapshots.segment import ALIGN_BYTES, Segment
+from bridge.types import TensorEntry, WeightManifest
+
+MANIFEST = "manifest"
+SLOTS = ("slot-0", "slot-1")
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+TensorTable = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Tensor name -> (dtype name, shape)."""
+
+
+class SnapshotError(RuntimeError):
+    """A snapshot that cannot be written, or must not be used."""
+
+
+class SupersededError(SnapshotError):
+    """A newer version was announced meanwhile: take that one."""
+
+
+class SnapshotBusyError(SnapshotError):
+    """Somebody kept a lock for longer than the deadline."""
+
+
+def latest(folder: str | os.PathLike[str]) -> WeightManifest | None:
+    """The announced snapshot's manifest, None before the first one; one small file is read.
+
+    Raises:
+      SnapshotError: the manifest is damaged or of another format.
+    """
+    return read_manifest(pathlib.Path(folder) / MANIFEST)
+
+
+def read_manifest(path: pathlib.Path) -> WeightManifest | None:
+    """A manifest file's contents; None if there is no such file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return codec.decode(WeightManifest, data)
+    except ValueError as e:
+        raise SnapshotError(f"{path} cannot be read; if no run uses it, delete it: {e}") from e
+
+
+def lay_out(entries: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[tuple[TensorEntry, ...], int]:
+    """Places tensors one after another at aligned offsets; returns them and the total in bytes.
+
+    Raises:
+      ValueError: a dtype that is not served, or no bytes at all.
+    """
+    tensors, end = [], 0
+    for name, dtype, shape in entries:
+        if dtype not in DTYPES:
+            raise ValueError(f"tensor {name} has dtype {dtype!r}, served are {sorted(DTYPES)}")
+        offset = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+        num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+        tensors.append(
+            TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset_bytes=offset, num_bytes=num_bytes)
+        )
+        end = offset + num_bytes
+    if end == 0:
+        raise ValueError("a snapshot needs at least one tensor that is not empty")
+    return tuple(tensors), end
+
+
+def view(data: np.ndarray, tensor: TensorEntry) -> np.ndarray:
+    """A tensor's part of the data file's bytes, in its dtype and shape; no copy."""
+    raw = data[tensor.offset_bytes : tensor.offset_bytes + tensor.num_bytes]
+    return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+def check_layout(manifest: WeightManifest) -> None:
+    """Refuses a manifest that would be read outside its tensors, or that this build cannot apply.
+
+    Raises:
+      SnapshotError: it is a delta, names a foreign file, is empty, or a tensor's size is not its shape's.
+    """
+    if manifest.base_version is not None:
+        raise SnapshotError(f"version {manifest.version} is a delta; this build reads full snapshots")
+    if manifest.file.name not in SLOTS:
+        raise SnapshotError(f"version {manifest.version} names the file {manifest.file.name!r}, not a slot")
+    if manifest.file.num_bytes == 0:
+        raise SnapshotError(f"version {manifest.version} has no data")
+    for t in manifest.tensors:
+        fits = (
+            t.dtype in DTYPES
+            and all(n >= 0 for n in t.shape)
+            and math.prod(t.shape) * DTYPES[t.dtype].itemsize == t.num_bytes
+            and t.offset_bytes % ALIGN_BYTES == 0
+        )
+        if not fits:
+            raise SnapshotError(f"version {manifest.version} has a malformed tensor: {t}")
+
+
+def check_table(manifest: WeightManifest, expected: TensorTable) -> None:
+    """Refuses a snapshot whose names, dtypes or shapes are not exactly the expected ones.
+
+    Raises:
+      SnapshotError: says which tensor differs first and how many do.
+    """
+    got = {t.name: (t.dtype, t.shape) for t in manifest.tensors}
+    want = {name: (dtype, tuple(shape)) for name, (dtype, shape) in expected.items()}
+    wrong = sorted(name for name in got.keys() | want.keys() if got.get(name) != want.get(name))
+    if wrong:
+        name = wrong[0]
+        raise SnapshotError(
+            f"version {manifest.version} differs from the model in {len(wrong)} tensors, first {name}: "
+            f"got {got.get(name, 'nothing')}, wanted {want.get(name, 'nothing')}"
+        )
+
+
+def reserve(segments: Sequence[Segment], num_bytes: int) -> None:
+    """Makes each segment at least so large and warm.
+
+    Raises:
+      SnapshotError: their file system has too little room.
+    """
+    folder = segments[0].path.parent
+    stat = os.statvfs(folder)
+    available = stat.f_bavail * stat.f_frsize
+    needed = sum(s.missing_bytes(num_bytes) for s in segments)
+    complaint = f"{folder} needs {needed} bytes more for snapshots, {available} are available"
+    if needed > available:
+        raise SnapshotError(complaint)
+    try:
+        for segment in segments:
+            segment.reserve(num_bytes)
+    except OSError as e:
+        raise SnapshotError(f"{complaint}: {e}") from e

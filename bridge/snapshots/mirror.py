@@ -1,0 +1,178 @@
+"""A reader's own copy of a snapshot: fetched, verified, and only then mapped.
+
+The copy has a warm file of its own, so a publisher never waits for a model being loaded, only for
+a copy. Beside it lies `<file>.manifest`, which exists only while the file holds that version, whole.
+"""
+
+import fcntl
+import mmap
+import os
+import pathlib
+from types import TracebackType
+
+import numpy as np
+
+from bridge import codec
+from bridge.snapshots.layout import (
+    SnapshotBusyError,
+    SnapshotError,
+    SupersededError,
+    TensorTable,
+    check_layout,
+    check_table,
+    latest,
+    read_manifest,
+    reserve,
+    view,
+)
+from bridge.snapshots.segment import Segment, replace_file, try_flock
+from bridge.types import WeightManifest
+
+
+class SnapshotMirror:
+    """Fetches version after version into one warm local file."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        into: str | os.PathLike[str],
+        *,
+        run: str,
+        tokenizer_hash: str,
+        expected: TensorTable | None = None,
+        lock_timeout_s: float = 60.0,
+    ) -> None:
+        """Opens or makes the local file `into`, best in shared memory; its folder is made.
+
+        `expected` lists the model's tensors: a snapshot with other names, dtypes or shapes is refused.
+        """
+        self._folder, self._into = pathlib.Path(folder), pathlib.Path(into)
+        self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
+        self._lock_timeout_s = lock_timeout_s
+        self._into.parent.mkdir(parents=True, exist_ok=True)
+        self._segment = Segment(self._into)
+
+    def fetch(self, manifest: WeightManifest) -> None:
+        """Copies a version here and proves that it arrived; `map_tensors` then gives its tensors.
+
+        Raises:
+          SupersededError: a newer one was announced; take `latest(folder)` and call again.
+          SnapshotBusyError: somebody still maps the version that is here.
+          SnapshotError: another run, tokenizer or model, a delta, or bytes that do not match their hash.
+        """
+        self._check(manifest)
+        reserve([self._segment], manifest.file.num_bytes)
+        if not self._segment.lock(timeout_s=self._lock_timeout_s):
+            raise SnapshotBusyError(
+                f"{self._into} is still mapped or written after {self._lock_timeout_s} s: "
+                "drop the tensors of the last version before fetching the next"
+            )
+        try:
+            _manifest_path(self._into).unlink(missing_ok=True)
+            digest = self._copy(manifest)
+            if digest != manifest.file.blake3:
+                raise SnapshotError(
+                    f"version {manifest.version} is corrupt: {manifest.file.name} hashes to {digest}, "
+                    f"announced was {manifest.file.blake3}"
+                )
+            replace_file(_manifest_path(self._into), codec.encode(manifest))
+        finally:
+            self._segment.unlock()
+
+    def close(self) -> None:
+        """Lets go of the local file; it stays, and so does what is mapped."""
+        self._segment.close()
+
+    def __enter__(self) -> "SnapshotMirror":
+        """The mirror itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    def _check(self, manifest: WeightManifest) -> None:
+        for what, got, want in (
+            ("run", manifest.run, self._run),
+            ("tokenizer hash", manifest.tokenizer_hash, self._tokenizer_hash),
+        ):
+            if got != want:
+                raise SnapshotError(f"version {manifest.version} has {what} {got!r}, wanted {want!r}")
+        check_layout(manifest)
+        if self._expected is not None:
+            check_table(manifest, self._expected)
+
+    def _copy(self, manifest: WeightManifest) -> str:
+        path = self._folder / manifest.file.name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as e:
+            raise SnapshotError(f"version {manifest.version} is gone: {path} does not exist") from e
+        try:
+            # The writer locks only the slot that is not announced; while we hold ours its bytes cannot change.
+            is_locked = try_flock(fd, fcntl.LOCK_SH)
+            announced = latest(self._folder)
+            if announced != manifest:
+                now = announced.version if announced is not None else "no version"
+                raise SupersededError(f"version {manifest.version} was superseded: announced is {now}")
+            if not is_locked:
+                raise SnapshotBusyError(f"{path} is announced, but locked by a process that is not its writer")
+            return self._segment.copy_from(fd, manifest.file.num_bytes)
+        except EOFError as e:
+            raise SnapshotError(f"version {manifest.version} is corrupt: {path} {e}") from e
+        finally:
+            os.close(fd)
+
+
+def fetch(
+    folder: str | os.PathLike[str],
+    manifest: WeightManifest,
+    into: str | os.PathLike[str],
+    *,
+    run: str,
+    tokenizer_hash: str,
+    expected: TensorTable | None = None,
+) -> None:
+    """`SnapshotMirror.fetch` for once; who follows a run keeps a mirror, whose file stays mapped."""
+    with SnapshotMirror(folder, into, run=run, tokenizer_hash=tokenizer_hash, expected=expected) as mirror:
+        mirror.fetch(manifest)
+
+
+def mirrored(path: str | os.PathLike[str]) -> WeightManifest | None:
+    """Which version a mirror's file holds, whole and verified; None if none."""
+    return read_manifest(_manifest_path(pathlib.Path(path)))
+
+
+def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[str, np.ndarray]:
+    """The tensors of a mirrored version as read-only views of the file: no copy.
+
+    The file stays locked against the next fetch until the last view is gone.
+
+    Raises:
+      SnapshotBusyError: a fetch is writing the file.
+      SnapshotError: the file does not hold this version.
+    """
+    path = pathlib.Path(path)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as e:
+        raise SnapshotError(f"{path} does not exist, wanted {manifest.version} there") from e
+    try:
+        if not try_flock(fd, fcntl.LOCK_SH):
+            raise SnapshotBusyError(f"{path} is being written")
+        held = mirrored(path)
+        if held != manifest or os.fstat(fd).st_size < manifest.file.num_bytes:
+            now = held.version if held is not None else "no whole version"
+            raise SnapshotError(f"{path} holds {now}, wanted {manifest.version}")
+        # The map keeps a duplicate of fd, and with it the lock, for as long as a view lives.
+        data = mmap.mmap(fd, manifest.file.num_bytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    finally:
+        os.close(fd)
+    whole = np.frombuffer(data, np.uint8)
+    return {t.name: view(whole, t) for t in manifest.tensors}
+
+
+def _manifest_path(into: pathlib.Path) -> pathlib.Path:
+    return into.with_name(into.name + ".manifest")

@@ -1,0 +1,1 @@
+"""The store: where tickets, complete groups and heartbeats meet."""

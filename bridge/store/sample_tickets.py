@@ -1,0 +1,210 @@
+"""Groups whose samples are tickets of their own, so that several engines may serve one prompt.
+
+The learner and its books know groups; the actors claim single samples. This store between them splits a group's ticket
+on its way out, and puts the group together when K of its samples are in, wherever they came from (ROLL Flash's queue
+scheduling and prompt replication). Of an over-provisioned group the first K samples to arrive win.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bridge.store.protocol import LearnerStore, StoredGroup
+from bridge.types import Group, Heartbeat, Ticket
+
+
+class SampleTickets:
+    """A `LearnerStore` over the store that the actors use.
+
+    Sample i of group g is the ticket "g.i". Evaluations and probes stay whole.
+    """
+
+    def __init__(self, store: LearnerStore, *, num_samples: int, num_requests: int) -> None:
+        """K samples make a group, of `num_requests` tickets at most."""
+        self._store = store
+        self._num_samples, self._num_requests = num_samples, num_requests
+        self._tickets: dict[str, Ticket] = {}
+        """Training tickets that were put, by group."""
+        self._start_over()
+
+    def put_tickets(self, tickets: Iterable[Ticket]) -> int:
+        """Offers tickets; training tickets one sample at a time.
+
+        A sample that is here already, from before a restart, and answers another prompt is dropped.
+        """
+        parts = []
+        for ticket in tickets:
+            if ticket.kind == "train":
+                self._tickets[ticket.id] = ticket
+                for index, part in list(self._parts.get(ticket.id, {}).items()):
+                    if not _answers(part, ticket):
+                        del self._parts[ticket.id][index]
+                        self._store.withdraw([part.ticket_id])
+            parts += split(ticket)
+        return self._store.put_tickets(parts)
+
+    def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
+        """Complete groups; a training group's seq is its last sample's.
+
+        A reader goes on from the last seq it got; from any other it starts over.
+        """
+        if kind != "train":
+            return self._store.read_groups(after_seq=after_seq, limit=limit, kind=kind)
+        if after_seq != self._delivered_seq:
+            self._start_over()
+        groups: list[StoredGroup] = []
+        while not groups:
+            stored = self._store.read_groups(after_seq=self._after_seq, limit=limit)
+            if not stored:
+                break
+            for s in stored:
+                self._after_seq = s.seq
+                if group := self._add(s.group):
+                    groups.append(StoredGroup(s.seq, group))
+                    self._delivered_seq = s.seq
+        return groups
+
+    def acknowledge(self, ticket_ids: Sequence[str]) -> None:
+        """Forgets the data of these groups' samples."""
+        for id_ in ticket_ids:
+            self._tickets.pop(id_, None)
+            self._complete.discard(id_)
+        self._store.acknowledge(self._ids(ticket_ids))
+
+    def reissue(self, ticket_ids: Sequence[str]) -> int:
+        """Drops these groups' samples and offers their tickets again."""
+        self._forget(ticket_ids)
+        return self._store.reissue(self._ids(ticket_ids))
+
+    def withdraw(self, ticket_ids: Sequence[str]) -> None:
+        """Forgets tickets that nobody needs any more."""
+        self._forget(ticket_ids)
+        for id_ in ticket_ids:
+            self._tickets.pop(id_, None)
+        self._store.withdraw(self._ids(ticket_ids))
+
+    def withdraw_pinned(self) -> None:
+        """Forgets all evaluations and probes."""
+        self._store.withdraw_pinned()
+
+    def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
+        """Goes back to a checkpoint; counts samples."""
+        return self._store.rewind(self._ids(open_ids), next_order=next_order, step=step)
+
+    def failed(self) -> dict[str, str]:
+        """Groups that nobody could make a sample for, and why."""
+        return {group_id(i): reason for i, reason in self._store.failed().items()}
+
+    def fence(self, actor: str, reason: str) -> None:
+        """Refuses an actor; the samples it made are made again."""
+        for id_, parts in self._parts.items():
+            self._parts[id_] = {i: g for i, g in parts.items() if g.actor != actor}
+        self._store.fence(actor, reason)
+
+    def fenced_actors(self) -> set[str]:
+        """The names of all fenced actors."""
+        return self._store.fenced_actors()
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        """Records that a process lives."""
+        self._store.heartbeat(beat)
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """The last heartbeat of every process."""
+        return self._store.heartbeats()
+
+    def counts(self) -> dict[str, int]:
+        """Tickets by state; samples, not groups."""
+        return self._store.counts()
+
+    def next_incarnation(self) -> int:
+        """A new learner incarnation."""
+        return self._store.next_incarnation()
+
+    def record_restore(self, incarnation: int, step: int) -> None:
+        """Records the step that a learner's incarnation began at."""
+        self._store.record_restore(incarnation, step)
+
+    def restores(self) -> dict[int, int]:
+        """Incarnation -> the step it began at."""
+        return self._store.restores()
+
+    def close(self) -> None:
+        """Lets go of the store."""
+        self._store.close()
+
+    def _start_over(self) -> None:
+        self._after_seq = self._delivered_seq = 0
+        self._parts: dict[str, dict[int, Group]] = {}
+        self._complete: set[str] = set()
+        self._restores: dict[int, int] | None = None
+
+    def _add(self, part: Group) -> Group | None:
+        id_, _, index = part.ticket_id.rpartition(".")
+        ticket = self._tickets.get(id_)
+        if ticket is not None and not _answers(part, ticket):
+            self._store.withdraw([part.ticket_id])
+            self._store.put_tickets([p for p in split(ticket) if p.id == part.ticket_id])
+            return None
+        if self._is_abandoned(part):  # looked at one by one: a group has one incarnation, its newest sample's
+            self._store.reissue([part.ticket_id])
+            return None
+        if id_ in self._complete:
+            self._store.acknowledge([part.ticket_id])  # too late for the race
+            return None
+        parts = self._parts.setdefault(id_, {})
+        parts[int(index)] = part
+        if len(parts) < self._num_samples:
+            return None
+        del self._parts[id_]
+        self._complete.add(id_)
+        if self._num_requests > self._num_samples:
+            self._store.withdraw([f"{id_}.{i}" for i in range(self._num_requests) if i not in parts])
+        return join(id_, [parts[i] for i in sorted(parts)])
+
+    def _is_abandoned(self, part: Group) -> bool:
+        """Whether a sample's weights are of a future that a restarted learner went back behind."""
+        if self._restores is None:
+            self._restores = self._store.restores()
+        return any(step < part.max_step for later, step in self._restores.items() if later > part.incarnation)
+
+    def _ids(self, ticket_ids: Iterable[str]) -> list[str]:
+        return [f"{id_}.{i}" for id_ in ticket_ids for i in range(self._num_requests)]
+
+    def _forget(self, ticket_ids: Iterable[str]) -> None:
+        for id_ in ticket_ids:
+            self._parts.pop(id_, None)
+            self._complete.discard(id_)
+
+
+def split(ticket: Ticket) -> list[Ticket]:
+    """The tickets that a training ticket goes out as, one a request; any other goes out as it is."""
+    if ticket.kind != "train":
+        return [ticket]
+    return [
+        dataclasses.replace(ticket, id=f"{ticket.id}.{i}", num_samples=1, num_requests=1)
+        for i in range(ticket.num_requests)
+    ]
+
+
+def _answers(part: Group, ticket: Ticket) -> bool:
+    return np.array_equal(part.prompt_tokens, ticket.prompt_tokens)
+
+
+def group_id(part_id: str) -> str:
+    """The group's id, from a sample's."""
+    return part_id.rpartition(".")[0] or part_id
+
+
+def join(id_: str, parts: Sequence[Group]) -> Group:
+    """One group of several samples."""
+    return dataclasses.replace(
+        parts[0],
+        ticket_id=id_,
+        rollouts=tuple(r for p in parts for r in p.rollouts),
+        incarnation=max(p.incarnation for p in parts),
+        actor="+".join(sorted({p.actor for p in parts})),
+        started_s=min(p.started_s for p in parts),
+        finished_s=max(p.finished_s for p in parts),
+    )

@@ -1,0 +1,1 @@
+"""`python -m launch.compile_tpu`: the learner's steps compiled for a TPU slice that is not there."""

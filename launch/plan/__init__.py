@@ -1,0 +1,1 @@
+"""`python -m launch.plan`: a run in virtual time."""

@@ -1,0 +1,198 @@
+"""The planner's input: what the hardware and the workload are like. Plain JSON, read strictly."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from typing import Any, Literal
+
+import msgspec
+
+from launch.plan.engine_profile import EngineProfile
+
+_UNBOUNDED = 1 << 30
+
+
+def _not_negative(section: str, node: Any) -> None:
+    for field in dataclasses.fields(node):
+        value = getattr(node, field.name)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{section}.{field.name} must be finite and >= 0, got {value}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthProfile:
+    """How many tokens prompts or responses have.
+
+    * lognormal: median and sigma of the logarithm, cut at max_tokens;
+    * uniform: min_tokens to max_tokens;
+    * rollpacker: the shape of RollPacker's figure 2: the 75th percentile is max_tokens / 16, one response in 200 is of
+      max_tokens, and a prompt's responses are alike;
+    * samples: drawn from this list;
+    * groups: prompt n has the lengths of entry n, round and round: a measured workload, replayed.
+    """
+
+    kind: Literal["lognormal", "uniform", "rollpacker", "samples", "groups"]
+    median: float = 0.0
+    sigma: float = 0.0
+    min_tokens: int = 1
+    max_tokens: int = 0
+    """0: no bound."""
+    prompt_share: float | None = None
+    """Share of the logarithm's variance that is the prompt's; the rest differs between its responses. None: 0.8 for
+    rollpacker, else 0."""
+    samples: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks that the kind has what it needs."""
+        if self.min_tokens < 1:
+            raise ValueError(f"lengths: min_tokens must be >= 1, got {self.min_tokens}")
+        if self.kind == "lognormal" and not (self.median >= 1 and self.sigma >= 0):
+            raise ValueError(f"lengths: lognormal needs median >= 1 and sigma >= 0, got {self.median} and {self.sigma}")
+        if self.kind in ("uniform", "rollpacker") and self.max_tokens < self.min_tokens:
+            raise ValueError(f"lengths: {self.kind} needs max_tokens >= {self.min_tokens}, got {self.max_tokens}")
+        if self.max_tokens and self.max_tokens < self.min_tokens:
+            raise ValueError(f"lengths: max_tokens ({self.max_tokens}) is below min_tokens ({self.min_tokens})")
+        if self.prompt_share is not None and not 0 <= self.prompt_share <= 1:
+            raise ValueError(f"lengths: prompt_share must be in [0, 1], got {self.prompt_share}")
+        if self.kind == "samples" and (not self.samples or min(self.samples) < 1):
+            raise ValueError("lengths: samples needs a list of lengths >= 1")
+        if self.kind == "groups" and (not self.groups or any(not g or min(g) < 1 for g in self.groups)):
+            raise ValueError("lengths: groups needs a list of lists of lengths >= 1")
+
+    @property
+    def log_normal(self) -> tuple[float, float]:
+        """(mean, standard deviation) of the logarithm, for lognormal and rollpacker."""
+        if self.kind == "lognormal":
+            return math.log(self.median), self.sigma
+        # Quantiles of the standard normal: 0.6745 at 75 %, 2.5758 at 99.5 %.
+        sigma = math.log(16) / (2.5758 - 0.6745)
+        return math.log(self.max_tokens / 16) - 0.6745 * sigma, sigma
+
+    @property
+    def share_of_prompt(self) -> float:
+        """`prompt_share` with the default filled in."""
+        default = 0.8 if self.kind == "rollpacker" else 0.0
+        return default if self.prompt_share is None else self.prompt_share
+
+    @property
+    def upper(self) -> int:
+        """No response is longer."""
+        return self.max_tokens or _UNBOUNDED
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerProfile:
+    """What training costs."""
+
+    seconds_per_token: float
+    """Of one chip, for a token of prompt or response: forward, backward, and what else grows with the tokens."""
+    micro_batch_s: float = 0.0
+    """Of each micro-batch, whatever it holds and however many chips there are."""
+    micro_batch_tokens: int = 0
+    """Tokens that a micro-batch holds; 0: packing.rows x packing.row_tokens."""
+    optimizer_step_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks the signs."""
+        _not_negative("learner", self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishProfile:
+    """What new weights cost."""
+
+    export_s: float = 0.0
+    """The learner, which stands still meanwhile."""
+    prefetch_s: float = 0.0
+    """Copy and check of the snapshot, while the engine generates."""
+    pause_s: float = 0.0
+    """Generation stands still."""
+
+    def __post_init__(self) -> None:
+        """Checks the signs."""
+        _not_negative("publish", self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """All that the planner wants to know beside a config."""
+
+    engine: EngineProfile
+    response_tokens: LengthProfile
+    prompt_tokens: LengthProfile
+    learner: LearnerProfile
+    publish: PublishProfile = PublishProfile()
+    num_engines: int = 1
+    chips_per_engine: int = 1
+    num_learner_chips: int = 1
+    verifier_s: float = 0.0
+    """From a group's last response to its place in the store."""
+    claim_s: float = 0.0
+    """From a ticket's issue to an actor that looks for it."""
+    zero_variance_groups: float = 0.0
+    """Share of the groups whose rewards are all equal; it matters with rounds.filter_zero_variance."""
+
+    def __post_init__(self) -> None:
+        """Checks the counts."""
+        for name in ("num_engines", "chips_per_engine", "num_learner_chips"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.verifier_s < 0 or self.claim_s < 0:
+            raise ValueError(f"verifier_s and claim_s must be >= 0, got {self.verifier_s} and {self.claim_s}")
+        if not 0 <= self.zero_variance_groups < 1:
+            raise ValueError(f"zero_variance_groups must be in [0, 1), got {self.zero_variance_groups}")
+
+    @property
+    def num_chips(self) -> int:
+        """Of engines and learner together."""
+        return self.num_engines * self.chips_per_engine + self.num_learner_chips
+
+
+def from_dict(raw: Any) -> Profile:
+    """Builds a profile from plain data.
+
+    Raises:
+      ValueError: a field is missing, unknown or of another type; it is named.
+    """
+    _refuse_unknown(raw, Profile, "profile")
+    try:
+        return msgspec.convert(raw, Profile)
+    except msgspec.ValidationError as e:
+        raise ValueError(f"profile: {e}".replace("`$.", "`")) from e
+
+
+def to_dict(profile: Profile) -> dict[str, Any]:
+    """Plain data that `from_dict` reads back."""
+    return dataclasses.asdict(profile)
+
+
+def load(path: str | os.PathLike[str]) -> Profile:
+    """Reads a JSON file.
+
+    Raises:
+      ValueError: it isn't there, is no JSON or no profile.
+    """
+    try:
+        raw = json.loads(pathlib.Path(path).read_text())
+    except FileNotFoundError as e:
+        raise ValueError(f"there is no profile {str(path)!r}; launch/README.md shows what one holds") from e
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path} is no JSON: {e}") from e
+    try:
+        return from_dict(raw)
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from e
+
+
+def _refuse_unknown(raw: Any, kind: Any, path: str) -> None:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} must be a JSON object, got {type(raw).__name__}")
+    fields = {f.name: f.type for f in dataclasses.fields(kind)}
+    for name, value in raw.items():
+        if name not in fields:
+            raise ValueError(f"{path} has no field {name!r}; it has {', '.join(fields)}")
+        if dataclasses.is_dataclass(fields[name]):
+            _refuse_unknown(value, fields[name], name)

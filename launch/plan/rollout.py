@@ -1,0 +1,281 @@
+"""The actors' side in virtual time: N engines that claim from one pool under the real admission code."""
+
+import collections
+import dataclasses
+import heapq
+from collections.abc import Callable
+
+from actor.admission import Admission
+from bridge.types import Ticket, Version
+from configs.schema import Config
+from launch.plan.calendar import Calendar
+from launch.plan.lengths import Lengths
+from launch.plan.pool import TicketPool, group_id
+from launch.plan.profiles import Profile
+from launch.plan.sim_engine import NEVER, Finished, SimEngine
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServedGroup:
+    """A complete group as the learner gets it."""
+
+    ticket: Ticket
+    tokens: int
+    """Prompt and response tokens of all K, which is what training costs by."""
+    response_tokens: int
+    tokens_by_step: dict[int, float]
+    """Response tokens by the step of the weights that made them."""
+
+    @property
+    def min_step(self) -> int:
+        """Step of the weights behind its oldest token."""
+        return min(self.tokens_by_step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """What the engines did since the start, summed."""
+
+    busy_s: float
+    sequence_s: float
+    num_preemptions: int
+    recomputed_tokens: float
+    wasted_tokens: float
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Actor:
+    index: int
+    engine: SimEngine
+    admission: Admission
+    stamp: int = 0
+    """Of its last entry in the calendar; older ones are void."""
+    hunger: int = -1
+    """Tickets it held when it last found too few; -1 when it did not."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Group:
+    ticket: Ticket
+    prompt_tokens: int
+    lengths: list[int]
+    num_started: int = 0
+    running: dict[str, tuple[_Actor, str]] = dataclasses.field(default_factory=dict)
+    """By request: where, and under which ticket."""
+    finished: list[Finished] = dataclasses.field(default_factory=list)
+    engines: set[int] = dataclasses.field(default_factory=set)
+
+
+class Rollout:
+    """All engines."""
+
+    def __init__(
+        self,
+        config: Config,
+        profile: Profile,
+        lengths: Lengths,
+        calendar: Calendar,
+        on_group: Callable[[ServedGroup], None],
+    ) -> None:
+        """Idle, serving weights of step 0. `on_group` is called when a group is in the store."""
+        self._config, self._profile, self._lengths = config, profile, lengths
+        self._calendar, self._on_group = calendar, on_group
+        by_sample = config.admission.unit == "sample"
+        policy, num_requests = config.admission.policy, config.rounds.requests_per_group
+        width = config.admission_width
+        self._pool = TicketPool(
+            num_engines=profile.num_engines, width=width if policy == "frontier" else None, by_sample=by_sample
+        )
+
+        def actor(index: int) -> _Actor:
+            admission = Admission(
+                policy,
+                width=width,
+                max_sequences=profile.engine.max_num_seqs,
+                samples_per_group=num_requests,
+                tickets_per_group=num_requests if by_sample else 1,
+            )
+            return _Actor(index, SimEngine(profile.engine), admission)
+
+        self._actors = [actor(i) for i in range(profile.num_engines)]
+        # Actors with room, by the tickets they hold: new ones go to who has the fewest. Old entries are void.
+        self._hungry: list[tuple[int, int, _Actor]] = []
+        for a in self._actors:
+            self._note_hunger(a)
+        self._groups: dict[str, _Group] = {}
+        self._by_request: dict[str, _Group] = {}
+        self._ended: collections.deque[tuple[_Actor, Finished]] = collections.deque()
+        self._changed: dict[_Actor, None] = {}
+        self._wasted_tokens = 0.0
+
+    def offer(self, tickets: list[Ticket], *, attempt: int = 0) -> None:
+        """Tickets to serve, the problem's number as their answer; what those ids had before is forgotten."""
+        self.withdraw([t.id for t in tickets])
+        groups = []
+        for ticket in tickets:
+            problem = int(ticket.task.answer)
+            lengths = self._lengths.responses(problem, ticket.num_requests, attempt=attempt)
+            groups.append(_Group(ticket, self._lengths.prompt(problem), lengths))
+            self._groups[ticket.id] = groups[-1]
+        self._calendar.at(self._calendar.now_s + self._profile.claim_s, self._put, groups)
+
+    def withdraw(self, ticket_ids: list[str]) -> None:
+        """Ends what nobody waits for any more, wherever it is."""
+        for id_ in ticket_ids:
+            if group := self._groups.pop(id_, None):
+                self._end_group(group)
+        self._settle()
+
+    def update(self, step: int) -> None:
+        """Every engine has fetched the weights of `step` and takes them."""
+        publish = self._config.publish
+        for actor in self._actors:
+            self._advance(actor)
+            actor.engine.update(
+                self._calendar.now_s,
+                step=step,
+                pause_s=self._profile.publish.pause_s,
+                at_publish=publish.at_publish,
+                recompute=publish.kv_cache == "recompute",
+            )
+            self._changed[actor] = None
+        self._settle()
+
+    def totals(self) -> Totals:
+        """Up to now."""
+        for actor in self._actors:
+            self._advance(actor)
+        self._settle()
+        engines = [a.engine for a in self._actors]
+        return Totals(
+            busy_s=sum(e.busy_s for e in engines),
+            sequence_s=sum(e.sequence_s for e in engines),
+            num_preemptions=sum(e.num_preemptions for e in engines),
+            recomputed_tokens=sum(e.recomputed_tokens for e in engines),
+            wasted_tokens=self._wasted_tokens,
+        )
+
+    def _put(self, groups: list[_Group]) -> None:
+        for group in groups:
+            if self._groups.get(group.ticket.id) is group:
+                self._pool.put(group.ticket)
+        self._settle()
+
+    def _on_engine(self, actor: _Actor, stamp: int) -> None:
+        if stamp == actor.stamp:
+            self._advance(actor)
+            self._changed[actor] = None
+            self._settle()
+
+    def _advance(self, actor: _Actor) -> None:
+        self._ended.extend((actor, f) for f in actor.engine.advance(self._calendar.now_s))
+
+    def _settle(self) -> None:
+        """After anything happened: books what ended, fills what is free, and asks to be called at the next event."""
+        touched: dict[_Actor, None] = {}
+        while True:
+            while self._ended:
+                self._end_request(*self._ended.popleft())
+            if self._changed:
+                actor, _ = self._changed.popitem()
+            elif (hungriest := self._next_hungry()) is not None:
+                actor = hungriest
+            else:
+                break
+            self._serve(actor)
+            touched[actor] = None
+        for actor in touched:
+            actor.stamp += 1
+            if (at_s := actor.engine.next_event_s()) < NEVER:
+                self._calendar.at(at_s, self._on_engine, actor, actor.stamp)
+
+    def _serve(self, actor: _Actor) -> None:
+        if actor.engine.is_draining:
+            return  # as in actor/duties/duties.py: nothing is claimed or starts before the new weights serve
+        admission = actor.admission
+        is_short = False
+        if limit := admission.num_to_claim():
+            tickets = self._pool.claim(actor.index, limit)
+            admission.offer(tickets)
+            is_short = len(tickets) < limit
+        for ticket in admission.admit(Version(incarnation=0, step=actor.engine.step)):
+            self._start(actor, ticket)
+        if is_short:
+            self._note_hunger(actor)
+
+    def _note_hunger(self, actor: _Actor) -> None:
+        entry = (self._pool.num_held(actor.index), actor.index, actor)
+        if actor.hunger != entry[0]:
+            actor.hunger = entry[0]
+            heapq.heappush(self._hungry, entry)
+
+    def _next_hungry(self) -> _Actor | None:
+        """An actor that gets something from the pool."""
+        while self._hungry and self._pool.has_offer:
+            num_held, _, actor = self._hungry[0]
+            if num_held == actor.hunger and num_held == self._pool.num_held(actor.index):
+                if self._pool.share_of(actor.index) == 0:
+                    return None  # it holds the fewest, so whoever has room has its part
+            heapq.heappop(self._hungry)
+            if num_held == actor.hunger:
+                actor.hunger = -1
+                return actor
+        return None
+
+    def _start(self, actor: _Actor, ticket: Ticket) -> None:
+        self._advance(actor)
+        group = self._groups[group_id(ticket.id)]
+        for _ in range(ticket.num_requests):
+            index = group.num_started
+            group.num_started += 1
+            request = f"{group.ticket.id}.{index}"
+            group.running[request] = (actor, ticket.id)
+            self._by_request[request] = group
+            actor.engine.add(
+                self._calendar.now_s,
+                request,
+                priority=ticket.order,
+                prompt_tokens=group.prompt_tokens,
+                response_tokens=group.lengths[index],
+                is_cached=self._config.actor.prefix_caching and actor.index in group.engines,
+            )
+            group.engines.add(actor.index)
+
+    def _end_request(self, actor: _Actor, finished: Finished) -> None:
+        group = self._by_request.pop(finished.id, None)
+        if group is None:
+            return  # its group was complete, or withdrawn, at this very moment
+        _, ticket_id = group.running.pop(finished.id)
+        group.finished.append(finished)
+        self._changed[actor] = None
+        if len(group.finished) == group.ticket.num_samples:
+            del self._groups[group.ticket.id]
+            self._end_group(group)
+            self._calendar.at(self._calendar.now_s + self._profile.verifier_s, self._on_group, _served(group))
+            return
+        actor.admission.finish_sample(ticket_id)
+        if ticket_id != group.ticket.id:  # a single request's
+            self._pool.end(ticket_id)
+
+    def _end_group(self, group: _Group) -> None:
+        """Aborts what still runs of it, and takes back what nobody claimed."""
+        for request, (actor, _) in group.running.items():
+            self._advance(actor)
+            self._by_request.pop(request, None)
+            self._wasted_tokens += actor.engine.abort(self._calendar.now_s, request)
+            self._changed[actor] = None
+        group.running.clear()
+        for part_id in self._pool.part_ids(group.ticket):
+            if (index := self._pool.end(part_id)) is not None:
+                self._actors[index].admission.remove(part_id)
+                self._changed[self._actors[index]] = None
+
+
+def _served(group: _Group) -> ServedGroup:
+    by_step: dict[int, float] = {}
+    for finished in group.finished:
+        for step, tokens in finished.spans:
+            by_step[step] = by_step.get(step, 0.0) + tokens
+    response_tokens = round(sum(by_step.values()))
+    tokens = response_tokens + group.prompt_tokens * group.ticket.num_samples
+    return ServedGroup(group.ticket, tokens, response_tokens, by_step)

@@ -1,0 +1,80 @@
+"""A whole run in virtual time: learner and engines under a config, on hardware and a workload of a profile."""
+
+from configs.schema import Config
+from launch.plan.calendar import Calendar
+from launch.plan.learner import SimLearner
+from launch.plan.lengths import Lengths
+from launch.plan.outcome import Lag, Outcome, Recorder
+from launch.plan.profiles import Profile
+from launch.plan.rollout import Rollout, Totals
+
+
+def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updates: int = 0, seed: int = 0) -> Outcome:
+    """Runs `warmup_updates + num_updates` optimizer steps; the last `num_updates` count.
+
+    Not modelled: evaluations and probes, failures, rounds.ess_floor (which needs real gradients), elastic engines.
+    The engine's max_num_seqs is the profile's.
+
+    Raises:
+      ValueError: no step counts, or the run can't go on (a response that no engine can hold).
+    """
+    if num_updates < 1 or warmup_updates < 0:
+        raise ValueError(f"want at least 1 update after >= 0 of warm-up, got {num_updates} and {warmup_updates}")
+    calendar, recorder = Calendar(), Recorder()
+    last = warmup_updates + num_updates
+    marks: list[tuple[float, Totals]] = []
+
+    def on_step(step: int) -> None:
+        if step == warmup_updates:
+            recorder.is_on = True
+        elif step > warmup_updates:
+            recorder.num_steps += 1
+        if step in (warmup_updates, last):
+            marks.append((calendar.now_s, rollout.totals()))
+
+    learner = SimLearner(config, profile, calendar, recorder, on_step=on_step, last_step=last, seed=seed)
+    lengths = Lengths(profile.response_tokens, profile.prompt_tokens, seed=seed)
+    rollout = Rollout(config, profile, lengths, calendar, learner.on_group)
+    if not warmup_updates:
+        on_step(0)
+    learner.start(rollout)
+    while not learner.is_done:
+        if not calendar.step():
+            raise ValueError(
+                f"the run stands still after {learner.step} steps: nothing is left to happen "
+                f"(preset {config.preset}, {profile.num_engines} engines)"
+            )
+    return _outcome(profile, recorder, *marks)
+
+
+def default_warmup(config: Config) -> int:
+    """Optimizer steps until a run has found its stride: a round, or by window twice its width."""
+    if config.publish.when == "round_end":
+        return config.rounds.groups_per_round // config.rounds.groups_per_update
+    return 2 * -(-config.admission_width // config.rounds.groups_per_update)
+
+
+def _outcome(profile: Profile, recorder: Recorder, start: tuple[float, Totals], end: tuple[float, Totals]) -> Outcome:
+    (start_s, before), (end_s, after) = start, end
+    seconds = end_s - start_s
+    if seconds <= 0:
+        raise ValueError("the steps that count took no time: the profile has no costs")
+    engine_s = seconds * profile.num_engines
+    return Outcome(
+        seconds=seconds,
+        num_steps=recorder.num_steps,
+        num_samples=recorder.num_samples,
+        step_s=seconds / recorder.num_steps,
+        samples_per_s=recorder.num_samples / seconds,
+        tokens_per_s=recorder.num_tokens / seconds,
+        rounds=tuple(recorder.rounds),
+        token_lag=Lag.of(recorder.token_lag),
+        group_lag=Lag.of(recorder.group_lag),
+        engine_utilisation=(after.busy_s - before.busy_s) / engine_s,
+        engine_fill=(after.sequence_s - before.sequence_s) / engine_s / profile.engine.max_num_seqs,
+        learner_utilisation=recorder.compute_s / seconds,
+        wasted_tokens=after.wasted_tokens,
+        recomputed_tokens=after.recomputed_tokens,
+        num_preemptions=after.num_preemptions,
+        num_dropped=dict(recorder.dropped),
+    )

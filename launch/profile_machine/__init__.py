@@ -1,0 +1,1 @@
+"""`python -m launch.profile_machine`: measures this machine for the planner."""

@@ -1,0 +1,123 @@
+"""Measures this machine for the planner: `python -m launch.profile_machine --config=FILE --out=profile.json`.
+
+On a real engine and a real learner, of the config given: tokens a second against running sequences (each of about
+--context_tokens tokens), KV capacity, the cost of a prompt token; the cost of a training token and of an optimizer
+step; what a publish takes on both sides; how long the model's responses to its own prompts are. `python -m
+launch.plan --profile=FILE` reads the result; edit it to plan for other numbers of engines and chips or other lengths.
+"""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import statistics
+import tempfile
+from typing import Any
+
+from absl import flags
+
+from actor.loop import POLL_S
+from configs.overrides import snapshot_folder
+from launch import command_line
+from launch.pipes import Child, ChildError, wait_for
+from launch.profile_machine.engine import PROMPT_TOKENS
+
+_OUT = flags.DEFINE_string("out", "profile.json", "The profile's file.")
+_NUM_PROMPTS = flags.DEFINE_integer(
+    "num_prompts", 64, "Prompts whose responses are sampled for their lengths.", lower_bound=1
+)
+
+_CONTEXT = flags.DEFINE_integer(
+    "context_tokens",
+    0,
+    "Prompt and response tokens that a sequence has, about, while the engine's speed is measured; 0: half of "
+    "model.max_tokens.",
+    lower_bound=0,
+)
+
+_START_S, _ANSWER_S = 900.0, 1800.0
+_NUM_PUBLISHES = 4
+"""The first is left out: it maps cold memory."""
+_LONGEST_TOKENS = 128
+"""Of the responses that an engine's speed is measured with."""
+
+
+def main() -> int:
+    """Measures and writes; 1 if a process failed, with its log's end."""
+    out = pathlib.Path(_OUT.value)
+    with command_line.usage_errors():
+        if not out.parent.is_dir():
+            raise ValueError(f"--out: there is no folder {out.parent}")
+        if flags.FLAGS.run_dir is not None:
+            raise ValueError("--run_dir has no use here; give --config")
+        if flags.FLAGS.config is None:
+            raise ValueError("give --config=configs/NAME.py")
+    with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
+        flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
+        with command_line.usage_errors():
+            prepared = command_line.prepare()
+            if _CONTEXT.value > prepared.config.model.max_tokens:
+                raise ValueError(
+                    f"--context_tokens={_CONTEXT.value} is above model.max_tokens={prepared.config.model.max_tokens}"
+                )
+        try:
+            profile = measure(
+                prepared, pathlib.Path(root), num_prompts=_NUM_PROMPTS.value, context_tokens=_CONTEXT.value
+            )
+        except ChildError as e:
+            print(f"error: {e}")
+            return 1
+        finally:
+            shutil.rmtree(snapshot_folder(prepared.config), ignore_errors=True)
+    out.write_text(json.dumps(profile, indent=2) + "\n")
+    print(f"profile      {out}")
+    for running, rate in zip(profile["engine"]["running"], profile["engine"]["tokens_per_s"], strict=True):
+        print(f"  {running:4d} sequences  {rate:9.0f} tokens/s")
+    print(f"  training     {1 / profile['learner']['seconds_per_token']:9.0f} tokens/s")
+    return 0
+
+
+def measure(
+    prepared: command_line.Prepared, logs: pathlib.Path, *, num_prompts: int, context_tokens: int
+) -> dict[str, Any]:
+    """A profile of this machine, as `launch/plan/profiles.py` reads it: one engine, one learner.
+
+    Args:
+      prepared: the run whose model and sizes are measured.
+      logs: a folder for the processes' logs.
+      num_prompts: prompts whose responses are sampled for their lengths.
+      context_tokens: how long sequences are while the engine's speed is measured; 0: half of model.max_tokens.
+
+    Raises:
+      ChildError: a process failed or hung.
+    """
+    config = prepared.config
+    with contextlib.ExitStack() as children:  # each is ended, whatever fails
+
+        def start(role: str) -> Child:
+            child = Child("launch.profile_machine.worker", [role, str(prepared.folder)], logs / f"{role}.log")
+            children.callback(child.close)
+            return child
+
+        sides = learner, engine = start("learner"), start("engine")
+        for side in sides:
+            wait_for(side, *(s for s in sides if s is not side), deadline_s=_START_S)
+
+        def ask(side: Child, do: str, **arguments: Any) -> dict[str, Any]:
+            side.send({"do": do, **arguments})
+            return wait_for(side, *(s for s in sides if s is not side), deadline_s=_ANSWER_S)
+
+        publishes = [ask(learner, "publish") | ask(engine, "update") for _ in range(_NUM_PUBLISHES)][1:]
+        problems = ask(learner, "problems", count=num_prompts)
+        num_tokens = max(8, min(_LONGEST_TOKENS, config.model.max_tokens - PROMPT_TOKENS))
+        context_tokens = context_tokens or config.model.max_tokens // 2
+        lengths = ask(engine, "lengths", prompts=problems["prompts"], stop_token_ids=problems["stop_token_ids"])
+        return {
+            "engine": ask(engine, "decoding", num_tokens=num_tokens, context_tokens=context_tokens),
+            "response_tokens": {"kind": "groups", "groups": lengths["groups"]},
+            "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
+            "learner": ask(learner, "training"),
+            "publish": {name: statistics.median(p[name] for p in publishes) for name in publishes[0]},
+            "claim_s": POLL_S / 2,  # an actor looks that often
+            **ask(engine, "judging", task=problems["task"]),
+        }

@@ -1,0 +1,1 @@
+"""Meshes, compiler options and memory."""

@@ -1,0 +1,205 @@
+"""Packed, causal, grouped-query attention: one call, several paths behind it.
+
+A token sees the tokens of its own segment that are not after it in the row (a segment's tokens are contiguous and in
+order, so this is causal by position) and, with a window, not `window` or more before it. Segment 0 is padding: it sees
+nothing, is seen by nothing, and its output and gradients are exactly zero. No path makes an [S, S] array.
+
+| path | runs on | file |
+|---|---|---|
+| `splash` | TPU | `splash.py`: JAX's Pallas kernel |
+| `cudnn` | NVIDIA Hopper or newer, bf16 or fp16 | `attention_cudnn.py` |
+| `pallas` | other GPUs and types | `attention_pallas.py`: JAX's Triton kernel |
+| `xla` | everywhere | `attention_xla.py`; the path for CPU |
+
+`auto` takes the first of them that serves the platform: that of the mesh's devices, so that a CPU machine compiles for
+a TPU slice what the slice will run. Every path has to pass the tests in tests/learner/model/attention/test_dispatch.py.
+
+On a mesh each device takes its rows, its heads and its share of a row's queries, and gathers keys and values over
+`sequence`. Not a ring: grouped keys are small (Qwen2.5-7B: 4 of 28 heads, 64 MiB a row of 32k tokens in bf16), so one
+gather is cheap, every kernel here can serve it, and a causal ring needs its own balancing. The gradient of the gather
+is a reduce-scatter. The first shard of a row has less to do than the last: the causal half isn't rebalanced.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from learner.devices.mesh import BATCH_AXES
+from learner.model.attention import splash
+from learner.model.attention.cudnn import cudnn_attention, cudnn_refusal
+from learner.model.attention.pallas import pallas_attention
+from learner.model.attention.xla import CPU_BLOCK, DEFAULT_BLOCK, xla_attention
+
+PATHS = ("splash", "cudnn", "pallas", "xla")
+"""In the order in which `auto` tries them."""
+
+
+def attention(
+    q: Float[Array, "B S H hd"],
+    k: Float[Array, "B S K hd"],
+    v: Float[Array, "B S K hd"],
+    segment_ids: Int[Array, "B S"],
+    *,
+    scale: float,
+    window: int | None = None,
+    path: str = "auto",
+    block: int | None = None,
+    mesh: Mesh | None = None,
+    max_segments: int = 64,
+    interpret: bool = False,
+) -> Float[Array, "B S H hd"]:
+    """softmax(scale q k^T + mask) v within each segment, the softmax in float32.
+
+    Args:
+      q: queries, after the rotation.
+      k: keys, after the rotation; query head h reads key head h // (H / K).
+      v: values.
+      segment_ids: 0 for padding; equal ids in a row are one sequence, its tokens contiguous.
+      scale: factor on the scores, usually hd ** -0.5.
+      window: a query at i sees keys j with i - j < window (Hugging Face's sliding window); None is no limit.
+      path: "auto", or one of `PATHS`.
+      block: tile of the xla and splash paths, in tokens; None takes the path's own choice.
+      mesh: split rows, tokens and heads over it; None runs on one device, or under GSPMD's own choice.
+      max_segments: cudnn only: a row with more gives NaN (packing.max_row_sequences keeps rows below it).
+      interpret: run the Pallas kernels interpreted, on any platform; for tests.
+
+    Raises:
+      ValueError: no such path, or one that can't serve the call (it says which one can); block, window or
+        max_segments < 1; shapes that don't agree or don't divide over the mesh.
+    """
+    _check(q, k, v, segment_ids, window=window, block=block, max_segments=max_segments)
+    split = {"sequence": 1, "tensor": 1} if mesh is None else dict(mesh.shape)
+    path = choose_path(
+        path,
+        device=jax.devices()[0] if mesh is None else mesh.devices.flat[0],
+        dtype=q.dtype,
+        head_dim=q.shape[-1],
+        window=window,
+        sequence=split["sequence"],
+        interpret=interpret,
+    )
+    length = q.shape[1]
+    row = splash.row_multiple(length, split["sequence"]) if path == "splash" else split["sequence"]
+    # Tokens of segment 0 after the row: cheaper than refusing a length that a kernel or the mesh can't cut.
+    q, k, v, segment_ids = (
+        jnp.pad(x, [(0, 0), (0, -length % row)] + [(0, 0)] * (x.ndim - 2)) for x in (q, k, v, segment_ids)
+    )
+    kernel: Any = None
+    if path == "splash":
+        kernel = splash.splash_kernel(
+            q.shape[1], shards=split["sequence"], window=window, block=block, interpret=interpret
+        )
+        local: Callable[..., Array] = splash.splash_attention
+    elif path == "xla":
+        on_cpu = (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform == "cpu"
+        local = functools.partial(xla_attention, window=window, block=block or (CPU_BLOCK if on_cpu else DEFAULT_BLOCK))
+    elif path == "cudnn":
+        local = functools.partial(cudnn_attention, window=window, max_segments=max_segments)
+    else:
+        local = functools.partial(pallas_attention, interpret=interpret)
+    local = functools.partial(_one_device, functools.partial(local, scale=scale), path, split["sequence"])
+    if mesh is not None and mesh.size > 1:
+        local = _over_mesh(local, mesh, kernel, num_heads=q.shape[2])
+        copies = math.lcm(k.shape[2], split["tensor"]) // k.shape[2]
+        k, v = jnp.repeat(k, copies, 2), jnp.repeat(v, copies, 2)
+    return local(q, k, v, segment_ids, kernel)[:, :length]
+
+
+def choose_path(
+    path: str, *, device: Any, dtype: Any, head_dim: int, window: int | None, sequence: int, interpret: bool = False
+) -> str:
+    """The path that serves a call: `path` itself, or for "auto" the first of `PATHS` that can.
+
+    Args:
+      path: "auto", or one of `PATHS`.
+      device: one of the devices that will run it; its platform and GPU generation count.
+      dtype: of q.
+      head_dim: size of a head.
+      window: see `attention`.
+      sequence: devices that share a row.
+      interpret: the Pallas kernels may run on any platform.
+
+    Raises:
+      ValueError: no such path, or the named one can't serve the call.
+    """
+    capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
+    rows = "it takes whole rows, and the mesh splits them over sequence" if sequence > 1 else None
+    reasons: dict[str, str | None] = {
+        "splash": None if device.platform == "tpu" or interpret else "it needs a TPU",
+        # AMD's devices have one too, of the form gfx942.
+        "cudnn": cudnn_refusal(
+            dtype=dtype,
+            head_dim=head_dim,
+            compute_capability=capability if capability and capability[0].isdigit() else None,
+        )
+        or rows,
+        "pallas": ("it needs a GPU" if not (device.platform == "gpu" or interpret) else None)
+        or ("it knows no sliding window" if window is not None else None)
+        or rows,
+        "xla": None,
+    }
+    able = [name for name in PATHS if reasons[name] is None]
+    if path == "auto":
+        return able[0] if not interpret else "xla"
+    if path not in reasons:
+        raise ValueError(f"attention path: got {path!r}, wanted 'auto' or one of {PATHS}")
+    if path not in able:
+        raise ValueError(f"attention path {path!r} on {device.platform}: {reasons[path]}; take 'auto' or one of {able}")
+    return path
+
+
+def _one_device(local: Callable[..., Array], path: str, shards: int, q, k, v, segment_ids, kernel) -> Array:
+    """Runs a path on one device's rows, heads and queries; keys come from all devices that share the row."""
+    if path in ("cudnn", "pallas"):
+        return local(q, k, v, segment_ids)
+    keys, values, key_segments = k, v, segment_ids
+    if shards > 1:
+        keys, values, key_segments = (lax.all_gather(x, "sequence", axis=1, tiled=True) for x in (k, v, segment_ids))
+    if path == "splash":
+        return local(q, keys, values, segment_ids, key_segments, kernel=kernel)
+    offset = lax.axis_index("sequence") * q.shape[1] if shards > 1 else 0
+    return local(q, keys, values, segment_ids, key_segments, query_offset=offset)
+
+
+def _over_mesh(local: Callable[..., Array], mesh: Mesh, kernel: Any, *, num_heads: int) -> Callable[..., Array]:
+    """The same call on arrays of the whole mesh; key heads must divide over `tensor`."""
+    if num_heads % mesh.shape["tensor"]:
+        raise ValueError(
+            f"{num_heads} query heads don't divide over tensor={mesh.shape['tensor']}: "
+            "make tensor a divisor of the heads, and use fsdp or sequence for the rest"
+        )
+    heads, tokens = P(BATCH_AXES, "sequence", "tensor", None), P(BATCH_AXES, "sequence")
+    tables = kernel and kernel.manual_sharding_spec(NamedSharding(mesh, P(None, "sequence")))
+
+    def checked(q, k, v, segment_ids, kernel):
+        rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+        if q.shape[0] % rows:
+            raise ValueError(f"{q.shape[0]} rows don't divide over {BATCH_AXES} = {rows} devices")
+        # The loops of the xla path start from constants, which vma checking takes for a change of type.
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=(heads, heads, heads, tokens, tables), out_specs=heads, check_vma=False
+        )(q, k, v, segment_ids, kernel)
+
+    return checked
+
+
+def _check(q, k, v, segment_ids, **at_least_one: int | None) -> None:
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"attention shapes: got q {q.shape}, k {k.shape}, v {v.shape}")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"attention shapes: {q.shape[2]} query heads don't divide by {k.shape[2]} key heads")
+    if segment_ids.shape != q.shape[:2]:
+        raise ValueError(f"segment_ids: wanted [B, S] = {q.shape[:2]}, got {segment_ids.shape}")

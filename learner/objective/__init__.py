@@ -1,0 +1,1 @@
+"""Losses, KL estimators and advantages; pure functions."""

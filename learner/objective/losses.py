@@ -1,0 +1,290 @@
+"""Per-token losses: one registry of pure functions, one equation each, to be minimised.
+
+Everything is elementwise over arrays of one shape, in nats, aligned at the token itself, so a loss may be taken
+over rows or over any chunk of tokens. Averaging is not done here: `packing.py` gives each token its weight,
+`step.py` sums and divides once an update.
+
+Ratios: pi is the policy, mu the engine's (behaviour) policy, pi_prox the learner's policy before the update or the
+round, pi_ref the reference. Without a proximal policy r = pi / mu. A is the advantage, sg stops the gradient.
+
+`token_loss` is the entry: it clears what is masked before any function sees it, so the functions below need no
+mask, and it adds the entropy bonus and the KL penalty to whichever loss is chosen.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Bool, Float, jaxtyped
+
+from configs.loss import PROXIMAL_LOSSES, LossConfig
+from learner.objective.kl import KL_ESTIMATORS, MAX_LOG_RATIO
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenInputs:
+    """What a loss knows of each token besides the policy's own logprob: all of one shape, all constants."""
+
+    behavior_logprobs: Float[Array, "*shape"]
+    """log mu, as the engine sampled."""
+    advantages: Float[Array, "*shape"]
+    loss_mask: Bool[Array, "*shape"]
+    """What trains; elsewhere the loss and its gradient are exactly 0, whatever the other fields hold."""
+    proximal_logprobs: Float[Array, "*shape"] | None = None
+    """log pi_prox; see `LossConfig.proximal`."""
+    reference_logprobs: Float[Array, "*shape"] | None = None
+    """log pi_ref."""
+    sequence_log_ratio: Float[Array, "*shape"] | None = None
+    """Mean over the trained tokens of the token's sequence of log pi - log mu."""
+
+
+class TokenLoss(NamedTuple):
+    """What a loss says of each token."""
+
+    loss: Float[Array, "*shape"]
+    clipped: Bool[Array, "*shape"]
+    """Where the correction changed the token's gradient; its mean over loss tokens is the clip fraction."""
+    kl: Float[Array, "*shape"]
+    """The KL estimate against the reference, without its coefficient; 0 without a reference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """Which optional inputs a configuration reads."""
+
+    proximal: bool
+    reference: bool
+    sequence_ratio: bool
+
+
+def needs(config: LossConfig) -> Needs:
+    """Which optional fields of `TokenInputs` must be there."""
+    return Needs(
+        proximal=config.name in PROXIMAL_LOSSES,
+        reference=config.kl_coef > 0,
+        sequence_ratio=config.name == "gspo",
+    )
+
+
+Terms = tuple[Array, Array]
+"""A loss and where it was clipped, both [*shape]."""
+
+
+def truncated_is_loss(logprobs: Array, inputs: TokenInputs, *, max_weight: float) -> Terms:
+    """REINFORCE with truncated importance weights (PipelineRL, eq. 5; IMPALA).
+
+    l = -sg(min(c, pi / mu)) A log pi.
+    """
+    weight, above = _truncated(logprobs - inputs.behavior_logprobs, max_weight)
+    return -jax.lax.stop_gradient(weight) * inputs.advantages * logprobs, above
+
+
+def grpo_clip_loss(
+    logprobs: Array, inputs: TokenInputs, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Terms:
+    """Clipped surrogate of PPO and GRPO (DeepSeekMath, eq. 3); clip_high > clip_low is DAPO's clip-higher.
+
+    l = -min(r A, clip(r, 1 - e_low, 1 + e_high) A), r = pi / mu. With dual clip (Ye et al. 2020) and
+    A < 0, l = -max(that minimum, c A). Dr.GRPO's differs in the advantage and in what the sum is divided by.
+    """
+    return _surrogate(logprobs - inputs.behavior_logprobs, inputs.advantages, clip_low, clip_high, dual_clip)
+
+
+def gspo_loss(logprobs: Array, inputs: TokenInputs, *, clip_low: float, clip_high: float) -> Terms:
+    """Clipped surrogate of a whole sequence's ratio, token by token (GSPO, eq. 5 and 7; GSPO-token, section 4.3).
+
+    l_t = -min(s_t A, clip(s_t, 1 - e_low, 1 + e_high) A), s_t = sg(s) pi_t / sg(pi_t),
+    s = exp(mean_t log(pi_t / mu_t)). s_t has the value of s, and the mean of its gradient over the sequence is the
+    gradient of s, so the loss averaged per sequence (normalization=sequence) is the sequence objective in value and
+    gradient.
+    """
+    assert inputs.sequence_log_ratio is not None  # token_loss has refused it by name
+    log_s = jax.lax.stop_gradient(inputs.sequence_log_ratio) + logprobs - jax.lax.stop_gradient(logprobs)
+    return _surrogate(log_s, inputs.advantages, clip_low, clip_high)
+
+
+def decoupled_ppo_loss(
+    logprobs: Array,
+    inputs: TokenInputs,
+    *,
+    max_weight: float,
+    clip_low: float = 1.0,
+    clip_high: float = float("inf"),
+    dual_clip: float | None = None,
+) -> Terms:
+    """Clip against pi_prox, correct for mu (AReaL, section 5.2; ROLL Flash, section 2.2).
+
+    l = -sg(min(rho, C)) min(r A, clip(r, 1 - e_low, 1 + e_high) A), r = pi / pi_prox, rho = pi_prox / mu.
+
+    TIS (flash-rl, slime) is the same equation with a lower C: there too the weight multiplies the clipped surrogate.
+    AReaL's code drops tokens with rho over its cap; here rho is truncated, as ROLL Flash writes it.
+    """
+    assert inputs.proximal_logprobs is not None
+    weight, above = _truncated(inputs.proximal_logprobs - inputs.behavior_logprobs, max_weight)
+    log_ratio = logprobs - inputs.proximal_logprobs
+    loss, clipped = _surrogate(log_ratio, inputs.advantages, clip_low, clip_high, dual_clip)
+    return jax.lax.stop_gradient(weight) * loss, clipped | above
+
+
+def masked_is_loss(
+    logprobs: Array,
+    inputs: TokenInputs,
+    *,
+    min_weight: float,
+    max_weight: float,
+    clip_low: float = 1.0,
+    clip_high: float = float("inf"),
+    dual_clip: float | None = None,
+) -> Terms:
+    """As decoupled PPO, but a token whose rho is outside [lo, hi] is left out (IcePop; slime).
+
+    l = -sg(M(rho)) min(r A, clip(r, 1 - e_low, 1 + e_high) A), M(x) = x for lo <= x <= hi and 0 elsewhere.
+    """
+    assert inputs.proximal_logprobs is not None
+    rho = _ratio(inputs.proximal_logprobs - inputs.behavior_logprobs)
+    outside = (rho < min_weight) | (rho > max_weight)
+    log_ratio = logprobs - inputs.proximal_logprobs
+    loss, clipped = _surrogate(log_ratio, inputs.advantages, clip_low, clip_high, dual_clip)
+    return jax.lax.stop_gradient(jnp.where(outside, 0.0, rho)) * loss, clipped | outside
+
+
+def cispo_loss(logprobs: Array, inputs: TokenInputs, *, clip_low: float, clip_high: float) -> Terms:
+    """REINFORCE with a clipped weight, so no token loses its gradient (MiniMax-M1, section 3.1).
+
+    l = -sg(clip(r, 1 - e_low, 1 + e_high)) A log pi, r = pi / mu.
+    """
+    ratio = _ratio(logprobs - inputs.behavior_logprobs)
+    weight = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    return -jax.lax.stop_gradient(weight) * inputs.advantages * logprobs, weight != ratio
+
+
+def topr_loss(logprobs: Array, inputs: TokenInputs, *, min_weight: float, max_weight: float) -> Terms:
+    """Tapered off-policy REINFORCE (TOPR); per token, as in ROLL Flash, where the paper's ratio is a sequence's.
+
+    l = -A log pi where A > 0, and -sg(clip(r, lo, hi)) A log pi where A <= 0, r = pi / mu.
+    """
+    ratio = _ratio(logprobs - inputs.behavior_logprobs)
+    tapered = jnp.clip(ratio, min_weight, max_weight)
+    is_positive = inputs.advantages > 0
+    weight = jnp.where(is_positive, 1.0, tapered)
+    return -jax.lax.stop_gradient(weight) * inputs.advantages * logprobs, ~is_positive & (tapered != ratio)
+
+
+LOSSES: dict[str, Callable[..., Terms]] = {
+    "grpo_clip": grpo_clip_loss,
+    "dapo": grpo_clip_loss,
+    "dr_grpo": grpo_clip_loss,
+    "truncated_is": truncated_is_loss,
+    "gspo": gspo_loss,
+    "decoupled_ppo": decoupled_ppo_loss,
+    "tis": decoupled_ppo_loss,
+    "masked_is": masked_is_loss,
+    "cispo": cispo_loss,
+    "topr": topr_loss,
+}
+"""By `LossConfig.name`; each takes the constants of `LossConfig.constants` by name."""
+
+
+@jaxtyped(typechecker=beartype)
+def token_loss(
+    logprobs: Float[Array, "*shape"], entropy: Float[Array, "*shape"], inputs: TokenInputs, config: LossConfig
+) -> TokenLoss:
+    """The configured loss of each token, entropy bonus and KL penalty included.
+
+    loss = l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref); differentiable in logprobs and entropy only.
+
+    Raises:
+      ValueError: an input that the loss needs is missing, or is not of the logprobs' shape.
+    """
+    _check(logprobs.shape, inputs, config)
+    mask = inputs.loss_mask
+
+    def clear(x: Array) -> Array:
+        # Before any arithmetic: behind it a NaN would come back in the gradient as 0 * NaN.
+        return jnp.where(mask, x, 0.0)
+
+    logprobs = clear(logprobs)
+    inputs = jax.tree.map(lambda x: x if x is mask else jax.lax.stop_gradient(clear(x)), inputs)
+    loss, clipped = LOSSES[config.name](logprobs, inputs, **config.constants)
+    kl = jnp.zeros_like(logprobs)
+    if inputs.reference_logprobs is not None:
+        kl = KL_ESTIMATORS[config.kl_estimator](logprobs - inputs.reference_logprobs)
+    if config.kl_coef:
+        loss = loss + config.kl_coef * kl
+    if config.entropy_coef:
+        loss = loss - config.entropy_coef * clear(entropy)
+    return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl))
+
+
+def effective_constants(config: LossConfig, *, temperature: float) -> dict[str, float | str | bool]:
+    """What the configured objective really uses, defaults filled in, and nothing that has no effect.
+
+    Args:
+      config: the objective.
+      temperature: of the distribution that all logprobs and the entropy are taken of.
+    """
+    used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
+    if needs(config).proximal:
+        used["proximal"] = config.proximal
+    used["advantage"] = config.advantage
+    if config.advantage == "grpo":
+        used["advantage_eps"] = config.advantage_eps
+    used["normalization"] = config.normalization
+    if config.entropy_coef:
+        used["entropy_coef"] = config.entropy_coef
+    if needs(config).reference:
+        used["kl_coef"] = config.kl_coef
+        used["kl_estimator"] = config.kl_estimator
+        used["reference"] = config.reference_path or "the weights the run started from"
+    if config.overlong_tokens:
+        used["overlong_buffer_tokens"] = float(config.overlong_tokens)
+        used["overlong_penalty"] = config.overlong_penalty
+    used["temperature"] = temperature
+    return used
+
+
+def _ratio(log_ratio: Array) -> Array:
+    """The exponential; where it would pass e^20 it stays there and has no gradient."""
+    return jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
+
+
+def _truncated(log_ratio: Array, max_weight: float) -> Terms:
+    """The ratio's minimum with a bound, and where the bound was lower."""
+    log_max = min(math.log(max_weight), MAX_LOG_RATIO)
+    # exp(min(x, log c)) is min(c, exp(x)) without the overflow.
+    return jnp.exp(jnp.minimum(log_ratio, log_max)), log_ratio > log_max
+
+
+def _surrogate(
+    log_ratio: Array, advantages: Array, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Terms:
+    ratio = _ratio(log_ratio)
+    free = ratio * advantages
+    bounded = jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages
+    clipped = bounded < free
+    objective = jnp.where(clipped, bounded, free)
+    if dual_clip is not None:
+        floor = dual_clip * advantages
+        too_low = (advantages < 0) & (objective < floor)
+        objective, clipped = jnp.where(too_low, floor, objective), clipped | too_low
+    return -objective, clipped
+
+
+def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig) -> None:
+    wanted = needs(config)
+    for name, is_needed, setting in (
+        ("proximal_logprobs", wanted.proximal, f"loss.name={config.name}"),
+        ("reference_logprobs", wanted.reference, f"loss.kl_coef={config.kl_coef}"),
+        ("sequence_log_ratio", wanted.sequence_ratio, f"loss.name={config.name}"),
+    ):
+        if is_needed and getattr(inputs, name) is None:
+            raise ValueError(f"{setting} needs TokenInputs.{name}, got None (see losses.needs)")
+    for field in dataclasses.fields(inputs):
+        value = getattr(inputs, field.name)
+        if value is not None and value.shape != shape:
+            raise ValueError(f"TokenInputs.{field.name} has shape {value.shape}, wanted the logprobs' {shape}")

@@ -1,0 +1,55 @@
+"""Proves what the engines serve: a probe's logprobs against the learner's own.
+
+Silently wrong weights are this field's most common serious bug (DESIGN.md section 7), so right after a
+publish a few fresh responses are sampled, and the learner, whose weights are still the ones it published,
+computes the same tokens' logprobs. An actor that is off by more than the served dtype explains is fenced.
+"""
+
+import numpy as np
+from absl import logging
+
+from bridge.types import Group
+from configs.schema import LossConfig, PackingConfig
+from learner.run import Run
+from learner.update.packing import pack_groups
+from learner.update.state import Params
+from learner.update.step import Steps
+
+_ANY_LOSS = LossConfig()
+"""Packing wants a normalisation; nothing here reads what it gives."""
+
+
+def max_abs_dlogprob(steps: Steps, params: Params, group: Group, packing: PackingConfig) -> float:
+    """Largest |log pi - log mu| over a group's sampled tokens, in nats; the params must be its version's."""
+    worst = 0.0
+    for micro in pack_groups([group], packing=packing, loss=_ANY_LOSS, max_response_tokens=1):
+        logprobs = np.asarray(steps.score(params, micro.batch))
+        off = np.abs(logprobs - micro.batch.behavior_logprobs)[np.asarray(micro.batch.loss_mask)]
+        worst = float(np.maximum(worst, off.max(initial=0.0)))  # a NaN stays one, and no bound holds
+    return worst
+
+
+def settle(run: Run) -> float:
+    """Waits for the probe that is out; returns the largest difference among the actors that pass, NaN of none.
+
+    An actor over the bound is fenced: it may claim nothing more, and its groups are made again by others.
+    """
+    worst = 0.0
+
+    def accept(group: Group) -> bool:
+        nonlocal worst
+        off = max_abs_dlogprob(run.steps, run.state.params, group, run.config.packing)
+        if off <= run.config.parity_bound:
+            worst = max(worst, off)
+            return True
+        reason = (
+            f"its logprobs are off by {off:.3g} nats at version {run.probe.version}, "
+            f"the bound is {run.config.parity_bound:.3g}"
+        )
+        logging.error("actor fenced actor=%s reason=%s", group.actor, reason)
+        run.timeline.instant("fence", actor=group.actor, off=off)
+        run.store.fence(group.actor, reason)
+        run.fenced_actors.add(group.actor)
+        return False
+
+    return worst if run.probe.settle(accept) else float("nan")

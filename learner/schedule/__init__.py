@@ -1,0 +1,1 @@
+"""Which tickets exist, which groups are trained and when a round is full; no model in here."""

@@ -1,0 +1,1 @@
+"""From complete groups to an optimizer step."""

@@ -1,0 +1,53 @@
+"""Frozen policies that a loss compares with: the KL reference, and the proximal policy of a round.
+
+Each is a copy of parameters, split over the mesh like the learner's own, kernels in the compute dtype, which is what
+the learner multiplies with too. A micro-batch is scored by them once, when it is trained.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from bridge.names import flatten, unflatten
+from configs.schema import Config
+from learner.update.packing import PackedBatch
+from learner.update.state import Params
+from learner.update.step import AnchorLogprobs, Steps
+
+
+class Anchors:
+    """The frozen policies that the configured loss needs; none for most."""
+
+    def __init__(self, steps: Steps, config: Config, *, load_reference: Callable[[], Params], params: Params) -> None:
+        """Loads the reference and freezes the proximal policy, where the loss needs them.
+
+        Args:
+          steps: scores, and says what is needed.
+          config: the run's.
+          load_reference: reads the reference's parameters in the compute dtype, split like the learner's.
+          params: the learner's, at the start of a round.
+        """
+        self._steps = steps
+
+        def freeze(path: str, x: jax.Array) -> jax.Array:
+            # A norm's scale is used as it is kept.
+            return x + 0 if path.endswith("/scale") else x.astype(config.model.compute_dtype) + 0
+
+        # Without donation nothing is taken over: the optimizer may step the learner's own from here on.
+        self._freeze = jax.jit(lambda tree: unflatten({p: freeze(p, x) for p, x in flatten(tree).items()}))
+        self._reference = load_reference() if steps.needs.reference else None
+        self._proximal: Params | None = None
+        self.start_round(params)
+
+    def start_round(self, params: Params) -> None:
+        """Takes the learner's parameters as the proximal policy, if the loss wants the round's."""
+        if self._steps.scores_proximal:
+            self._proximal = self._freeze(params)
+
+    def score(self, batch: PackedBatch) -> AnchorLogprobs:
+        """The batch's logprobs under each frozen policy, on the devices."""
+
+        def one(params: Params | None) -> jax.Array | None:
+            return None if params is None else self._steps.score(params, batch)
+
+        return AnchorLogprobs(reference=one(self._reference), proximal=one(self._proximal))

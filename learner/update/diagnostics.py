@@ -1,0 +1,229 @@
+"""How far off-policy an update is: statistics of one micro-batch, their merge, and the final numbers.
+
+`merge(measure(a), measure(b))` equals `measure` of both together, whatever the split, so an update's numbers
+do not depend on how its tokens were packed. All sums are plain sums except three. Importance weights are
+summed in log space, where e^200 is as good as e^0. Quantiles come from a histogram with fixed bins. Means of
+host numbers travel as moments.
+
+w_t = pi_t / mu_t, current policy over behaviour policy (PipelineRL's w), untruncated. Lag of a token =
+learner step now - its version.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Bool, Float, Int, Int32, jaxtyped
+
+from learner.update import moments
+from learner.update.histogram import NUM_BINS, count_log_ratios, quantile
+from learner.update.moments import Moments
+from learner.update.packing import PackedBatch
+from learner.update.segments import segment_sums
+
+LAG_BUCKETS: dict[str, int] = {"0": 0, "1": 1, "2-3": 2, "4-7": 4, "8+": 8}
+"""Name of each lag bucket -> its lowest lag, in steps."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What is known of the tokens, sequences and groups so far: scalars, and two short vectors of counts and sums.
+
+    The name says how a field merges: `log_sum_*` by logaddexp, `*max*` by maximum, moments as moments, all
+    others add.
+    """
+
+    num_slots: Int32[Array, ""]
+    """Places in the packed rows, padding included."""
+    num_real_tokens: Int32[Array, ""]
+    """Prompt and response tokens, the ones the model computes for a reason."""
+    num_tokens: Int32[Array, ""]
+    """Tokens that train (loss_mask)."""
+    num_lag0_tokens: Int32[Array, ""]
+    num_clipped_tokens: Int32[Array, ""]
+    num_groups: Int32[Array, ""]
+    num_zero_variance_groups: Int32[Array, ""]
+    lag_sum: Float[Array, ""]
+    lag_max: Int32[Array, ""]
+    entropy_sum: Float[Array, ""]
+    log_w_sum: Float[Array, ""]
+    k3_sum: Float[Array, ""]
+    """Sum of w - 1 - log w."""
+    log_sum_w: Float[Array, ""]
+    """log of the sum of w over tokens; -inf of none."""
+    log_sum_w2: Float[Array, ""]
+    """log of the sum of w^2 over tokens."""
+    num_sequences: Int32[Array, ""]
+    log_sum_sequence_w: Float[Array, ""]
+    """log of the sum over sequences of prod_t w_t."""
+    log_sum_sequence_w2: Float[Array, ""]
+    reference_kl_sum: Float[Array, ""]
+    num_tokens_by_lag: Int32[Array, " buckets"]
+    """By `LAG_BUCKETS`."""
+    log_sum_w_by_lag: Float[Array, " buckets"]
+    log_sum_w2_by_lag: Float[Array, " buckets"]
+    num_tokens_by_log_w: Int32[Array, " bins"]
+    """By the bins of learner/update/histogram.py."""
+    max_abs_log_w: Float[Array, ""]
+    max_abs_log_w_lag0: Float[Array, ""]
+    rewards: Moments
+    response_tokens: Moments
+
+    @classmethod
+    def zeros(cls) -> "Stats":
+        """The statistics of nothing: the neutral element of `merge`."""
+        shapes = {"num_tokens_by_log_w": (NUM_BINS,)}
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            if field.type is Moments:
+                values[field.name] = Moments.zeros()
+                continue
+            shape = (len(LAG_BUCKETS),) if field.name.endswith("_by_lag") else shapes.get(field.name, ())
+            is_count = field.name.startswith(("num_", "lag_max"))
+            start = -jnp.inf if field.name.startswith("log_sum") else 0
+            values[field.name] = jnp.full(shape, start, jnp.int32 if is_count else jnp.float32)
+        return cls(**values)
+
+
+@jaxtyped(typechecker=beartype)
+def measure(
+    batch: PackedBatch,
+    *,
+    logprobs: Float[Array, "B S"],
+    entropy: Float[Array, "B S"],
+    clipped: Bool[Array, "B S"],
+    kl: Float[Array, "B S"],
+    step: Int[Array, ""],
+) -> Stats:
+    """The statistics of one micro-batch trained at learner step `step`.
+
+    Args:
+      batch: the micro-batch; only what its loss_mask covers is read of the arrays below.
+      logprobs: log pi, the policy's.
+      entropy: the policy's, in nats.
+      clipped: as the loss said (`losses.TokenLoss`).
+      kl: as the loss said; 0 without a reference.
+      step: the learner's, before the update.
+    """
+    mask = jnp.asarray(batch.loss_mask)
+    log_w = jnp.where(mask, logprobs - batch.behavior_logprobs, 0.0)
+    lag = jnp.where(mask, step - batch.token_versions, 0)
+    fresh = mask & (lag == 0)
+    segment_ids = jnp.asarray(batch.segment_ids)
+    sequence_log_w = segment_sums(log_w, segment_ids)
+    is_sequence = segment_sums(mask.astype(jnp.int32), segment_ids) > 0
+    lowest = jnp.array(list(LAG_BUCKETS.values()))
+    bucket = jnp.searchsorted(lowest, lag, side="right") - 1
+    in_bucket = mask & (bucket == jnp.arange(lowest.size)[:, None, None])
+
+    def count(where: Array) -> Array:
+        return jnp.sum(where, dtype=jnp.int32)
+
+    def log_sum(x: Array, where: Array) -> Array:
+        return jax.nn.logsumexp(x, where=where)
+
+    def log_sum_by_lag(x: Array) -> Array:
+        return jax.nn.logsumexp(jnp.broadcast_to(x, in_bucket.shape), axis=(1, 2), where=in_bucket)
+
+    return Stats(
+        num_slots=jnp.int32(mask.size),
+        num_real_tokens=count(segment_ids > 0),
+        num_tokens=count(mask),
+        num_lag0_tokens=count(fresh),
+        num_clipped_tokens=count(clipped & mask),
+        num_groups=jnp.asarray(batch.num_groups),
+        num_zero_variance_groups=jnp.asarray(batch.num_zero_variance_groups),
+        lag_sum=jnp.sum(lag.astype(jnp.float32)),
+        lag_max=jnp.max(lag),
+        entropy_sum=jnp.sum(jnp.where(mask, entropy, 0.0)),
+        log_w_sum=jnp.sum(log_w),
+        # expm1 keeps the digits that exp(x) - 1 loses at x near 0, where an on-policy run lives.
+        k3_sum=jnp.sum(jnp.expm1(log_w) - log_w),
+        log_sum_w=log_sum(log_w, mask),
+        log_sum_w2=log_sum(2 * log_w, mask),
+        num_sequences=count(is_sequence),
+        log_sum_sequence_w=log_sum(sequence_log_w, is_sequence),
+        log_sum_sequence_w2=log_sum(2 * sequence_log_w, is_sequence),
+        reference_kl_sum=jnp.sum(jnp.where(mask, kl, 0.0)),
+        num_tokens_by_lag=jnp.sum(in_bucket, axis=(1, 2), dtype=jnp.int32),
+        log_sum_w_by_lag=log_sum_by_lag(log_w),
+        log_sum_w2_by_lag=log_sum_by_lag(2 * log_w),
+        num_tokens_by_log_w=count_log_ratios(log_w, mask),
+        max_abs_log_w=jnp.max(jnp.abs(log_w)),
+        max_abs_log_w_lag0=jnp.max(jnp.where(fresh, jnp.abs(log_w), 0.0)),
+        rewards=jax.tree.map(jnp.asarray, batch.rewards),
+        response_tokens=jax.tree.map(jnp.asarray, batch.response_tokens),
+    )
+
+
+def merge(a: Stats, b: Stats) -> Stats:
+    """The statistics of both together; associative and commutative up to rounding."""
+    merged = {}
+    for field in dataclasses.fields(Stats):
+        x, y = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(x, Moments):
+            merged[field.name] = moments.merge(x, y)
+        elif field.name.startswith("log_sum"):
+            merged[field.name] = jnp.logaddexp(x, y)
+        elif "max" in field.name:
+            merged[field.name] = jnp.maximum(x, y)
+        else:
+            merged[field.name] = x + y
+    return Stats(**merged)
+
+
+def finalize(stats: Stats) -> dict[str, Array]:
+    """The numbers of an update by their names in `learner/metrics.py`, and `real_tokens` for the loop's use.
+
+    `ess` is (sum w)^2 / (N sum w^2) over the update's tokens, `ess_sequence` the same over sequences with
+    w = prod_t w_t (PipelineRL, eq. 6); 1 on-policy. The learner-engine mismatch is KL(mu || pi), estimated
+    from mu's samples: `mismatch_kl` (k1) is mean(log mu - log pi), unbiased; `mismatch_kl_k3` is
+    mean(w - 1 - log w), never negative and of lower variance (Schulman's note). `max_abs_dlogprob_lag0` looks
+    at tokens of the current weights only, so it shows the engine's error without the policy's change; NaN
+    if there are none.
+    """
+    tokens = jnp.maximum(stats.num_tokens, 1).astype(jnp.float32)
+    reward_min, reward_max = stats.rewards.extremes
+    return {
+        "tokens": stats.num_tokens,
+        "real_tokens": stats.num_real_tokens,
+        "sequences": stats.num_sequences,
+        "packing/fill": stats.num_real_tokens / jnp.maximum(stats.num_slots, 1),
+        "ess": _ess(stats.num_tokens, stats.log_sum_w, stats.log_sum_w2),
+        "ess_sequence": _ess(stats.num_sequences, stats.log_sum_sequence_w, stats.log_sum_sequence_w2),
+        "ratio/mean": jnp.exp(stats.log_sum_w - jnp.log(tokens)),
+        "ratio/p01": jnp.exp(quantile(stats.num_tokens_by_log_w, 1)),
+        "ratio/p50": jnp.exp(quantile(stats.num_tokens_by_log_w, 50)),
+        "ratio/p99": jnp.exp(quantile(stats.num_tokens_by_log_w, 99)),
+        "lag/mean": stats.lag_sum / tokens,
+        "lag/max": stats.lag_max,
+        **_by_lag("lag/share_{}", stats.num_tokens_by_lag / tokens),
+        **_by_lag("lag/ess_{}", _ess(stats.num_tokens_by_lag, stats.log_sum_w_by_lag, stats.log_sum_w2_by_lag)),
+        "mismatch_kl": -stats.log_w_sum / tokens,
+        "mismatch_kl_k3": stats.k3_sum / tokens,
+        "reference_kl": stats.reference_kl_sum / tokens,
+        "max_abs_dlogprob": stats.max_abs_log_w,
+        "max_abs_dlogprob_lag0": jnp.where(stats.num_lag0_tokens > 0, stats.max_abs_log_w_lag0, jnp.nan),
+        "clip_fraction": stats.num_clipped_tokens / tokens,
+        "entropy": stats.entropy_sum / tokens,
+        "reward/mean": jnp.asarray(stats.rewards.mean),
+        "reward/std": stats.rewards.std,
+        "reward/min": reward_min,
+        "reward/max": reward_max,
+        "reward/zero_variance_groups": stats.num_zero_variance_groups / jnp.maximum(stats.num_groups, 1),
+        "response/mean_tokens": jnp.asarray(stats.response_tokens.mean),
+        "response/max_tokens": stats.response_tokens.extremes[1],
+    }
+
+
+def _ess(count: Array, log_sum: Array, log_sum_squares: Array) -> Array:
+    """(sum w)^2 / (N sum w^2) from the logarithms; NaN of none."""
+    log_ess = 2 * log_sum - jnp.log(count.astype(jnp.float32)) - log_sum_squares
+    return jnp.where(count > 0, jnp.exp(log_ess), jnp.nan)
+
+
+def _by_lag(name: str, values: Array) -> dict[str, Array]:
+    return {name.format(bucket): value for bucket, value in zip(LAG_BUCKETS, values, strict=True)}

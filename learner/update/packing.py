@@ -1,0 +1,225 @@
+"""Complete groups to fixed-shape batches: the only padding code.
+
+Whole sequences (prompt and response) are packed by first-fit-decreasing into rows of `row_tokens`, and
+`rows` rows make a micro-batch. There is one shape, so there is one compilation; what does not fit goes
+to a further micro-batch.
+
+Alignment: every array holds what belongs to the token at that position. `loss_mask[b, i]`,
+`behavior_logprobs[b, i]`, `advantages[b, i]` and `token_versions[b, i]` describe `tokens[b, i]`; that the
+model's output at i predicts the token at i + 1 is `step.py`'s business. A sequence starts with at
+least one prompt token, so a trained token always has its predecessor in its own segment and row.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32
+
+from bridge.types import Group, Rollout
+from configs.schema import LossConfig, PackingConfig
+from learner.objective.advantages import group_advantages, has_signal, shaped_rewards
+from learner.update.moments import Moments
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """One micro-batch as the jitted step takes it: B rows of S tokens, and its share of the sums."""
+
+    tokens: Int32[Array | np.ndarray, "B S"]
+    positions: Int32[Array | np.ndarray, "B S"]
+    """From 0 in every sequence."""
+    segment_ids: Int32[Array | np.ndarray, "B S"]
+    """1, 2, ... along a row, one a sequence; 0 is padding."""
+    loss_mask: Bool[Array | np.ndarray, "B S"]
+    behavior_logprobs: Float32[Array | np.ndarray, "B S"]
+    advantages: Float32[Array | np.ndarray, "B S"]
+    token_versions: Int32[Array | np.ndarray, "B S"]
+    token_weights: Float32[Array | np.ndarray, "B S"]
+    """What the normalisation multiplies each token's loss with; 0 where loss_mask is False."""
+    denominator: Float32[Array | np.ndarray, ""]
+    """This batch's share of what the update's sum is divided by."""
+    rewards: Moments
+    """Over the sequences of this batch."""
+    response_tokens: Moments
+    """Over the sequences of this batch."""
+    num_groups: Int32[Array | np.ndarray, ""]
+    """Groups that end with this batch."""
+    num_zero_variance_groups: Int32[Array | np.ndarray, ""]
+    """Those of them whose rewards are all the same."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """A packed batch and what the host must know about it; the latter is never traced."""
+
+    batch: PackedBatch
+    ticket_ids: tuple[str, ...]
+    """Groups fully consumed with this batch: each id is on the last batch that holds one of its sequences."""
+    sum_squared_lengths: float
+    """Over its sequences, tokens^2: what causal attention costs."""
+    ends_pack: bool
+    """Nothing more is packed yet: whoever goes on may have to wait for groups."""
+    ends_update: bool
+    ends_round: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sequence:
+    group: int
+    prompt_tokens: Int32[np.ndarray, " P"]
+    rollout: Rollout
+    advantage: float
+
+    @property
+    def size(self) -> int:
+        return self.prompt_tokens.size + self.rollout.tokens.size
+
+
+def first_fit_decreasing(lengths: Sequence[int], packing: PackingConfig) -> list[list[int]]:
+    """Puts each length, longest first, into the first row with room; returns the indices in each row.
+
+    A row has room for row_tokens tokens and max_row_sequences sequences.
+
+    Equal lengths keep their order, so the same groups always pack alike.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        row = next((r for r, free in enumerate(room) if lengths[i] <= free), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(packing.row_tokens)
+        rows[row].append(i)
+        is_full = len(rows[row]) == packing.max_row_sequences
+        room[row] = 0 if is_full else room[row] - lengths[i]
+    return rows
+
+
+def pack_groups(
+    groups: Sequence[Group],
+    *,
+    packing: PackingConfig,
+    loss: LossConfig,
+    max_response_tokens: int,
+    ends_update: bool = False,
+    ends_round: bool = False,
+) -> list[MicroBatch]:
+    """Packs complete groups into as many micro-batches as they fill; the flags go on the last one.
+
+    Sequences are placed whatever group they are of, so a group may be spread over several micro-batches.
+
+    Args:
+      groups: complete groups; their advantages are computed here, each group's from its own rewards.
+      packing: the shape of a micro-batch.
+      loss: gives the advantage and the normalisation.
+      max_response_tokens: the constant of normalization=constant, and where the overlong penalty is whole.
+      ends_update: the optimizer steps after these groups.
+      ends_round: the round is complete with these groups.
+
+    Raises:
+      ValueError: there is no group, or a sequence is longer than a row.
+    """
+    if not groups:
+        raise ValueError("pack_groups needs at least one group")
+    sequences: list[_Sequence] = []
+    signal: list[bool] = []
+    for i, group in enumerate(groups):
+        _lengths(group, packing)
+        rewards = np.array([r.reward for r in group.rollouts], np.float64)
+        lengths = np.array([r.tokens.size for r in group.rollouts])
+        shaped = shaped_rewards(rewards, lengths, loss, max_response_tokens)
+        signal.append(has_signal(shaped))
+        for rollout, advantage in zip(group.rollouts, group_advantages(shaped, loss), strict=True):
+            sequences.append(_Sequence(i, group.prompt_tokens, rollout, float(advantage)))
+    rows = first_fit_decreasing([s.size for s in sequences], packing)
+    chunks = [rows[i : i + packing.rows] for i in range(0, len(rows), packing.rows)]
+    last = {sequences[j].group: n for n, chunk in enumerate(chunks) for row in chunk for j in row}
+    batches = []
+    for n, chunk in enumerate(chunks):
+        done = [i for i in range(len(groups)) if last[i] == n]
+        batch = _pack_rows([[sequences[j] for j in row] for row in chunk], packing, loss, max_response_tokens)
+        batch = dataclasses.replace(
+            batch,
+            num_groups=np.asarray(len(done), np.int32),
+            num_zero_variance_groups=np.asarray(sum(not signal[i] for i in done), np.int32),
+        )
+        is_last = n == len(chunks) - 1
+        batches.append(
+            MicroBatch(
+                batch=batch,
+                ticket_ids=tuple(groups[i].ticket_id for i in done),
+                sum_squared_lengths=float(sum(sequences[j].size ** 2 for row in chunk for j in row)),
+                ends_pack=is_last,
+                ends_update=ends_update and is_last,
+                ends_round=ends_round and is_last,
+            )
+        )
+    return batches
+
+
+def empty_batch(packing: PackingConfig) -> PackedBatch:
+    """A batch of padding only: the shapes and dtypes every batch has."""
+    return _pack_rows([], packing, LossConfig(), max_response_tokens=1)
+
+
+def _lengths(group: Group, packing: PackingConfig) -> list[int]:
+    lengths = [group.prompt_tokens.size + r.tokens.size for r in group.rollouts]
+    if max(lengths) > packing.row_tokens:
+        raise ValueError(
+            f"ticket {group.ticket_id} has a sequence of {max(lengths)} tokens, a row holds "
+            f"{packing.row_tokens}; admission must refuse it (model.max_tokens, packing.row_tokens)"
+        )
+    return lengths
+
+
+def _pack_rows(
+    rows: list[list[_Sequence]], packing: PackingConfig, loss: LossConfig, max_response_tokens: int
+) -> PackedBatch:
+    def zeros(dtype: type[np.generic]) -> np.ndarray:
+        return np.zeros((packing.rows, packing.row_tokens), dtype)
+
+    tokens, positions, segments, versions = (zeros(np.int32) for _ in range(4))
+    behavior, advantages, weights = (zeros(np.float32) for _ in range(3))
+    mask = zeros(np.bool_)
+    denominator = 0
+    for b, row in enumerate(rows):
+        start = 0
+        for segment, s in enumerate(row, start=1):
+            response, end = start + s.prompt_tokens.size, start + s.size
+            num_trained = int(s.rollout.loss_mask.sum())
+            tokens[b, start:response] = s.prompt_tokens
+            tokens[b, response:end] = s.rollout.tokens
+            positions[b, start:end] = np.arange(s.size)
+            segments[b, start:end] = segment
+            versions[b, response:end] = s.rollout.token_versions
+            mask[b, response:end] = s.rollout.loss_mask
+            behavior[b, response:end] = np.where(s.rollout.loss_mask, s.rollout.behavior_logprobs, 0)
+            advantages[b, response:end] = np.where(s.rollout.loss_mask, s.advantage, 0)
+            weights[b, response:end] = s.rollout.loss_mask
+            if loss.normalization == "token":
+                denominator += num_trained
+            elif loss.normalization == "sequence":
+                weights[b, response:end] /= num_trained
+                denominator += 1
+            else:
+                denominator += max_response_tokens
+            start = end
+    sequences = [s for row in rows for s in row]
+    return PackedBatch(
+        tokens=tokens,
+        positions=positions,
+        segment_ids=segments,
+        loss_mask=mask,
+        behavior_logprobs=behavior,
+        advantages=advantages,
+        token_versions=versions,
+        token_weights=weights,
+        denominator=np.asarray(denominator, np.float32),
+        rewards=Moments.of([s.rollout.reward for s in sequences]),
+        response_tokens=Moments.of([s.rollout.tokens.size for s in sequences]),
+        num_groups=np.zeros((), np.int32),
+        num_zero_variance_groups=np.zeros((), np.int32),
+    )

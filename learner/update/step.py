@@ -1,0 +1,392 @@
+"""The jitted steps: accumulate a micro-batch, apply an update, score tokens.
+
+An update's gradient is sum_t w_t dl_t / sum(denominators). `accumulate` adds to the sums, `apply` divides
+once, so the gradient depends neither on how the tokens were split into micro-batches nor on their order.
+
+Every function is compiled once, for the one batch shape, with explicit shardings; nothing in here waits
+for a device. `num_compilations` counts what was traced, and is a metric: 2 in a healthy run.
+
+Donation: `accumulate` donates the accumulator only and leaves the parameters' buffers alone, so an export may
+read them meanwhile. `apply` donates the whole state: nobody may hold its parameters over that call.
+"""
+
+import collections
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Bool, Float, Float32
+
+from configs.schema import Config
+from learner.devices.compiler_options import compiler_options
+from learner.devices.host_memory import give_back_free_memory
+from learner.devices.mesh import BATCH_AXES, batch_sharding, param_shardings, replicated
+from learner.model.attention.dispatch import choose_path
+from learner.model.config import ModelConfig
+from learner.model.decoder import abstract_params, make_apply, output_head
+from learner.model.logprobs import Head, token_loss_sum, token_scores
+from learner.objective import losses
+from learner.objective.losses import TokenInputs
+from learner.update import diagnostics
+from learner.update.optimizer import learning_rate, make_optimizer
+from learner.update.packing import PackedBatch, empty_batch
+from learner.update.segments import segment_means
+from learner.update.state import Accumulator, Params, TrainState, init_state
+
+Metrics = dict[str, Array]
+
+_LOGIT_BYTES = 512 * 2**20
+"""What a chunk's logits may take on a device, where memory is not shared with anybody."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnchorLogprobs:
+    """A micro-batch's logprobs under frozen policies; None where the loss needs no such policy."""
+
+    reference: Float32[Array, "B S"] | None = None
+    proximal: Float32[Array, "B S"] | None = None
+
+
+class Steps:
+    """The learner's device functions for one model, configuration and mesh."""
+
+    def __init__(self, model_config: ModelConfig, config: Config, mesh: Mesh) -> None:
+        """Compiles nothing yet."""
+        self._config = config
+        self._model_config = model_config
+        self.needs = losses.needs(config.loss)
+        self.scores_proximal = self.needs.proximal and config.loss.proximal == "round"
+        """Whether the proximal logprobs come from frozen parameters; else they are the current ones, held constant."""
+        self._optimizer = make_optimizer(config.optimizer, num_updates=config.run.num_updates)
+        self._forward = make_apply(
+            model_config,
+            compute_dtype=config.model.compute_dtype,
+            remat=config.model.remat,
+            attention_path=config.model.attention,
+            max_segments=config.packing.max_row_sequences,
+            mesh=mesh,
+        )
+        self._head = Head(
+            temperature=config.sampling.temperature,
+            chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
+            mesh=mesh,
+        )
+        self._num_traces: collections.Counter[str] = collections.Counter()
+        self._num_tidied = 0
+        self.in_progress: Array | None = None
+        """Ready when the last `accumulate` is done; donated to nobody, so it can be waited for at any time."""
+        params = abstract_params(model_config, config.model.param_dtype)
+        self._abstract = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
+        state = self._shardings = param_shardings(self._abstract, mesh)
+        rows, whole = batch_sharding(mesh), replicated(mesh)
+        self._abstract_batch = jax.tree.map(_shape, empty_batch(config.packing))
+        self._abstract_anchors = AnchorLogprobs(
+            reference=self._abstract_batch.advantages if self.needs.reference else None,
+            proximal=self._abstract_batch.advantages if self.scores_proximal else None,
+        )
+        self._batch_shardings = jax.tree.map(lambda x: rows if x.ndim else whole, self._abstract_batch)
+        self._anchor_shardings = jax.tree.map(lambda x: rows, self._abstract_anchors)
+        self._init_rest = jax.jit(
+            lambda p: dataclasses.replace(init_state(p, self._optimizer), params=None),
+            out_shardings=dataclasses.replace(state, params=None),
+        )
+        self._zeros = jax.jit(lambda: Accumulator.zeros(params), out_shardings=state.accumulator)
+        options = compiler_options(mesh)
+        self._jit_accumulate = jax.jit(
+            self._accumulate,
+            in_shardings=(state.accumulator, state.params, whole, self._batch_shardings, self._anchor_shardings),
+            out_shardings=(state.accumulator, whole),
+            donate_argnums=0,
+            compiler_options=options,
+        )
+        self._jit_apply = jax.jit(
+            self._apply,
+            in_shardings=(state,),
+            out_shardings=(state, whole),
+            donate_argnums=0,
+            compiler_options=options,
+        )
+        self._jit_score = jax.jit(
+            self._score,
+            in_shardings=(state.params, self._batch_shardings),
+            out_shardings=rows,
+            compiler_options=options,
+        )
+
+    def fits(self, model_config: ModelConfig, config: Config) -> bool:
+        """Whether these functions compute what a run of this model and configuration needs."""
+        return model_config == self._model_config and _traced(config) == _traced(self._config)
+
+    @property
+    def num_compilations(self) -> int:
+        """How often `accumulate` and `apply` were traced; 2 in a healthy run."""
+        return self._num_traces.total()
+
+    def init(self, params: Params) -> TrainState:
+        """A fresh state from parameters, spread over the mesh if they are not yet.
+
+        Arrays that are in place already are taken over, not copied: the first `apply` donates them.
+        """
+        placed = jax.device_put(params, self._shardings.params)
+        return dataclasses.replace(self._init_rest(placed), params=placed)
+
+    def abstract_state(self) -> TrainState:
+        """The state as `jax.ShapeDtypeStruct` with shardings: what a checkpoint is restored into."""
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), self._abstract, self._shardings
+        )
+
+    def zero_accumulator(self) -> Accumulator:
+        """An empty accumulator, for a state restored from a checkpoint that left it out."""
+        return self._zeros()
+
+    def put(self, batch: PackedBatch) -> PackedBatch:
+        """Spreads a batch over the mesh; every process passes the same one."""
+
+        def one(x: np.ndarray | Array, sharding: NamedSharding) -> Array:
+            if isinstance(x, jax.Array):
+                return x
+            return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+        return jax.tree.map(one, batch, self._batch_shardings)
+
+    def accumulate(
+        self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = AnchorLogprobs()
+    ) -> TrainState:
+        """Adds a micro-batch to the update that is being filled; donates the accumulator.
+
+        Raises:
+          ValueError: the loss needs the logprobs of a frozen policy, and `anchors` has none (or the other way round).
+        """
+        if jax.tree.structure(anchors) != jax.tree.structure(self._abstract_anchors):
+            raise ValueError(
+                f"loss {self._config.loss.name} wants reference={self.needs.reference} and "
+                f"proximal={self.scores_proximal} logprobs, got {jax.tree.map(jnp.shape, anchors)}; "
+                "see learner.update.anchors"
+            )
+        accumulator, self.in_progress = self._jit_accumulate(
+            state.accumulator, state.params, state.step, self.put(batch), anchors
+        )
+        self._tidy()
+        return dataclasses.replace(state, accumulator=accumulator)
+
+    def apply(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        """Steps the optimizer and empties the accumulator; donates the state.
+
+        A loss or gradient that is not finite, and an update without trained tokens, leave parameters and
+        optimizer state bit-identical and count in `skipped_updates`; the step advances in any case.
+        Metrics stay on the device.
+        """
+        result = self._jit_apply(state)
+        self._tidy()
+        return result
+
+    def ess(self, state: TrainState) -> float:
+        """The effective sample size, over tokens, of what is accumulated (PipelineRL eq. 6); waits for it."""
+        return float(diagnostics.finalize(jax.device_get(state.accumulator.stats))["ess"])
+
+    def discard(self, state: TrainState) -> TrainState:
+        """Throws away what is accumulated; the update is filled anew."""
+        return dataclasses.replace(state, accumulator=self._zeros())
+
+    def score(self, params: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
+        """Scores the trained tokens: log pi of each given those before it, at its own position; 0 elsewhere."""
+        return self._jit_score(params, self.put(batch))
+
+    def lower(self) -> dict[str, jax.stages.Lowered]:
+        """What a run executes, lowered for the mesh's devices from shapes alone.
+
+        accumulate and apply, and score where the loss needs a frozen policy's logprobs.
+        """
+
+        def placed(tree: Any, shardings: Any) -> Any:
+            return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+        state = self.abstract_state()
+        batch = placed(self._abstract_batch, self._batch_shardings)
+        anchors = placed(self._abstract_anchors, self._anchor_shardings)
+        lowered = {
+            "accumulate": self._jit_accumulate.lower(state.accumulator, state.params, state.step, batch, anchors),
+            "apply": self._jit_apply.lower(state),
+        }
+        if jax.tree.leaves(anchors):
+            dtype = jnp.dtype(self._config.model.compute_dtype)
+            frozen = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), state.params)
+            lowered["score"] = self._jit_score.lower(frozen, batch)
+        return lowered
+
+    def _tidy(self) -> None:
+        """After a call that compiled, frees what the compiler left."""
+        if self.num_compilations > self._num_tidied:
+            self._num_tidied = self.num_compilations
+            give_back_free_memory()
+
+    def _accumulate(
+        self, accumulator: Accumulator, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs
+    ) -> tuple[Accumulator, Array]:
+        self._num_traces["accumulate"] += 1
+        (loss, stats), grads = jax.value_and_grad(self._loss_sum, has_aux=True)(params, step, batch, anchors)
+        # Split like the parameters from here on, so that XLA reduces and scatters instead of reducing to all.
+        grads = jax.lax.with_sharding_constraint(grads, self._shardings.params)
+        total = Accumulator(
+            grads=jax.tree.map(lambda total, g: total + g, accumulator.grads, grads),
+            denominator=accumulator.denominator + batch.denominator,
+            loss=accumulator.loss + loss,
+            stats=diagnostics.merge(accumulator.stats, stats),
+        )
+        return total, loss
+
+    def _loss_sum(
+        self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs
+    ) -> tuple[Array, diagnostics.Stats]:
+        """The weighted sum of the trained tokens' losses.
+
+        The output at i - 1 predicts the token at i, so whatever belongs to a token is moved there and back; the
+        first token of a row is never trained.
+        """
+        config = self._config.loss
+        hidden, head = self._hidden(params, batch), output_head(params)
+        targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
+        inputs = TokenInputs(
+            behavior_logprobs=jnp.asarray(batch.behavior_logprobs),
+            advantages=jnp.asarray(batch.advantages),
+            loss_mask=jnp.asarray(batch.loss_mask),
+            proximal_logprobs=anchors.proximal,
+            reference_logprobs=anchors.reference,
+            sequence_log_ratio=self._sequence_log_ratio(hidden, head, targets, mask, batch),
+        )
+
+        def loss(logprobs: Array, entropy: Array, of_token: tuple[TokenInputs, Array]) -> tuple[Array, Any]:
+            inputs, weights = of_token
+            if self.needs.proximal and inputs.proximal_logprobs is None:
+                # Parameters stand still while an update is filled, so its start is now.
+                inputs = dataclasses.replace(inputs, proximal_logprobs=jax.lax.stop_gradient(logprobs))
+            result = losses.token_loss(logprobs, entropy, inputs, config)
+            return result.loss * weights, (result.clipped, result.kl)
+
+        of_tokens = jax.tree.map(_to_predictor, (inputs, jnp.asarray(batch.token_weights)))
+        total, (scores, (clipped, kl)) = token_loss_sum(self._head, loss, hidden, head, targets, mask, of_tokens)
+        logprobs, entropy, clipped, kl = jax.tree.map(_to_token, (*scores, clipped, kl))
+        stats = diagnostics.measure(batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step)
+        return total, jax.lax.stop_gradient(stats)
+
+    def _sequence_log_ratio(
+        self, hidden: Array, head: Array, targets: Array, mask: Bool[Array, "B S"], batch: PackedBatch
+    ) -> Float[Array, "B S"] | None:
+        """Mean over a sequence's trained tokens of log pi - log mu, at each of them; costs a pass over the head."""
+        if not self.needs.sequence_ratio:
+            return None
+        logprobs = _to_token(token_scores(self._head, hidden, head, targets, mask).logprobs)
+        log_ratio = jnp.where(batch.loss_mask, logprobs - batch.behavior_logprobs, 0.0)
+        return segment_means(log_ratio, jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids))
+
+    def _score(self, params: Params, batch: PackedBatch) -> Float[Array, "B S"]:
+        hidden = self._hidden(params, batch)
+        targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
+        return _to_token(token_scores(self._head, hidden, output_head(params), targets, mask).logprobs)
+
+    def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
+        return self._forward(params, batch.tokens, batch.positions, batch.segment_ids)
+
+    def _apply(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        self._num_traces["apply"] += 1
+        total = state.accumulator
+        # A product, which XLA repeats where it is used; a quotient it would keep, as large as the parameters.
+        share = 1 / total.denominator
+        grads = jax.tree.map(lambda g: g * share, total.grads)
+        loss, grad_norm = total.loss / total.denominator, optax.tree.norm(grads)
+        # 0 / 0 is not finite either, so an update without tokens is skipped too.
+        is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        # The optimizer's state keeps the parameters' dtype, so its input must have it.
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(is_good, new, old),
+            (params, opt_state),
+            (state.params, state.opt_state),
+        )
+        count = state.step - state.skipped_updates
+        skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
+        metrics = diagnostics.finalize(total.stats) | {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate(count, self._config.optimizer, num_updates=self._config.run.num_updates),
+            "skipped_updates": skipped,
+        }
+        new_state = TrainState(
+            params=params,
+            opt_state=opt_state,
+            step=state.step + 1,
+            skipped_updates=skipped,
+            accumulator=Accumulator.zeros(params),
+        )
+        return new_state, metrics
+
+
+def default_logit_chunk(vocab_size: int, mesh: Mesh) -> int:
+    """Tokens a device whose logits exist at once: what stays near a CPU's caches, or a share of a chip's memory."""
+    if mesh.devices.flat[0].platform == "cpu":
+        return 128
+    words = -(-vocab_size // mesh.shape["tensor"])
+    return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)
+
+
+def _traced(config: Config) -> tuple[Any, ...]:
+    """All of a configuration that `Steps` depends on."""
+    # A constant learning rate is the same however long the run.
+    num_updates = config.run.num_updates if config.optimizer.schedule != "constant" else None
+    of_sections = (config.loss, config.optimizer, config.model, config.packing, config.mesh)
+    return (*of_sections, config.sampling.temperature, num_updates)
+
+
+def _to_predictor(x: Any) -> Array:
+    """Moves what belongs to the token at i to i - 1."""
+    return jnp.roll(jnp.asarray(x), -1, axis=1)
+
+
+def _to_token(x: Array) -> Array:
+    """The inverse of `_to_predictor`."""
+    return jnp.roll(x, 1, axis=1)
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def build_steps(model_config: ModelConfig, config: Config, mesh: Mesh) -> Steps:
+    """The learner's device functions; see `Steps`.
+
+    Raises:
+      ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
+        model.attention can't serve this model on these devices.
+    """
+    for name, size, parts in (
+        ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
+        ("packing.row_tokens", config.packing.row_tokens, mesh.shape["sequence"]),
+        ("the model's num_attention_heads", model_config.num_heads, mesh.shape["tensor"]),
+        ("the model's vocab_size", model_config.vocab_size, mesh.shape["tensor"]),
+    ):
+        if size % parts:
+            raise ValueError(f"{name} ({size}) must be a multiple of {parts}, the mesh being {dict(mesh.shape)}")
+    windows = {
+        model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
+    }
+    for window in windows:
+        path = choose_path(
+            config.model.attention,
+            device=mesh.devices.flat[0],
+            dtype=jnp.dtype(config.model.compute_dtype),
+            head_dim=model_config.head_dim,
+            window=window,
+            sequence=mesh.shape["sequence"],
+        )
+        logging.info("attention path=%s window=%s remat=%s", path, window, config.model.remat)
+    return Steps(model_config, config, mesh)

@@ -1,0 +1,46 @@
+"""A verifier worker whose verifiers misbehave: `python -m tests.actor.verifiers.bad_verifiers COUNTER_FILE`."""
+
+import os
+import pathlib
+import sys
+
+from actor.verifiers import worker
+from bridge.types import Task
+
+
+def _attempts(task: Task) -> int:
+    """Counts this task's attempts over all processes."""
+    with open(pathlib.Path(sys.argv[1]), "a+") as f:
+        f.write(f"{task.answer}\n")
+        f.seek(0)
+        return f.read().split().count(task.answer)
+
+
+def _misbehave(how: str) -> float:
+    if how == "hang":
+        while True:
+            pass
+    if how == "crash":
+        os._exit(7)
+    if how == "raise":
+        raise RuntimeError("broken")
+    if how == "memory":
+        return float(len(bytearray(worker.MAX_MEMORY_BYTES)))
+    if how == "garbage":
+        os.write(3, b"\xff\xff\xff\xff")
+    return float({"nan": "nan", "inf": "inf"}.get(how, 0.0))
+
+
+def load(name: str):
+    def score(response_text: str, task: Task) -> float:
+        """`task.answer` is a label; `response_text` says how often to misbehave first."""
+        print("verifiers may print")
+        if _attempts(task) <= int(response_text):
+            return _misbehave(name)
+        return 0.5
+
+    return score
+
+
+if __name__ == "__main__":
+    worker.main(load)

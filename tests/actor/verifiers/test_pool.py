@@ -1,0 +1,125 @@
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from actor.verifiers.pool import VerifierError, VerifierPool
+from bridge.types import Task
+from tests.actor.fakes import until
+
+BAD = ["hang", "crash", "raise", "nan", "inf", "memory"]
+
+
+def make_pool(tmp_path, *, timeout_s: float = 0.5, retries: int = 1, num_workers: int = 1) -> VerifierPool:
+    return VerifierPool(
+        num_workers=num_workers,
+        timeout_s=timeout_s,
+        retries=retries,
+        command=(sys.executable, "-m", "tests.actor.verifiers.bad_verifiers", str(tmp_path / "attempts")),
+    )
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 120))
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_score_after_one_failure_is_the_second_attempts(tmp_path, how):
+    async def body():
+        pool = make_pool(tmp_path, timeout_s=2.0)
+        try:
+            assert await pool.score("1", Task(verifier=how, answer="a")) == 0.5
+            assert pool.num_failures == 1
+        finally:
+            await pool.close()
+
+    run(body())
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_score_that_keeps_failing_is_an_error_and_no_reward(tmp_path, how):
+    async def body():
+        pool = make_pool(tmp_path)
+        try:
+            with pytest.raises(VerifierError, match=r"2 attempts"):
+                await pool.score("9", Task(verifier=how, answer="a"))
+            assert await pool.score("0", Task(verifier=how, answer="b")) == 0.5  # the worker is back
+        finally:
+            await pool.close()
+
+    run(body())
+
+
+def test_hung_worker_is_killed(tmp_path):
+    async def body():
+        pool = make_pool(tmp_path, retries=0)
+        try:
+            assert await pool.score("0", Task(verifier="hang", answer="a")) == 0.5
+            process = pool._workers[0]._process
+            assert process is not None
+            with pytest.raises(VerifierError, match="no answer"):
+                await pool.score("9", Task(verifier="hang", answer="b"))
+            assert process.returncode == -signal.SIGKILL
+        finally:
+            await pool.close()
+
+    run(body())
+
+
+def test_workers_judge_side_by_side_and_a_hung_one_holds_up_no_other(tmp_path):
+    async def body():
+        pool = make_pool(tmp_path, num_workers=2, timeout_s=60.0, retries=0)
+        try:
+            stuck = asyncio.create_task(pool.score("9", Task(verifier="hang", answer="a")))
+            await until(lambda: (tmp_path / "attempts").exists(), "the first one runs")
+            for i in range(20):
+                assert await pool.score("0", Task(verifier="raise", answer=f"b{i}")) == 0.5
+            assert not stuck.done()
+            stuck.cancel()
+        finally:
+            await pool.close()
+
+    run(body())
+
+
+def test_cancelled_question_answers_nobody_else(tmp_path):
+    async def body():
+        pool = make_pool(tmp_path, timeout_s=60.0)
+        try:
+            first = asyncio.create_task(pool.score("9", Task(verifier="hang", answer="a")))
+            await until(lambda: (tmp_path / "attempts").exists(), "the first one runs")
+            first.cancel()
+            assert await pool.score("0", Task(verifier="raise", answer="b")) == 0.5
+        finally:
+            await pool.close()
+
+    run(body())
+
+
+def test_close_ends_the_workers(tmp_path):
+    async def body():
+        pool = make_pool(tmp_path)
+        await pool.score("0", Task(verifier="raise", answer="a"))
+        process = pool._workers[0]._process
+        assert process is not None
+        await pool.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
+
+    run(body())
+
+
+def test_real_worker_scores_and_names_what_it_does_not_know():
+    async def body():
+        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
+        try:
+            assert await pool.score("42", Task(verifier="exact", answer="42")) == 1.0
+            assert await pool.score("$\\frac12$", Task(verifier="math", answer="0.5")) == 1.0
+            with pytest.raises(VerifierError, match="no verifier 'nope'"):
+                await pool.score("42", Task(verifier="nope", answer="42"))
+        finally:
+            await pool.close()
+
+    run(body())

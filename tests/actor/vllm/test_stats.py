@@ -1,0 +1,55 @@
+"""What is kept of vLLM's counts (tests/integration/test_partial_rollouts.py reads those of a real one)."""
+
+from types import SimpleNamespace
+
+from actor.vllm.stats import NUM_RECENT, StatLogger
+
+
+def scheduler(running: int, waiting: int, usage: float, skipped: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_running_reqs=running, num_waiting_reqs=waiting, num_skipped_waiting_reqs=skipped, kv_cache_usage=usage
+    )
+
+
+def iteration(tokens: int = 0, preempted: int = 0, *finished: tuple[str, int, int]) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_generation_tokens=tokens,
+        num_preempted_reqs=preempted,
+        finished_requests=[
+            SimpleNamespace(finish_reason=f, num_prompt_tokens=p, num_generation_tokens=r) for f, p, r in finished
+        ],
+    )
+
+
+def test_counts_add_up_and_the_peak_begins_anew_with_new_weights():
+    log = StatLogger()
+    log.record(scheduler(4, 2, 0.75, skipped=1), iteration(4))
+    log.record(scheduler(3, 0, 0.25), iteration(3, 2, ("length", 5, 9), ("abort", 5, 1)))
+    log.record(None, None)
+    stats = log.stats(is_idle=False)
+    assert (stats.num_running, stats.num_waiting, stats.kv_usage, stats.kv_usage_peak) == (3, 0, 0.25, 0.75)
+    assert (stats.num_sampled_tokens, stats.num_preempted, stats.num_finished) == (7, 2, 1)
+    assert log.recent_lengths().tolist() == [[5, 9]]
+    log.start_peak()
+    log.record(scheduler(4, 3, 0.5, skipped=1), None)
+    stats = log.stats(is_idle=False)
+    assert (stats.num_waiting, stats.kv_usage_peak) == (4, 0.5)
+    stats = log.stats(is_idle=True)
+    assert (stats.num_running, stats.num_waiting, stats.kv_usage, stats.kv_usage_peak) == (0, 0, 0.0, 0.5)
+
+
+def test_preemptions_that_an_update_asked_for_are_not_counted_when_they_arrive():
+    log = StatLogger()
+    log.record(scheduler(3, 0, 0.5), iteration(3))
+    log.forgive_running()
+    log.record(scheduler(3, 0, 0.5), iteration(2, 2))
+    log.record(scheduler(3, 0, 0.5), iteration(3, 3))  # one of these is the third of the update's
+    assert log.stats(is_idle=False).num_preempted == 2
+
+
+def test_only_the_last_lengths_are_remembered():
+    log = StatLogger()
+    assert log.recent_lengths().shape == (0, 2)
+    for n in range(NUM_RECENT + 5):
+        log.record(None, iteration(1, 0, ("stop", 1, n)))
+    assert log.recent_lengths()[[0, -1], 1].tolist() == [5, NUM_RECENT + 4]

@@ -1,0 +1,131 @@
+"""This learner as a side of the learner bench: `Steps.accumulate` and `Steps.apply`, as a run uses them.
+
+The batch comes as groups through `pack_groups`. A group's sequences share the first token as their prompt; the rest
+of each prompt is a part of the rollout that the policy did not sample (loss_mask False), as in multi-turn rollouts.
+"""
+
+import pathlib
+
+import jax
+import numpy as np
+
+from bridge.types import Group, Rollout
+from configs.schema import Config, LossConfig, ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
+from learner.devices.mesh import make_mesh, param_shardings
+from learner.model.decoder import abstract_params
+from learner.model.hf import io as hf_io
+from learner.update.packing import MicroBatch, pack_groups
+from learner.update.step import Steps, build_steps
+from tests.bench.peers import workload
+from tests.bench.peers.serve import serve
+
+
+def groups(batch: workload.Batch) -> list[Group]:
+    """The batch as complete groups."""
+    made = []
+    for first in range(0, len(batch.prompts), workload.GROUP_SIZE):
+        rollouts = []
+        for i in range(first, first + workload.GROUP_SIZE):
+            rest, response = batch.prompts[i][1:], batch.responses[i]
+            size = rest.size + response.size
+            rollouts.append(
+                Rollout(
+                    tokens=np.concatenate([rest, response]),
+                    loss_mask=np.arange(size) >= rest.size,
+                    behavior_logprobs=np.concatenate([np.zeros(rest.size, np.float32), batch.behavior_logprobs[i]]),
+                    token_versions=np.zeros(size, np.int32),
+                    finish="stop",
+                    reward=float(batch.rewards[i]),
+                )
+            )
+        made.append(
+            Group(
+                ticket_id=f"t{first}",
+                kind="train",
+                round=0,
+                order=first,
+                prompt_tokens=batch.prompts[first][:1],
+                rollouts=tuple(rollouts),
+                incarnation=0,
+                actor="bench",
+                started_s=0.0,
+                finished_s=1.0,
+            )
+        )
+    return made
+
+
+def config(rows: int, row_tokens: int) -> Config:
+    """The bench's configuration: everything that is not about the workload is the default."""
+    return Config(
+        preset="bench",
+        model=ModelConfig(max_tokens=row_tokens),
+        sampling=SamplingConfig(max_response_tokens=row_tokens - 1),
+        packing=PackingConfig(rows=rows, row_tokens=row_tokens),
+        loss=LossConfig(
+            name="grpo_clip",
+            clip_low=workload.CLIP,
+            clip_high=workload.CLIP,
+            advantage="grpo",
+            advantage_eps=workload.ADVANTAGE_EPS,
+            normalization="token",
+        ),
+        optimizer=OptimizerConfig(
+            learning_rate=workload.LEARNING_RATE,
+            beta1=workload.BETA1,
+            beta2=workload.BETA2,
+            eps=workload.ADAM_EPS,
+            weight_decay=0.0,
+        ),
+    )
+
+
+def load(folder: pathlib.Path, settings: Config) -> tuple[Steps, dict]:
+    """The steps and the parameters, placed."""
+    mesh = make_mesh()
+    model_config = hf_io.ModelConfig.from_hf(folder)
+    shardings = hf_io.flatten(param_shardings(abstract_params(model_config), mesh))
+    _, params = hf_io.load(folder, dtype=np.float32, sharding_fn=lambda path, _: shardings[path])
+    return build_steps(model_config, settings, mesh), params
+
+
+def micro_batches(batch: workload.Batch) -> tuple[Config, list[MicroBatch]]:
+    """One micro-batch of exactly the rows that the packed peers have too."""
+    settings = config(*workload.packed(batch).tokens.shape)
+    made = pack_groups(
+        groups(batch),
+        packing=settings.packing,
+        loss=settings.loss,
+        max_response_tokens=settings.sampling.max_response_tokens,
+        ends_update=True,
+    )
+    return settings, made
+
+
+class OurSide:
+    """See `tests.bench.peers.serve.Side`."""
+
+    version = f"jax {jax.__version__}"
+
+    def __init__(self, folder: pathlib.Path, batch_name: str) -> None:
+        jax.clear_caches()
+        settings, made = micro_batches(workload.make_batch(batch_name))
+        self._steps, params = load(folder, settings)
+        self._batches = [m.batch for m in made]
+        self._state = self._steps.init(params)
+        self._metrics = {}
+        jax.block_until_ready(self._state)
+        self.gradient_bytes = sum(x.nbytes for x in jax.tree.leaves(self._state.accumulator.grads))
+
+    def step(self) -> None:
+        for batch in self._batches:
+            self._state = self._steps.accumulate(self._state, batch)
+        self._state, self._metrics = self._steps.apply(self._state)
+        jax.block_until_ready((self._state, self._metrics))
+
+    def numbers(self) -> tuple[float, float]:
+        return float(self._metrics["loss"]), float(self._metrics["grad_norm"])
+
+
+if __name__ == "__main__":
+    serve(OurSide)

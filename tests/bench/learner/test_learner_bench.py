@@ -1,0 +1,155 @@
+"""The parts of the learner bench that decide its numbers: the workload, the medians, the attribution of time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.bench.learner import __main__ as learner
+from tests.bench.learner import ours as ours_learner
+from tests.bench.learner.profile import Span, model_flop, read_module, shares
+from tests.bench.peers import race, workload
+
+
+def sequences_of(packed):
+    """(tokens, positions, is_response, behaviour logprobs, advantages) of every segment, as sortable tuples."""
+    found = []
+    for row in zip(*packed, strict=True):
+        tokens, positions, segments, *rest = row
+        for segment in range(1, segments.max() + 1):
+            here = segments == segment
+            found.append(tuple(tuple(x[here].tolist()) for x in (tokens, positions, *rest)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("name", workload.BATCHES)
+def test_packed_holds_every_sequence_once_and_whole(name):
+    batch = workload.make_batch(name)
+    packed = workload.packed(batch)
+    want = []
+    for group in range(0, len(batch.prompts), workload.GROUP_SIZE):
+        rewards = [float(r) for r in batch.rewards[group : group + workload.GROUP_SIZE]]
+        mean = sum(rewards) / len(rewards)
+        std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+        for i in range(group, group + workload.GROUP_SIZE):
+            p, r = batch.prompts[i].tolist(), batch.responses[i].tolist()
+            advantage = float(np.float32((batch.rewards[i] - mean) / (std + 1e-6)))
+            behavior = [0.0] * len(p) + batch.behavior_logprobs[i].tolist()
+            is_response, n = [False] * len(p) + [True] * len(r), len(p) + len(r)
+            advantages = [0.0] * len(p) + [advantage] * len(r)
+            want.append(tuple(map(tuple, (p + r, range(n), is_response, behavior, advantages))))
+    got = sequences_of(packed)
+    assert [g[:4] for g in got] == [w[:4] for w in sorted(want)]
+    np.testing.assert_allclose(sum((g[4] for g in got), ()), sum((w[4] for w in sorted(want)), ()), rtol=1e-6)
+    assert packed.segment_ids.astype(bool).sum() == batch.num_real_tokens
+
+
+@pytest.mark.parametrize("name", workload.BATCHES)
+def test_our_groups_pack_to_the_same_update_in_one_micro_batch(name):
+    batch = workload.make_batch(name)
+    _, micros = ours_learner.micro_batches(batch)
+    assert len(micros) == 1
+    ours = micros[0].batch
+    got = [ours.tokens, ours.positions, ours.segment_ids, ours.loss_mask, ours.behavior_logprobs, ours.advantages]
+    assert sequences_of([np.asarray(x) for x in got]) == sequences_of(workload.packed(batch))
+    assert ours.tokens.shape == workload.packed(batch).tokens.shape
+
+
+def test_batches_are_the_measured_ones():
+    batches = {name: workload.make_batch(name) for name in workload.BATCHES}
+    assert batches["seed0"].num_real_tokens == 2377
+    assert batches["full"].fill > 0.6
+    rows = {name: workload.packed(batch).tokens.shape for name, batch in batches.items()}
+    assert rows == {"seed0": (5, 512), "seed1": (6, 512), "seed2": (6, 512), "full": (6, 1024)}
+    assert all(batches[name].fill < 0.4 for name in workload.MAIN)
+
+
+def test_padded_keeps_prompts_left_padded_and_responses_right_padded():
+    batch = workload.make_batch("seed1")
+    padded = workload.padded(batch)
+    for i, (prompt, response) in enumerate(zip(batch.prompts, batch.responses, strict=True)):
+        assert padded.prompts[i].tolist() == [0] * (128 - prompt.size) + prompt.tolist()
+        assert padded.responses[i].tolist() == response.tolist() + [0] * (384 - response.size)
+        assert padded.behavior_logprobs[i, : response.size].tolist() == batch.behavior_logprobs[i].tolist()
+
+
+def time_of(seconds, foreign):
+    return {"s": seconds, "foreign": foreign, "load": 1.0, "clean": foreign <= race.MAX_FOREIGN}
+
+
+def test_summary_takes_clean_timings_and_marks_a_disturbed_median():
+    clean = [time_of(s, 0.0) for s in (3.0, 1.0, 2.0)]
+    dirty = [time_of(s, 0.9) for s in (90.0, 91.0, 92.0, 93.0)]
+    got = race.summary(clean + dirty)
+    assert (got["s"], got["disturbed"], got["clean_rounds"], got["rounds"]) == (2.0, False, 3, 7)
+    got = race.summary(clean[:2] + dirty)
+    assert got["disturbed"] and got["s"] == pytest.approx(90.5)
+
+
+def test_timings_repeat_a_disturbed_step_and_rotate_the_order():
+    asked = []
+
+    class Fake(race.Process):
+        def __init__(self, name, foreign):
+            self.name, self._foreign = name, iter(foreign)
+
+        def ask(self, command):
+            asked.append(self.name)
+            return {"s": 1.0, "foreign": next(self._foreign), "load": 0.0}
+
+    got = race.timings([Fake("a", [0.0] * 9), Fake("b", [0.9, 0.5, 0.4, 0.3, 0.5, 0.1])], rounds=2)
+    assert asked == ["a", "b", "b", "b", "b", "a", "a", "b", "b"]
+    assert [t["tries"] for t in got["a"]] == [1, 1] and [t["tries"] for t in got["b"]] == [3, 2]
+    assert [t["foreign"] for t in got["b"]] == [0.3, 0.1] and [t["clean"] for t in got["b"]] == [False, True]
+
+
+def test_aims_quote_the_fill_and_what_a_peer_gets_wrong():
+    values = {
+        "vs_torch_packed": 1.3,
+        "vs_tunix_shipped": 5.0,
+        "vs_tunix_packed": 2.5,
+        "peak_over_start_gb": 0.6,
+        "fill": 0.3,
+        "numbers_wrong": ["tunix_packed"],
+        "disturbed": [],
+    }
+    aims = learner.aims_of(values)
+    assert {k: a["met"] for k, a in aims.items()} == {
+        "vs_torch_packed": True,
+        "vs_tunix_shipped": False,
+        "vs_tunix_packed": True,
+        "peak_over_start_gb": False,
+    }
+    assert aims["vs_tunix_shipped"]["fill"] == 0.3
+    disturbed = learner.aims_of(values | {"disturbed": ["torch_packed_seed1"]})
+    assert not disturbed["vs_torch_packed"]["met"] and disturbed["vs_tunix_packed"]["met"]
+    assert "wrong" in aims["vs_tunix_packed"]["remark"] and "remark" not in aims["vs_torch_packed"]
+
+
+def test_shares_split_an_instant_between_what_runs_then():
+    a, b = ("m", "a"), ("m", "b")
+    got = shares([Span(a, 0.0, 4.0), Span(b, 1.0, 3.0), Span(a, 10.0, 11.0)])
+    assert got == pytest.approx({a: 1 + 1 + 1 + 1, b: 1})
+
+
+def test_read_module_counts_a_matmuls_flops_and_finds_its_source():
+    def f(x, y):
+        return jnp.tanh(x @ y).T @ x
+
+    x, y = jnp.ones((33, 170)), jnp.ones((170, 90))
+    text = jax.jit(f).lower(x, y).compile().as_text() or ""
+    operations = read_module(text, "jit_f")
+    entry = text[text.index("ENTRY") :]
+    flops = [o.flop for name, o in operations.items() if f"%{name} = " in entry]
+    assert sum(flops) == 2 * 33 * 170 * 90 + 2 * 90 * 33 * 170
+    assert {o.part for o in operations.values()} == {"other"}
+
+
+def test_model_flop_is_six_a_token_and_parameter_plus_causal_pairs():
+    batch = workload.make_batch("seed0")
+    kernels = 8 * (256 * 64 * (4 + 2 + 2) + 64 * 4 * 256 + 3 * 256 * 1024)
+    scored = sum(r.size for r in batch.responses)
+    sizes = [p.size + r.size for p, r in zip(batch.prompts, batch.responses, strict=True)]
+    pairs = sum(i + 1 for n in sizes for i in range(n))
+    want = 6 * 2377 * kernels + 6 * scored * 32768 * 256 + 3 * 2 * 2 * pairs * 4 * 64 * 8
+    assert model_flop(batch) == pytest.approx(want)

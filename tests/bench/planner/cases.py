@@ -1,0 +1,129 @@
+"""Measured runs in a form that the planner can predict: benches write them, `tests.bench.planner` reads them.
+
+A bench's result file has `profile` (what launch/plan/profiles.py reads, measured apart from those runs; `profiles` by
+name if there are several) and `measured`, a list of {"name", "config" (whole), "measured": numbers by name}; the
+numbers of a case may name its profile. Those that the planner knows (`METRICS`) are compared. A run begins with its
+first tickets and ends with its last optimizer step, and nothing of it is left out.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from configs import overrides
+from configs.schema import Config
+from launch.plan import profiles
+from launch.plan.outcome import Outcome
+from launch.plan.profiles import Profile
+from launch.plan.simulate import simulate
+
+METRICS: Mapping[str, Callable[[Outcome], float]] = {
+    "rollout_to_train_end_s": lambda o: o.round_mean("rollout_to_train_end_s"),
+    "seconds": lambda o: o.seconds,
+    "samples_per_s": lambda o: o.samples_per_s,
+    "first_dispatch_s": lambda o: o.round_mean("first_dispatch_s"),
+    "waiting_ratio": lambda o: o.round_mean("waiting_ratio"),
+    "waiting_ratio_eq4": lambda o: o.round_mean("waiting_ratio_eq4"),
+    "mean_lag": lambda o: o.token_lag.mean,
+    "lag_mean": lambda o: o.token_lag.mean,
+    "max_lag": lambda o: o.group_lag.max,
+    "lag_max": lambda o: o.group_lag.max,
+}
+"""What a measured number means, by its name in the file."""
+TIMES = ("rollout_to_train_end_s", "seconds", "samples_per_s")
+"""What the planner's aim is about: times and throughputs. The others are shown."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One measured run."""
+
+    name: str
+    """As in "cgp R=64"."""
+    config: Config
+    profile: Profile
+    """With the lengths that the run replayed."""
+    measured: dict[str, float]
+    """Numbers by their names in `METRICS`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Error:
+    """A measured number and the planner's."""
+
+    name: str
+    metric: str
+    measured: float
+    predicted: float
+
+    @property
+    def relative(self) -> float:
+        """(predicted - measured) / measured."""
+        return (self.predicted - self.measured) / self.measured
+
+
+def to_json(cases: Sequence[Case]) -> dict[str, Any]:
+    """The `profiles` and `measured` of a result file."""
+    return {
+        "profiles": {case.name: profiles.to_dict(case.profile) for case in cases},
+        "measured": [
+            {
+                "name": case.name,
+                "config": json.loads(overrides.to_json(case.config)),
+                "measured": case.measured | {"profile": case.name},
+            }
+            for case in cases
+        ],
+    }
+
+
+def read(path: pathlib.Path) -> list[Case]:
+    """The cases of a bench's result file.
+
+    Raises:
+      ValueError: it holds none, or one is malformed.
+    """
+    raw = json.loads(path.read_text())
+    if not isinstance(raw, dict) or not raw.get("measured"):
+        raise ValueError(f"{path} has no measured runs; tests/bench/planner/cases.py says what they look like")
+    cases = []
+    for i, entry in enumerate(raw["measured"]):
+        try:
+            numbers = entry["measured"]
+            profile = raw["profiles"][numbers["profile"]] if "profile" in numbers else raw["profile"]
+            case = Case(
+                name=entry["name"],
+                config=overrides.from_dict(entry["config"]),
+                profile=profiles.from_dict(profile),
+                measured={name: float(numbers[name]) for name in METRICS if numbers.get(name) is not None},
+            )
+        except (ValueError, KeyError, TypeError) as e:
+            raise ValueError(f"{path}: measured run {i}: {type(e).__name__}: {e}") from e
+        if not case.measured:
+            raise ValueError(f"{path}: measured run {i} has none of {', '.join(METRICS)}")
+        cases.append(case)
+    return cases
+
+
+def errors(cases: Sequence[Case]) -> list[Error]:
+    """The planner's error for each metric that was measured of each case."""
+    found = []
+    for case in cases:
+        outcome = simulate(case.config, case.profile, num_updates=case.config.run.num_updates)
+        found += [
+            Error(name=case.name, metric=metric, measured=value, predicted=METRICS[metric](outcome))
+            for metric, value in case.measured.items()
+        ]
+    return found
+
+
+def max_relative_error(found: Sequence[Error]) -> float | None:
+    """The largest over times and throughputs; None without any."""
+    return max((abs(e.relative) for e in found if e.metric in TIMES), default=None)
+
+
+def compare(measured: Sequence[Case]) -> float | None:
+    """The planner's largest relative error over the times and throughputs of these runs; None without any."""
+    return max_relative_error(errors(measured))

@@ -1,0 +1,95 @@
+"""PipelineRL's analytical estimate (TMLR version, appendix A): the closed formulas, and the simulator in its place.
+
+Time is in flashes, the least time a token can take (eq. 9). U(h) is linear up to h = 192, where it is 0.384: r_gen =
+U(H) I = 16.9 with H = 192 and I = 44 gives that. Training takes tau = 84 / 17.08 flashes a token: r_train = (N - I) /
+tau. Lengths are uniform from 1 to L = 1024; nothing but the rounding of L depends on it. The paper's r_conv_gen of
+18.3 comes from its measured curve, the linear one gives 17.0: that is why the speedup here is above its 1.57.
+
+In the conventional system all N accelerators generate, then all train; in the simulator that is `serial` with N
+engines and N learner chips. Its lag bound is G - 1 steps with S = B G sequences, so g_max ~ 133 is G = 133.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from configs import pipelinerl, serial
+from configs.schema import AdmissionConfig
+from launch.plan.engine_profile import EngineProfile
+from launch.plan.profiles import LearnerProfile, LengthProfile, Profile
+from launch.plan.simulate import simulate
+
+N, B, L, G = 128, 128, 1024, 133
+H, I = 192, 44  # noqa: E741 - the paper's names
+U_AT_192 = 0.384
+TAU = 84 / 17.08
+PAPER = {"r_gen": 16.9, "r_train": 17.08, "r_conv": 10.7, "speedup": 1.57}
+K = 2
+
+
+def utilisation(h: np.ndarray | float) -> np.ndarray | float:
+    """U(h)."""
+    return np.minimum(h, 192) / 192 * U_AT_192
+
+
+def closed() -> dict[str, float]:
+    """Equations 10 to 18."""
+    sequences = B * G
+    still_running = sequences * (1 - np.arange(L) / L) / N  # h(l) / N, uniform lengths
+    tokens = sequences * (L + 1) / 2
+    r_conv_gen = tokens / float(np.sum(still_running / utilisation(still_running)))
+    r_conv = 1 / (1 / r_conv_gen + TAU / N)
+    r_gen, r_train = float(utilisation(H)) * I, (N - I) / TAU
+    return {
+        "r_gen": r_gen,
+        "r_train": r_train,
+        "r_conv_gen": r_conv_gen,
+        "r_conv": r_conv,
+        "g_max": math.ceil(H * I * L / ((L + 1) / 2) / B),
+        "speedup": min(r_gen, r_train) / r_conv,
+    }
+
+
+def profile_of(num_engines: int, num_learner_chips: int, max_num_seqs: int) -> Profile:
+    """The appendix's hardware; seconds are flashes."""
+    return Profile(
+        engine=EngineProfile(running=(192.0,), tokens_per_s=(U_AT_192,), max_num_seqs=max_num_seqs),
+        response_tokens=LengthProfile(kind="uniform", max_tokens=L),
+        prompt_tokens=LengthProfile(kind="samples", samples=(1,)),
+        # A prompt of one token is part of the cost, so tokens are counted as L / 2 + 3 / 2; 0.2 % of tau.
+        learner=LearnerProfile(seconds_per_token=TAU),
+        num_engines=num_engines,
+        num_learner_chips=num_learner_chips,
+    )
+
+
+def simulated(*, num_updates: int = 200) -> dict[str, float]:
+    """Both systems in the simulator; rates in tokens a flash."""
+    conventional = serial.get_config("paper")
+    rounds = dataclasses.replace(
+        conventional.rounds, groups_per_round=B // K * G, groups_per_update=B // K, samples_per_group=K
+    )
+    run = dataclasses.replace(conventional.run, num_updates=G)
+    conventional = dataclasses.replace(conventional, rounds=rounds, run=run)
+    slow = simulate(conventional, profile_of(N, N, 192), num_updates=G)
+    pipeline = pipelinerl.get_config("paper")
+    # Wide enough for all places to be taken: a group of two keeps its slot while only one of its responses runs.
+    width = H * I // K * 2
+    pipeline = dataclasses.replace(
+        pipeline,
+        rounds=dataclasses.replace(rounds, train_start="group_ready"),
+        admission=AdmissionConfig(policy="window", width=width),
+    )
+    # At the start all places fill at once; it takes the longest response twice over to forget it.
+    warmup = 2 * G
+    fast = simulate(pipeline, profile_of(I, N - I, H), num_updates=num_updates, warmup_updates=warmup)
+    return {
+        "r_pipeline": fast.tokens_per_s,
+        "r_conv": slow.tokens_per_s,
+        "speedup": fast.tokens_per_s / slow.tokens_per_s,
+        "max_lag_pipeline": fast.group_lag.max,
+        "mean_token_lag_pipeline": fast.token_lag.mean,
+        "max_lag_conv": slow.group_lag.max,
+        "engine_fill": fast.engine_fill,
+    }

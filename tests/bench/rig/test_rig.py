@@ -1,0 +1,360 @@
+import asyncio
+import dataclasses
+import json
+import select
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bridge.types import Sampling, Task
+from launch.pipes import Child, ChildError, wait_for
+from learner.devices.mesh import make_mesh
+from tests.bench.rig import report
+from tests.bench.rig.calibrate import Calibration, calibrate_passes
+from tests.bench.rig.lengths import Lengths
+from tests.bench.rig.measure import measure_profile
+from tests.bench.rig.paced_steps import PacedSteps
+from tests.bench.rig.replay import HashRewards, ReplayEngine
+from tests.bench.rig.rig import Result
+from tests.bench.rig.session import Session
+from tests.learner.streams import MODEL, config_of, fresh_params, random_groups, steps_of, stream
+
+PROMPTS = [np.array([n // 50, n % 50, 3], np.int32) for n in range(2000)]
+
+
+def drawn(lengths: Lengths, num_samples: int = 8) -> np.ndarray:
+    return np.array([[lengths.tokens(p, i) for i in range(num_samples)] for p in PROMPTS])
+
+
+def test_lengths_depend_on_prompt_sample_and_seed_only():
+    one = Lengths(kind="lognormal", max_tokens=500, median=100)
+    assert (drawn(one, 2) == drawn(Lengths(kind="lognormal", max_tokens=500, median=100), 2)).all()
+    other = Lengths(kind="lognormal", max_tokens=500, median=100, seed=1)
+    assert (drawn(one, 2) != drawn(other, 2)).mean() > 0.9
+
+
+def test_uniform_lengths_are_uniform():
+    counts = np.bincount(drawn(Lengths(kind="uniform", max_tokens=10)).ravel(), minlength=11)
+    assert counts[0] == 0
+    np.testing.assert_allclose(counts[1:] / counts.sum(), 0.1, atol=0.01)
+
+
+def test_lognormal_lengths_have_the_median_and_the_spreads_asked_for():
+    logs = np.log(drawn(Lengths(kind="lognormal", max_tokens=10**7, median=5000, prompt_sigma=0.6, sample_sigma=0.3)))
+    np.testing.assert_allclose(np.exp(np.median(logs)), 5000, rtol=0.05)
+    np.testing.assert_allclose(logs.std(axis=1, ddof=1).mean(), 0.3, rtol=0.1)
+    np.testing.assert_allclose(logs.mean(axis=1).std(), np.sqrt(0.6**2 + 0.3**2 / 8), rtol=0.05)
+
+
+@pytest.mark.parametrize("ratio", [8, 16, 32])
+def test_tail_lengths_have_rollpackers_shape(ratio):
+    tokens = drawn(Lengths(kind="tail", max_tokens=4096, max_over_p75=ratio, long_prompts=0.1))
+    np.testing.assert_allclose(np.quantile(tokens, 0.75), 4096 / ratio, rtol=0.05)
+    assert tokens.max() == 4096
+    is_long = (tokens >= 2 * 4096 / ratio - 1).mean(axis=1)
+    np.testing.assert_allclose((is_long == 1).mean(), 0.1, atol=0.02)  # consistently long prompts
+    assert (is_long < 0.5).mean() > 0.85  # the others' are short but for strays
+
+
+def test_tail_whose_p75_would_be_a_long_response_is_refused():
+    with pytest.raises(ValueError, match="more than 75%"):
+        Lengths(kind="tail", max_tokens=100, long_prompts=0.3)
+
+
+class _Engine:
+    version = None
+    num_sampled_tokens = 5
+    stats = "the engine's"
+
+    def __init__(self) -> None:
+        self.asked: list[Sampling] = []
+        self.may_swap = asyncio.Event()
+        self.num_swaps = 0
+
+    async def sample(self, prompt_tokens: Any, sampling: Sampling, *, request_id: str, priority: int) -> Any:
+        self.asked.append(sampling)
+
+    async def swap_weights(self, path: Any, manifest: Any) -> Any:
+        await self.may_swap.wait()
+        self.num_swaps += 1
+
+
+def test_replay_asks_for_the_drawn_length_and_masks_no_token():
+    engine = _Engine()
+    lengths = Lengths(kind="uniform", max_tokens=50)
+    replay = ReplayEngine(engine, lengths)  # pyright: ignore[reportArgumentType]
+    asked = Sampling(max_tokens=40, stop_token_ids=(7,), temperature=0.5)
+    for index in range(9):
+        request_id = f"000000003.{index}"
+        asyncio.run(replay.sample(PROMPTS[1], asked, request_id=request_id, priority=3))
+    assert [s.max_tokens for s in engine.asked] == [min(40, lengths.tokens(PROMPTS[1], i)) for i in range(9)]
+    assert {(s.min_tokens, s.ignore_eos, s.stop_token_ids, s.temperature) for s in engine.asked} == {(0, True, (), 0.5)}
+    assert replay.stats == "the engine's"
+
+
+def test_replay_without_lengths_leaves_the_request_alone():
+    engine = _Engine()
+    asked = Sampling(max_tokens=40, stop_token_ids=(7,))
+    replay = ReplayEngine(engine, None)  # pyright: ignore[reportArgumentType]
+    asyncio.run(replay.sample(PROMPTS[1], asked, request_id="3.0", priority=3))
+    assert engine.asked == [asked]
+
+
+def test_replay_a_swap_outlives_the_session_that_began_it():
+    async def scenario() -> int:
+        engine = _Engine()
+        replay = ReplayEngine(engine, None)  # pyright: ignore[reportArgumentType]
+        swap = asyncio.create_task(replay.swap_weights(None, None))  # pyright: ignore[reportArgumentType]
+        await asyncio.sleep(0)
+        swap.cancel()
+        await asyncio.wait({swap})
+        assert swap.cancelled() and engine.num_swaps == 0
+        engine.may_swap.set()
+        await replay.settle()
+        return engine.num_swaps
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_hash_rewards_are_the_same_for_the_same_text_and_half_ones():
+    async def scores() -> list[float]:
+        pool = HashRewards()
+        return [await pool.score(f"text {i % 500}", Task(verifier="exact", answer="4")) for i in range(1000)]
+
+    got = asyncio.run(scores())
+    assert got[:500] == got[500:] and set(got) == {0.0, 1.0}
+    np.testing.assert_allclose(np.mean(got), 0.5, atol=0.1)
+
+
+@pytest.mark.parametrize("passes_per_token", [0.0, 0.05, 0.37])
+def test_paced_steps_train_bit_for_bit_like_steps(passes_per_token):
+    config = config_of()
+    paced = PacedSteps(MODEL, config, make_mesh(**config.mesh.axes, devices=jax.devices()[:1]))
+    paced.set_pace(passes_per_token)
+    params = []
+    for steps in (steps_of(config), paced):
+        state = steps.init(fresh_params())
+        for seed in range(2):
+            for micro in stream(config, random_groups(seed, 4)):
+                state = steps.accumulate(state, micro.batch)
+            state, _ = steps.apply(state)
+        params.append(jax.tree.map(np.array, state.params))
+    jax.tree.map(np.testing.assert_array_equal, *params)
+    assert paced.num_compilations == 2
+    tokens = sum(
+        int((micro.batch.segment_ids > 0).sum()) for s in range(2) for micro in stream(config, random_groups(s, 4))
+    )
+    assert paced.num_real_tokens == tokens
+    if passes_per_token == 0.37:  # enough that no micro-batch falls short of its own pass
+        assert abs(paced.num_passes - tokens * passes_per_token) <= 1
+
+
+class _SerialRig:
+    """A serial round of 1000 tokens in 10 micro-batches; a pass takes 0.05 s, and a round 0.1 s besides."""
+
+    def __init__(self, *, rollout_s: float = 3.0) -> None:
+        self._rollout_s = rollout_s
+        self.tried: list[float] = []
+
+    def run(self, passes_per_token: float) -> Any:
+        self.tried.append(passes_per_token)
+        num_passes = max(10.0, 1000 * passes_per_token)
+        total_s = self._rollout_s + 0.05 * num_passes + 0.1
+        row = {"round/rollout_to_train_end_s": total_s, "round/waiting_ratio": self._rollout_s / total_s}
+        return SimpleNamespace(rounds=[row], num_passes=num_passes, num_micro_batches=10, real_tokens=1000)
+
+
+def calibrated(rig: Any, **options: Any) -> Calibration:
+    as_session: Any = lambda passes: passes  # noqa: E731
+    return calibrate_passes(rig, as_session, **options)
+
+
+def test_calibration_finds_the_passes_at_which_serial_waits_as_wanted():
+    found = calibrated(_SerialRig(), waiting_ratio=0.3, tolerance=0.001, tries=8)
+    np.testing.assert_allclose(0.05 * 1000 * found.passes_per_token + 0.1, 7, rtol=0.01)  # 3 of 10 s are the rollout's
+    np.testing.assert_allclose(found.waiting_ratio, 0.3, atol=0.001)
+    np.testing.assert_allclose(found.passes_per_micro_batch, 13.8, rtol=0.01)
+    assert found.remarks() == []
+
+
+@pytest.mark.parametrize("tries", [0, 1, 2])
+def test_calibration_takes_only_a_cost_that_a_run_had(tries):
+    rig = _SerialRig()
+    found = calibrated(rig, waiting_ratio=0.3, tolerance=0.0, tries=tries)
+    assert found.passes_per_token in rig.tried and len(rig.tried) == 1 + tries
+    assert found.waiting_ratio == found.result.rounds[0]["round/waiting_ratio"]
+
+
+def test_calibration_out_of_reach_warns_of_the_ratio_and_of_the_passes():
+    # The micro-batches' own passes take 0.6 s: with a rollout of 0.2 s serial can't wait half of its time.
+    found = calibrated(_SerialRig(rollout_s=0.2), waiting_ratio=0.5)
+    ratio, passes = found.remarks()
+    assert "waited 25.0% of its time, not the 50.0%" in ratio
+    assert "1.0 gradient passes a micro-batch" in passes
+    assert found.values()["calibrated_waiting_ratio"] == pytest.approx(0.25)
+    assert found.values()["calibrated_passes_per_micro_batch"] == 1.0
+
+
+def result_of(*, train_s: float, publish_s: list[float]) -> Result:
+    def span(name: str, seconds: float) -> dict[str, Any]:
+        return {"name": name, "ts": 0, "dur": 1e6 * seconds}
+
+    return Result(
+        rounds=[],
+        steps=[{"time/publish_s": s, "actor/prefetch_s": 0.25, "actor/pause_s": None} for s in publish_s],
+        evals=[],
+        events=[span("train", train_s), span("train", train_s), span("apply", 0.5), span("rollout", 99.0)],
+        num_passes=1,
+        num_micro_batches=1,
+        real_tokens=100,
+        dropped={},
+    )
+
+
+def test_profile_has_the_costs_of_the_results_given_and_the_lengths_to_come():
+    rig: Any = SimpleNamespace(prompts=lambda config, count: [p.tolist() for p in PROMPTS[:count]])
+    lengths, config = Lengths(kind="uniform", max_tokens=5), config_of()
+    # A cold publish, then one of 2 s and one of 3 s; the other run has published once only.
+    results = [
+        result_of(train_s=1.0, publish_s=[9.0, 2.0, 2.0, 3.0]),
+        result_of(train_s=3.0, publish_s=[1.0, 1.0]),
+    ]
+    engine = {"running": [1], "tokens_per_s": [1.0], "max_num_seqs": 1}
+    got = measure_profile(rig, config, results=results, lengths=lengths, num_groups=3, engine=engine)
+    assert got["engine"] == engine
+    assert got["learner"] == {"seconds_per_token": pytest.approx((1 + 1 + 3 + 3) / 200), "optimizer_step_s": 0.5}
+    assert got["publish"] == {"export_s": 2.0, "prefetch_s": 0.25, "pause_s": 0.0}
+    num_requests = config.rounds.requests_per_group
+    assert got["response_tokens"]["groups"] == [
+        [lengths.tokens(p, i) for i in range(num_requests)] for p in PROMPTS[:3]
+    ]
+
+
+def test_result_says_how_long_it_took_beside_what_load_and_how_it_was_calibrated(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "results_folder", lambda: tmp_path)
+    monkeypatch.setattr(report, "_START_S", report.time.monotonic() - 100)
+    monkeypatch.setattr(report, "_START_LOAD", 7.5)
+    off = dataclasses.replace(calibrated(_SerialRig(), waiting_ratio=0.3), waiting_ratio=0.4)
+    report.finish(
+        "some",
+        title="Some",
+        about=[],
+        table=report.Table(columns=["a"], rows=[["1"]]),
+        remarks=["as is"],
+        values={"a": 1.0},
+        aims={"a": {"value": 1.0, "aim": [0.5, 2.0], "met": True}},
+        data={},
+        calibration=off,
+    )
+    values = json.loads((tmp_path / "some.json").read_text())["values"]
+    assert values["a"] == 1.0 and values["load_at_start"] == 7.5 and "load_at_end" in values
+    assert 100 <= values["wall_s"] < 200
+    assert values["calibrated_waiting_ratio"] == 0.4
+    page = (tmp_path / "some.md").read_text()
+    assert "waited 40.0% of its time, not the 30.0%" in page and "as is" in page
+    assert "| a | 1 | 0.5 to 2 | yes |" in page
+
+
+def test_session_survives_the_pipe():
+    session = Session(
+        config=config_of(), lengths=Lengths(kind="uniform", max_tokens=5), rewards="task", passes_per_token=0.25
+    )
+    assert Session.from_json(json.loads(json.dumps(session.to_json()))) == session
+    bare = Session(config=config_of())
+    assert Session.from_json(json.loads(json.dumps(bare.to_json()))) == bare
+
+
+@pytest.mark.parametrize(
+    ("value", "at_least", "met"), [(2.0, True, True), (1.9, True, False), (1.9, False, True), (None, True, False)]
+)
+def test_aim_is_met_on_its_side(value, at_least, met):
+    assert report.Aim(value=value, aim=2.0, at_least=at_least).to_json() == {"value": value, "aim": 2.0, "met": met}
+
+
+CHILD = """
+import sys
+from launch.pipes import Parent
+parent = Parent()
+print("chatter on stdout")
+while (request := parent.receive()) is not None:
+    if request["do"] == "add":
+        parent.answer({"sum": request["a"] + request["b"]})
+    elif request["do"] == "fail":
+        parent.fail(ExceptionGroup("several", [ValueError("the reason")]))
+    elif request["do"] == "end":
+        sys.exit("last words")
+"""
+
+
+@pytest.fixture
+def start_child(tmp_path, monkeypatch):
+    (tmp_path / "pipe_child.py").write_text(CHILD)
+    monkeypatch.setattr("launch.pipes.sys", SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin))
+    return lambda name: Child("pipe_child", [], tmp_path / name)
+
+
+@pytest.fixture
+def child(start_child):
+    one = start_child("log")
+    yield one
+    one.close()
+
+
+def _with_path(folder):
+    """An interpreter that also finds modules of `folder`."""
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folder}" exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_child_answers_whatever_it_prints(child):
+    for a in (1, 2):
+        child.send({"do": "add", "a": a, "b": 3})
+        assert wait_for(child, deadline_s=60) == {"sum": a + 3}
+
+
+def test_child_that_fails_says_why(child):
+    child.send({"do": "fail"})
+    with pytest.raises(ChildError, match="failed: ValueError: the reason"):
+        wait_for(child, deadline_s=60)
+
+
+def test_child_that_ends_shows_its_log(child):
+    child.send({"do": "end"})
+    with pytest.raises(ChildError, match="(?s)ended; its log .*last words"):
+        wait_for(child, deadline_s=60)
+
+
+def test_child_that_does_not_answer_is_not_waited_for(child):
+    with pytest.raises(ChildError, match="did not answer in 0 s"):
+        wait_for(child, deadline_s=0.2)
+
+
+def test_answers_of_a_child_that_is_first_are_kept_for_its_turn(start_child):
+    first, second = start_child("first"), start_child("second")
+    try:
+        first.send({"do": "add", "a": 1, "b": 2})
+        first.send({"do": "add", "a": 3, "b": 4})
+        assert select.select([first._answers], [], [], 60)[0]  # it has answered before the other is asked
+        second.send({"do": "add", "a": 10, "b": 20})
+        assert wait_for(second, first, deadline_s=60) == {"sum": 30}
+        assert wait_for(first, second, deadline_s=60) == {"sum": 3}
+        assert wait_for(first, second, deadline_s=60) == {"sum": 7}
+    finally:
+        first.close()
+        second.close()
+
+
+def test_child_that_ended_before_it_was_asked_is_closed_all_the_same(start_child):
+    child = start_child("log")
+    child.send({"do": "end"})
+    child.process.wait(60)
+    with pytest.raises(ChildError, match="ended"):
+        child.send({"do": "add"})
+    child.close()  # what could not be sent is still in the pipe's buffer
+    assert child.process.stdin is not None and child.process.stdin.closed

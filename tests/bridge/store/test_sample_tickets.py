@@ -1,0 +1,215 @@
+"""Groups served as single samples: split, put together wherever they came from, and nothing lost on the way."""
+
+import contextlib
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.store.sample_tickets import SampleTickets, join, split
+from bridge.store.sqlite import SqliteStore
+from tests.bridge.factories import make_group, make_rollout, make_ticket
+
+
+@pytest.fixture
+def inner(tmp_path):
+    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def over(inner, *, K=2, requests=2):
+    return SampleTickets(inner, num_samples=K, num_requests=requests)
+
+
+def serve(inner, actor="a", *, limit=100, reward=0.0, pick=None, step=0):
+    tickets = inner.claim(actor, limit=limit, lease_s=60)
+    for ticket in pick(tickets) if pick else tickets:
+        rollout = make_rollout(step=step, reward=reward or float(ticket.id.rpartition(".")[2] or 0))
+        inner.put_group(make_group(ticket, actor=actor, rollouts=(rollout,) * ticket.num_samples))
+    return tickets
+
+
+def read(store, after_seq=0):
+    return store.read_groups(after_seq=after_seq, limit=100)
+
+
+def test_split_gives_one_ticket_a_request_and_leaves_evaluations_whole():
+    parts = split(make_ticket("g", order=3, num_samples=2, num_requests=3))
+    assert [(t.id, t.order, t.num_samples, t.num_requests) for t in parts] == [
+        ("g.0", 3, 1, 1),
+        ("g.1", 3, 1, 1),
+        ("g.2", 3, 1, 1),
+    ]
+    evaluation = make_ticket("eval-0:1-000001", kind="eval")
+    assert split(evaluation) == [evaluation]
+
+
+def test_group_of_samples_from_two_actors_is_put_together_when_the_last_is_in(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("g", num_samples=2)])
+    serve(inner, "b", limit=1, step=1)
+    assert read(store) == []
+    serve(inner, "a", limit=1, step=4)
+    (stored,) = read(store)
+    group = stored.group
+    assert (group.ticket_id, group.actor, group.actors) == ("g", "a+b", {"a", "b"})
+    assert [r.reward for r in group.rollouts] == [0.0, 1.0] and (group.min_step, group.max_step) == (1, 4)
+    assert read(store, stored.seq) == []
+
+
+def test_a_reader_that_starts_over_gets_everything_unacknowledged_again(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket(i, order=n) for n, i in enumerate("gh")])
+    serve(inner)
+    first = read(store)
+    assert [s.group.ticket_id for s in first] == ["g", "h"]
+    store.acknowledge(["g"])
+    assert [s.group.ticket_id for s in read(over(inner))] == ["h"] == [s.group.ticket_id for s in read(store)]
+    assert inner.counts()["acknowledged"] == 2
+
+
+def test_a_race_takes_the_first_k_samples_and_withdraws_the_rest(inner):
+    store = over(inner, K=2, requests=4)
+    store.put_tickets([make_ticket("g", num_samples=2, num_requests=4)])
+    held = serve(inner, pick=lambda tickets: [tickets[3], tickets[1]])
+    (stored,) = read(store)
+    assert [r.reward for r in stored.group.rollouts] == [1.0, 3.0]
+    assert inner.leased("a") == set() and inner.claim("b", limit=9, lease_s=60) == []
+    with pytest.raises(KeyError):
+        inner.put_group(make_group(held[0], rollouts=(make_rollout(),)))
+
+
+def test_a_sample_too_late_for_its_race_is_dropped(inner):
+    store = over(inner, K=1, requests=3)
+    store.put_tickets([make_ticket("g", num_samples=1, num_requests=3)])
+    serve(inner)  # all three, before the learner looks
+    assert len(read(store)) == 1
+    assert [s.group.ticket_id for s in inner.read_groups(after_seq=0, limit=9)] == ["g.0"]
+
+
+def test_reissue_and_withdraw_are_of_whole_groups(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket(i, order=n) for n, i in enumerate("gh")])
+    serve(inner, limit=3)  # both of g, one of h
+    (stored,) = read(store)
+    assert store.reissue(["g"]) == 2
+    store.withdraw(["h"])
+    assert [t.id for t in serve(inner, "b", reward=7.0)] == ["g.0", "g.1"]
+    (again,) = read(store, stored.seq)
+    assert [r.reward for r in again.group.rollouts] == [7.0, 7.0] and again.group.actor == "b"
+
+
+def test_replaced_prompt_under_the_same_id_is_put_together_anew(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    serve(inner, limit=1)
+    assert read(store) == []
+    store.withdraw(["g"])
+    store.put_tickets([make_ticket("g", prompt_tokens=np.array([3], np.int32))])
+    serve(inner)
+    (stored,) = read(store, 1)
+    assert stored.group.prompt_tokens.tolist() == [3] and len(stored.group.rollouts) == 2
+
+
+def test_samples_of_another_prompt_are_made_again_not_joined(inner):
+    """After a restart an order may have another prompt; samples of the old one may be here, or be read later."""
+    for read_first in (True, False):
+        store = over(inner)
+        store.put_tickets([make_ticket(f"g{read_first}")])
+        serve(inner, limit=1)
+        store = over(inner)  # the learner is killed and starts again
+        if read_first:
+            assert read(store) == []
+        store.put_tickets([make_ticket(f"g{read_first}", prompt_tokens=np.array([3], np.int32))])
+        inner.withdraw([f"g{read_first}.1"])  # `rewind` forgets what was not made yet
+        store.put_tickets([make_ticket(f"g{read_first}", prompt_tokens=np.array([3], np.int32))])
+        assert read(store) == []
+        serve(inner, "b", reward=1.0)
+        (stored,) = read(store)
+        assert stored.group.prompt_tokens.tolist() == [3] and stored.group.actors == {"b"}
+        assert [r.reward for r in stored.group.rollouts] == [1.0, 1.0]
+        store.acknowledge([stored.group.ticket_id])
+
+
+def test_samples_of_abandoned_weights_are_made_again_before_the_group_is_joined(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    serve(inner, limit=1, step=12)
+    inner.record_restore(1, 10)  # a learner went back to step 10
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    assert read(store) == []
+    tickets = serve(inner, step=10)
+    assert [t.id for t in tickets] == ["g.0", "g.1"]
+    (stored,) = read(store)
+    assert stored.group.max_step == 10
+
+
+def test_waiting_for_a_first_group_reads_each_sample_once(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    serve(inner, limit=1)
+    reads = []
+
+    class Counting(SqliteStore):
+        def read_groups(self, **fields):
+            reads.append(fields["after_seq"])
+            return inner.read_groups(**fields)
+
+    store._store = Counting.__new__(Counting)
+    store._store.restores = inner.restores
+    assert [read(store), read(store), read(store)] == [[], [], []]
+    assert reads == [0, 1, 1, 1]
+
+
+def test_fenced_actors_samples_are_made_again(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    serve(inner, "bad", limit=1)
+    assert read(store) == []
+    store.fence("bad", "off")
+    assert [t.id for t in serve(inner, "good")] == ["g.0", "g.1"]
+    (stored,) = read(store, 1)
+    assert stored.group.actors == {"good"}
+
+
+def test_failed_sample_names_its_group(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("g")])
+    inner.claim("a", limit=1, lease_s=60)
+    inner.give_up("g.0", "no verdict", max_attempts=1)
+    assert store.failed() == {"g": "no verdict"}
+    store.withdraw(["g"])
+    assert store.failed() == {} and inner.counts()["open"] == 0
+
+
+def test_join_keeps_the_newest_incarnation_and_the_whole_time():
+    ticket = make_ticket("g.0", num_samples=1)
+    parts = [make_group(ticket, incarnation=i, started_s=3.0 - i, finished_s=5.0 + i) for i in range(2)]
+    group = join("g", parts)
+    assert (group.incarnation, group.started_s, group.finished_s) == (1, 2.0, 6.0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 6), extra=st.integers(0, 2))
+def test_every_group_is_read_once_whatever_the_order_of_arrival(tmp_path_factory, seed, num_groups, extra):
+    rng = random.Random(seed)
+    inner = SqliteStore(tmp_path_factory.mktemp("s") / "store.db")
+    store = over(inner, K=2, requests=2 + extra)
+    store.put_tickets(make_ticket(f"g{n}", order=n, num_samples=2, num_requests=2 + extra) for n in range(num_groups))
+    held = {a: inner.claim(a, limit=4 * num_groups, lease_s=60, among=2) for a in "ab"}
+    seq, seen = 0, []
+    parts = [(a, t) for a, tickets in held.items() for t in tickets]
+    assert len(parts) == num_groups * (2 + extra)
+    for actor, ticket in rng.sample(parts, len(parts)):
+        with contextlib.suppress(KeyError):  # withdrawn: its race is over
+            inner.put_group(make_group(ticket, actor=actor, rollouts=(make_rollout(),)))
+        if rng.random() < 0.5:
+            for s in read(store, seq):
+                seq = s.seq
+                seen.append(s.group.ticket_id)
+    seen += [s.group.ticket_id for s in read(store, seq)] if seq else [s.group.ticket_id for s in read(store)]
+    assert sorted(seen) == [f"g{n}" for n in range(num_groups)]
+    inner.close()

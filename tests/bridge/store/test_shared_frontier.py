@@ -1,0 +1,147 @@
+"""Several actors on one real store: eq. 5-6 over all engines, under random completions and deaths."""
+
+import random
+import tempfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actor.admission import Admission, Policy
+from bridge.store.frontier import Offer, choose, fair_share
+from bridge.store.sqlite import SqliteStore
+from bridge.types import Version
+from tests.bridge.factories import make_group, make_ticket
+
+SERVED = Version(incarnation=0, step=0)
+
+
+class Cluster:
+    """Actors as their loop is: claim what could start, admit, tell the store what has been served."""
+
+    def __init__(self, store, num_actors, *, policy: Policy = "frontier", width, tickets_per_group, max_sequences=4):
+        self.store, self.width, self.policy = store, width, policy
+        self.make = lambda: Admission(
+            policy,
+            width=width,
+            max_sequences=max_sequences,
+            samples_per_group=2,
+            tickets_per_group=tickets_per_group,
+        )
+        self.actors = {f"a{i}": self.make() for i in range(num_actors)}
+        self.held = {name: {} for name in self.actors}
+        self.served = {name: [] for name in self.actors}
+
+    def claim(self, name):
+        admission, served = self.actors[name], self.served[name]
+        tickets = self.store.claim(
+            name,
+            limit=admission.num_to_claim(),
+            lease_s=100,
+            width=self.width if self.policy == "frontier" else None,
+            among=len(self.actors),
+            served=served,
+        )
+        served.clear()
+        self.held[name] |= {t.id: t for t in tickets}
+        admission.offer(tickets)
+        admission.admit(SERVED)
+        return tickets
+
+    def end_a_request(self, name, ticket):
+        """One request ends; with the ticket's last one its group goes to the store, or waits for its rewards."""
+        if self.actors[name].finish_sample(ticket.id):
+            self.served[name].append(ticket.id)
+            return True
+        return False
+
+    def die(self, name):
+        """Killed and started again; the leases run out at once."""
+        self.store.release(name, list(self.held[name]))
+        self.actors[name], self.held[name], self.served[name] = self.make(), {}, []
+
+    def orders_in_service(self):
+        return {t.order for a in self.actors.values() for t in a.in_service if t.kind == "train"}
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    width=st.integers(1, 4),
+    num_actors=st.integers(1, 3),
+    num_groups=st.integers(1, 8),
+    by_sample=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_one_frontier_over_all_engines(width, num_actors, num_groups, by_sample, seed):
+    rng = random.Random(seed)
+    parts = 2 if by_sample else 1
+    tickets = [
+        make_ticket(f"{o}.{i}", order=o, num_samples=2 // parts) for o in range(num_groups) for i in range(parts)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(f"{folder}/s.sqlite")
+        store.put_tickets(tickets)
+        cluster = Cluster(store, num_actors, width=width, tickets_per_group=parts)
+        emitted: list[str] = []
+        undone = {t.id: t.order for t in tickets}  # not serving-complete
+        for _ in range(2000):
+            if len(emitted) == len(tickets):
+                break
+            name = rng.choice(sorted(cluster.actors))
+            before = cluster.orders_in_service()
+            claimed = cluster.claim(name)
+            for ticket in claimed:
+                # Eq. 6: of the F_w lowest orders that are not serving-complete.
+                assert ticket.order in before or ticket.order in sorted(set(undone.values()))[:width]
+            assert len(cluster.orders_in_service()) <= width
+            running = [(n, t) for n in sorted(cluster.actors) for t in cluster.actors[n].in_service]
+            if running and rng.randrange(10):
+                name, ticket = rng.choice(running)
+                if cluster.end_a_request(name, ticket):
+                    del undone[ticket.id]
+                    if rng.random() < 0.5:
+                        assert store.put_group(make_group(ticket, actor=name))
+                        emitted.append(ticket.id)
+                        del cluster.held[name][ticket.id]
+            elif rng.random() < 0.5:
+                name = rng.choice(sorted(cluster.actors))
+                undone |= {i: t.order for i, t in cluster.held[name].items()}
+                cluster.die(name)
+            else:  # rewards become known
+                for name, held in cluster.held.items():
+                    for id_ in [i for i in held if i not in undone]:
+                        assert store.put_group(make_group(held.pop(id_), actor=name))
+                        emitted.append(id_)
+        assert sorted(emitted) == sorted(t.id for t in tickets)
+        store.close()
+
+
+@settings(deadline=None, max_examples=20)
+@given(num_actors=st.integers(2, 5), num_tickets=st.integers(1, 30), seed=st.integers(0, 10**6))
+def test_actors_share_what_there_is_whoever_asks_first(num_actors, num_tickets, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(f"{folder}/s.sqlite")
+        store.put_tickets(make_ticket(str(n), order=n) for n in range(num_tickets))
+        cluster = Cluster(store, num_actors, policy="fifo", width=0, tickets_per_group=1, max_sequences=1000)
+        for name in random.Random(seed).sample(sorted(cluster.actors), num_actors):
+            cluster.claim(name)
+        counts = [len(held) for held in cluster.held.values()]
+        assert sum(counts) == num_tickets and max(counts) - min(counts) <= -(-num_tickets // num_actors)
+        assert max(counts) == -(-num_tickets // num_actors)
+        store.close()
+
+
+def test_choose_takes_pinned_ones_whatever_the_frontier():
+    offers = [Offer("e", -5, False), Offer("a", 0, True), Offer("b", 1, True), Offer("c", 2, True)]
+    assert choose(offers, limit=9) == ["e", "a", "b", "c"]
+    assert choose(offers, limit=2) == ["e", "a"]
+    assert choose(offers, limit=9, max_train=1) == ["e", "a"]
+    assert choose(offers, limit=9, width=2, in_service={7}) == ["e", "a"]
+    assert choose(offers, limit=9, width=2, in_service={1, 7}) == ["e", "b"]
+
+
+@pytest.mark.parametrize(
+    ("total", "mine", "among", "share"), [(10, 0, 2, 5), (10, 5, 2, 0), (3, 0, 2, 2), (0, 0, 3, 0)]
+)
+def test_fair_share(total, mine, among, share):
+    assert fair_share(total, mine=mine, among=among) == share

@@ -1,0 +1,140 @@
+"""A real vLLM engine on a tiny model, fed through real snapshots."""
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from actor.engine.protocol import Sample
+from actor.vllm.engine import VllmEngine
+from actor.vllm.environment import set_environment
+from actor.weights.client import WeightClient
+from actor.weights.model_folder import ModelFolder, read_model_folder
+from bridge.snapshots.writer import SnapshotWriter
+from bridge.timeline import Timeline
+from bridge.types import Sampling, Version, WeightManifest
+from configs.schema import ActorConfig, Config, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
+from tests.integration.support import models
+
+T = TypeVar("T")
+DEADLINE_S = 300.0
+
+
+@dataclasses.dataclass
+class Bench:
+    """An engine, a learner's place (the writer) and the weight client between them, in one event loop."""
+
+    folder: Path
+    model: ModelFolder
+    config: Config
+    engine: VllmEngine
+    writer: SnapshotWriter
+    client: WeightClient
+    runner: asyncio.Runner
+    events: Path
+    weights: dict[Version, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    """What was published, by version."""
+    num_requests: int = 0
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        async def bounded() -> T:
+            return await asyncio.wait_for(coroutine, DEADLINE_S)
+
+        return self.runner.run(bounded())
+
+    def next_version(self) -> Version:
+        newest = max(self.weights, default=None)
+        if newest is None:
+            return Version(incarnation=0, step=0)
+        return Version(incarnation=newest.incarnation, step=newest.step + 1)
+
+    def write(self, version: Version | None = None, *, seed: int | None = None) -> WeightManifest:
+        """Publishes random weights, the folder's plus noise (a version's own if no seed), as the next version."""
+        version = version or self.next_version()
+        seed = 1000 * version.incarnation + version.step if seed is None else seed
+        weights = models.perturbed(models.read_weights(self.folder), seed=seed)
+        manifest = self.writer.write(version, weights, dtype=self.config.model.served_dtype)
+        self.weights[version] = weights
+        return manifest
+
+    async def update(self, version: Version | None = None, *, seed: int | None = None) -> Version:
+        """Publishes and serves random weights."""
+        manifest = self.write(version, seed=seed)
+        prefetched = await self.client.prefetch()
+        assert prefetched is not None and prefetched == manifest
+        assert await self.client.swap(prefetched)
+        assert self.engine.version == manifest.version
+        return manifest.version
+
+    async def sample(self, prompt: np.ndarray, *, priority: int = 0, request_id: str = "", **sampling) -> Sample:
+        self.num_requests += 1
+        return await self.engine.sample(
+            prompt,
+            Sampling(**({"max_tokens": 24, "ignore_eos": True, "temperature": 0.7} | sampling)),
+            request_id=request_id or f"r{self.num_requests}",
+            priority=priority,
+        )
+
+    def reference(
+        self, version: Version, prompt: np.ndarray, sample: Sample, *, temperature: float = 0.7
+    ) -> np.ndarray:
+        """What transformers gives the sampled tokens under a version's weights."""
+        tokens = np.concatenate([prompt, sample.tokens])
+        logprobs = models.reference_logprobs(self.folder, self.weights[version], tokens, temperature=temperature)
+        return logprobs[len(prompt) - 1 :]
+
+    def close(self) -> None:
+        self.run(self.engine.close())
+        self.runner.close()
+        self.client.close()
+        self.writer.remove()
+
+
+def start_bench(
+    root: Path,
+    *,
+    family: str = "qwen3",
+    tied: bool = True,
+    dtype: str = "float32",
+    kv_cache: str = "keep",
+    at_publish: str = "keep",
+    prefix_caching: bool = False,
+    max_num_seqs: int = 16,
+    temperature: float = 1.0,
+    num_kv_blocks: int | None = None,
+) -> Bench:
+    """Makes the model and starts the engine; takes about a minute. `num_kv_blocks` makes a small KV cache."""
+    folder = models.make_folder(root / "model", family=family, tied=tied)  # pyright: ignore[reportArgumentType]
+    config = Config(
+        preset="test",
+        model=ModelConfig(max_tokens=512, served_dtype=dtype),  # pyright: ignore[reportArgumentType]
+        packing=PackingConfig(row_tokens=512),
+        sampling=SamplingConfig(temperature=temperature),
+        publish=PublishConfig(kv_cache=kv_cache, at_publish=at_publish),  # pyright: ignore[reportArgumentType]
+        actor=ActorConfig(enforce_eager=True, max_num_seqs=max_num_seqs, prefix_caching=prefix_caching),
+    )
+    model = read_model_folder(folder, dtype=dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        if num_kv_blocks is not None:
+            set_environment(config)
+            import vllm
+
+            small = functools.partial(vllm.AsyncEngineArgs, num_gpu_blocks_override=num_kv_blocks)
+            patch.setattr(vllm, "AsyncEngineArgs", small)
+        engine = VllmEngine.start(folder, config, expected=model.tensors)
+    writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash=model.tokenizer_hash)
+    client = WeightClient(
+        root / "snapshots",
+        root / "copy" / "weights",
+        engine,
+        run="r",
+        tokenizer_hash=model.tokenizer_hash,
+        expected=model.tensors,
+        timeline=Timeline(root / "events", "actor-0"),
+    )
+    return Bench(folder, model, config, engine, writer, client, asyncio.Runner(), root / "events")

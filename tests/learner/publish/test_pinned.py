@@ -1,0 +1,125 @@
+import contextlib
+
+import numpy as np
+import pytest
+
+from bridge.store.sqlite import SqliteStore
+from bridge.types import Sampling, Task, Version
+from learner.data.problems import Problem
+from learner.publish.pinned import Pinned, evaluation_metrics
+from tests.bridge.factories import make_group, make_rollout, make_ticket
+
+V3 = Version(incarnation=1, step=3)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def problems(count, samples=2):
+    return [
+        (Problem(str(n), np.array([n], np.int32), Task(verifier="exact", answer="")), samples) for n in range(count)
+    ]
+
+
+class Actor:
+    """Serves one claimed ticket on each poll, by the next weights of its script."""
+
+    def __init__(self, store, *weights):
+        """`weights` are (incarnation, oldest step, newest step), the last one for ever."""
+        self.store, self.weights, self.served = store, list(weights), []
+
+    def __call__(self):
+        tickets = self.store.claim("actor", limit=1, lease_s=1000)
+        assert tickets, "the learner waits for a ticket that was never offered"
+        (ticket,) = tickets
+        incarnation, oldest, newest = self.weights.pop(0) if len(self.weights) > 1 else self.weights[0]
+        self.served.append(ticket.id)
+        rollouts = [make_rollout(step=oldest), *(make_rollout(step=newest) for _ in range(ticket.num_samples - 1))]
+        self.store.put_group(make_group(ticket, rollouts=tuple(rollouts), incarnation=incarnation))
+
+
+def ask(pinned, count=2, *, version=V3):
+    pinned.start(problems(count), Sampling(max_tokens=4), version=version, round=0)
+
+
+def test_settle_waits_for_all_and_returns_them_in_order(store):
+    store.put_tickets([make_ticket("train-0", order=0)])  # a training ticket never comes before a pinned one
+    actor = Actor(store, (1, 3, 3))
+    pinned = Pinned("eval", store, while_waiting=actor)
+    ask(pinned, 3)
+    assert pinned.version == V3
+    groups = pinned.settle()
+    assert [g.prompt_tokens[0] for g in groups] == [0, 1, 2]
+    assert pinned.version is None
+    assert store.counts() | {"acknowledged": 3, "open": 1, "reissued": 0} == store.counts()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (1, 2, 2),  # older weights
+        (1, 2, 3),  # swapped in the middle
+        (1, 3, 4),
+        (0, 3, 3),  # the same step of an abandoned learner
+    ],
+)
+def test_settle_group_of_other_weights_is_asked_for_again(store, other):
+    actor = Actor(store, other, (1, 3, 3))
+    pinned = Pinned("probe", store, while_waiting=actor)
+    ask(pinned, 2)
+    groups = pinned.settle()
+    assert len(actor.served) == 3 and len(set(actor.served)) == 2
+    assert {(g.incarnation, g.min_step, g.max_step) for g in groups} == {(1, 3, 3)}
+    assert store.counts()["reissued"] == 1
+
+
+def test_settle_group_that_is_not_accepted_is_asked_for_again(store):
+    actor = Actor(store, (1, 3, 3))
+    pinned = Pinned("probe", store, while_waiting=actor)
+    ask(pinned, 2)
+    answers = iter([False, True, False, True])
+    groups = pinned.settle(lambda group: next(answers))
+    assert len(groups) == 2 and len(actor.served) == 4
+    assert next(answers, None) is None
+
+
+def test_settle_twice_the_second_version_does_not_see_the_firsts_groups(store):
+    actor = Actor(store, (1, 3, 3), (1, 3, 3), (1, 4, 4))
+    pinned = Pinned("eval", store, while_waiting=actor)
+    ask(pinned, 2)
+    first = pinned.settle()
+    ask(pinned, 2, version=Version(incarnation=1, step=4))
+    second = pinned.settle()
+    assert not {g.ticket_id for g in first} & {g.ticket_id for g in second}
+    assert {g.max_step for g in second} == {4}
+
+
+def test_settle_evaluation_leaves_probe_groups_alone(store):
+    actor = Actor(store, (1, 3, 3))
+    probe = Pinned("probe", store, while_waiting=actor)
+    evaluation = Pinned("eval", store, while_waiting=actor)
+    ask(probe, 1)
+    ask(evaluation, 1)
+    assert [g.kind for g in evaluation.settle()] == ["eval"]
+    assert [g.kind for g in probe.settle()] == ["probe"]
+
+
+def test_start_before_the_last_was_settled_is_refused(store):
+    pinned = Pinned("eval", store, while_waiting=lambda: None)
+    ask(pinned)
+    with pytest.raises(RuntimeError, match="eval tickets of 1:3 are still out"):
+        ask(pinned)
+
+
+def test_settle_with_nothing_out_returns_at_once(store):
+    assert Pinned("eval", store, while_waiting=lambda: None).settle() == []
+
+
+def test_evaluation_metrics_are_means_over_all_rollouts():
+    ticket = make_ticket("e", kind="eval", order=-1)
+    a = make_group(ticket, rollouts=(make_rollout(1, reward=0.0, step=7), make_rollout(3, reward=1.0, step=7)))
+    b = make_group(ticket, rollouts=(make_rollout(8, reward=0.5, step=7),))
+    assert evaluation_metrics([a, b]) == {"eval/reward": 0.5, "eval/version": 7, "eval/response_tokens": 4.0}

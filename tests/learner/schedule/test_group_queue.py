@@ -1,0 +1,280 @@
+import contextlib
+import json
+
+import pytest
+
+from bridge.store.sqlite import SqliteStore
+from learner.schedule.group_queue import GroupQueue
+from tests.bridge.factories import make_group, make_rollout, make_ticket
+
+
+@pytest.fixture
+def store(tmp_path):
+    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+class Deadlock(Exception):
+    """The queue waits, and no more groups will come."""
+
+
+def refuse_to_wait():
+    raise Deadlock
+
+
+class Trainer:
+    """What a queue asks its learner: the step, and which tickets are open."""
+
+    def __init__(self, store, tickets=()):
+        self.store = store
+        self.step = 0
+        self.fenced = set()
+        self.tickets = {t.id: t for t in tickets}
+
+    def queue(self, *, incarnation=0, restored_step=0, max_lag_steps=None, while_waiting=refuse_to_wait, **options):
+        return iter(
+            GroupQueue(
+                self.store,
+                restores={incarnation: restored_step},
+                current_step=lambda: self.step,
+                max_lag_steps=max_lag_steps,
+                is_wanted=lambda group: group.ticket_id in self.tickets,
+                fenced_actors=self.fenced,
+                while_waiting=while_waiting,
+                **options,
+            )
+        )
+
+    def put(self, id_, *, oldest=0, newest=None, **fields):
+        """An actor hands a group in, sampled by weights of steps `oldest` to `newest`."""
+        newest = oldest if newest is None else newest
+        rollouts = (make_rollout(step=oldest), make_rollout(step=newest))
+        assert self.store.put_group(make_group(self.tickets[id_], rollouts=rollouts, **fields))
+
+
+@pytest.fixture
+def trainer(store):
+    tickets = [make_ticket(i, order=n) for n, i in enumerate("abcdef")]
+    store.put_tickets(tickets)
+    return Trainer(store, tickets)
+
+
+def ids(groups):
+    return [g.ticket_id for g in groups]
+
+
+def open_ids(store):
+    return sorted(t.id for t in store.claim("somebody", limit=100, lease_s=60))
+
+
+def test_next_hands_out_in_order_of_arrival_not_of_submission(trainer):
+    queue = trainer.queue()
+    for i in "cab":
+        trainer.put(i)
+    assert ids([next(queue), next(queue)]) == ["c", "a"]
+    trainer.put("f")
+    assert ids([next(queue), next(queue)]) == ["b", "f"]
+
+
+def test_next_without_groups_calls_while_waiting_until_one_is_there(trainer):
+    calls = []
+
+    def while_waiting():
+        calls.append(len(calls))
+        if len(calls) == 3:
+            trainer.put("d")
+
+    assert next(trainer.queue(while_waiting=while_waiting)).ticket_id == "d"
+    assert calls == [0, 1, 2]
+
+
+def test_next_while_waiting_may_raise(trainer):
+    with pytest.raises(Deadlock):
+        next(trainer.queue())
+
+
+def test_take_ready_takes_what_is_there_up_to_the_limit(trainer):
+    queue = trainer.queue()
+    assert queue.take_ready(3) == []
+    for i in "abc":
+        trainer.put(i)
+    assert ids(queue.take_ready(2)) == ["a", "b"]
+    assert ids(queue.take_ready(5)) == ["c"]
+    assert queue.take_ready(0) == []
+
+
+def test_take_ready_reads_past_one_page_of_the_store(store):
+    tickets = [make_ticket(f"{n:03d}", order=n) for n in range(150)]
+    store.put_tickets(tickets)
+    trainer = Trainer(store, tickets)
+    for t in reversed(tickets):
+        trainer.put(t.id)
+    assert ids(trainer.queue().take_ready(1000)) == [t.id for t in reversed(tickets)]
+
+
+def test_set_state_skips_the_ledger_and_hands_the_rest_out_again(trainer):
+    before = trainer.queue()
+    for i in "abcd":
+        trainer.put(i)
+    before.take_ready(2)
+    state = json.loads(json.dumps(before.get_state()))
+    before.take_ready(2)  # trained after the checkpoint, then killed
+
+    after = trainer.queue(incarnation=1)
+    after.set_state(state)
+    assert ids(after.take_ready(9)) == ["c", "d"]
+    assert after.get_state() == {"unacknowledged": ["a", "b", "c", "d"]}
+    assert after.dropped == {}
+
+
+def test_acknowledge_forgets_in_the_store_and_in_the_state(trainer):
+    queue = trainer.queue()
+    for i in "abc":
+        trainer.put(i)
+    queue.take_ready(3)
+    queue.acknowledge(["a", "c"])
+    assert queue.get_state() == {"unacknowledged": ["b"]}
+    assert [s.group.ticket_id for s in trainer.store.read_groups(after_seq=0, limit=9)] == ["b"]
+    assert trainer.store.counts()["acknowledged"] == 2
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "oldest", "newest", "kept"),
+    [
+        (0, 0, 4, True),  # older weights, of a step the checkpoint has
+        (0, 3, 5, False),  # one token after the checkpoint is enough
+        (1, 5, 5, True),  # the same step by this learner's own weights
+    ],
+)
+def test_group_of_abandoned_weights_is_dropped_and_asked_for_again(trainer, incarnation, oldest, newest, kept):
+    queue = trainer.queue(incarnation=1, restored_step=4)
+    trainer.step = 5
+    trainer.put("a", oldest=oldest, newest=newest, incarnation=incarnation)
+    assert ids(queue.take_ready(9)) == (["a"] if kept else [])
+    assert queue.dropped == ({} if kept else {"abandoned": 1})
+    assert ("a" in open_ids(trainer.store)) is not kept
+    assert trainer.store.counts()["reissued"] == (0 if kept else 1)
+
+
+def test_group_dropped_and_served_again_is_handed_out_once(trainer):
+    queue = trainer.queue(incarnation=1, restored_step=4)
+    trainer.put("a", oldest=9, incarnation=0)
+    trainer.put("b", oldest=4, incarnation=0)
+    assert ids(queue.take_ready(9)) == ["b"]
+    trainer.put("a", oldest=4, incarnation=1)
+    assert ids(queue.take_ready(9)) == ["a"]
+    assert queue.take_ready(9) == []
+
+
+@pytest.mark.parametrize(("oldest", "kept"), [(6, True), (7, True), (5, False)])
+def test_group_over_the_lag_bound_is_dropped_and_asked_for_again(trainer, oldest, kept):
+    trainer.step = 8
+    trainer.put("a", oldest=oldest, newest=8)
+    queue = trainer.queue(max_lag_steps=2)
+    assert ids(queue.take_ready(9)) == (["a"] if kept else [])
+    assert queue.dropped == ({} if kept else {"stale": 1})
+    assert ("a" in open_ids(trainer.store)) is not kept
+
+
+def test_group_of_no_lag_bound_is_kept_however_old(trainer):
+    trainer.step = 1000
+    trainer.put("a", oldest=0)
+    assert ids(trainer.queue().take_ready(9)) == ["a"]
+
+
+def test_group_that_is_not_wanted_is_acknowledged_not_asked_for_again(trainer):
+    queue = trainer.queue()
+    trainer.put("a")
+    trainer.put("b")
+    del trainer.tickets["a"]
+    assert ids(queue.take_ready(9)) == ["b"]
+    assert queue.dropped == {"unwanted": 1}
+    assert trainer.store.counts() | {"acknowledged": 1, "reissued": 0} == trainer.store.counts()
+    assert "a" not in open_ids(trainer.store)
+
+
+def test_group_of_a_fenced_actor_is_dropped_and_asked_for_again(trainer):
+    queue = trainer.queue()
+    trainer.put("a", actor="bad")
+    trainer.put("b", actor="good")
+    trainer.fenced.add("bad")
+    assert ids(queue.take_ready(9)) == ["b"]
+    assert queue.dropped == {"fenced": 1}
+    assert "a" in open_ids(trainer.store)
+
+
+def test_groups_of_other_kinds_are_not_read(trainer):
+    ticket = make_ticket("eval-0", kind="eval", order=-5)
+    trainer.store.put_tickets([ticket])
+    trainer.store.put_group(make_group(ticket))
+    assert trainer.queue().take_ready(9) == []
+
+
+def test_ring_buffer_drops_the_oldest_whole_groups_and_asks_for_them_again(trainer):
+    queue = trainer.queue(max_ready=2)
+    for i in "abcd":
+        trainer.put(i)
+    queue.poll()
+    assert queue.dropped == {"overflow": 2} and open_ids(trainer.store) == ["a", "b", "e", "f"]
+    assert ids(queue.take_ready(9)) == ["c", "d"]
+
+
+def test_group_that_grows_too_old_while_it_waits_is_dropped_when_it_is_handed_out(trainer):
+    queue = trainer.queue(max_lag_steps=1)
+    trainer.put("a", oldest=0)
+    trainer.put("b", oldest=2)
+    queue.poll()
+    trainer.step = 2
+    assert ids(queue.take_ready(9)) == ["b"] and queue.dropped == {"stale": 1}
+
+
+def test_fresh_from_keeps_older_groups_out_and_they_are_asked_for_again(trainer):
+    queue = trainer.queue()
+    trainer.put("a", oldest=1)
+    queue.poll()
+    trainer.step = queue.fresh_from = 2
+    trainer.put("b", oldest=1, newest=2)
+    trainer.put("c", oldest=2)
+    assert ids(queue.take_ready(9)) == ["c"]
+    assert queue.dropped == {"off_policy": 2} and {"a", "b"} <= set(open_ids(trainer.store))
+
+
+def test_take_back_forgets_what_was_handed_out_so_that_it_may_come_again(trainer):
+    queue = trainer.queue()
+    for i in "abc":
+        trainer.put(i)
+    queue.take_ready(3)
+    queue.take_back(["b", "c"])
+    assert queue.get_state() == {"unacknowledged": ["a"]} and queue.dropped == {"off_policy": 2}
+    trainer.store.reissue(["b", "c"])
+    for i in "cb":
+        trainer.put(i)
+    assert ids(queue.take_ready(9)) == ["c", "b"]
+
+
+def test_keep_fresh_forgets_waiting_groups_of_older_weights(trainer):
+    queue = trainer.queue()
+    for i, oldest in zip("abc", (3, 2, 4), strict=True):
+        trainer.put(i, oldest=oldest, newest=4)
+    queue.poll()
+    assert queue.keep_fresh(3) == {"a", "c"} and queue.dropped == {"off_policy": 1}
+    assert ids(queue.take_ready(9)) == ["a", "c"]
+
+
+def test_a_waiting_group_that_is_dropped_is_told_of(trainer):
+    told = []
+    queue = trainer.queue(max_lag_steps=1, max_ready=2, on_drop=lambda group: told.append(group.ticket_id))
+    for i in "abc":
+        trainer.put(i)
+    queue.poll()
+    assert told == ["a"]
+    trainer.step = 2
+    assert queue.take_ready(9) == [] and told == ["a", "b", "c"]
+
+
+def test_refused_groups_are_counted_and_left_to_whoever_refused_them(trainer):
+    queue = trainer.queue(refuse=lambda group: "dull" if group.ticket_id == "a" else None)
+    for i in "ab":
+        trainer.put(i)
+    assert ids(queue.take_ready(9)) == ["b"] and queue.dropped == {"dull": 1}
+    assert "a" not in open_ids(trainer.store)

@@ -1,0 +1,92 @@
+"""Arrivals in a real store: races end, prompts without signal are replaced, nothing is trained under another's id."""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bridge.store.sqlite import SqliteStore
+from bridge.timeline import Timeline
+from configs import schema
+from learner.schedule.intake import Intake
+from learner.schedule.planner import MAX_REPLACED_PER_GROUP
+from tests.bridge.factories import make_group, make_rollout
+from tests.learner.schedule.test_planner import Problems, planner_of
+
+K = 2
+
+
+class Desk:
+    def __init__(self, tmp_path, store, *, R=2, **rounds):
+        self.config = schema.Config(
+            preset="test",
+            run=schema.RunConfig(num_updates=1),
+            rounds=schema.RoundsConfig(groups_per_round=R, groups_per_update=R, samples_per_group=K, **rounds),
+        )
+        self.store, self.problems = store, Problems()
+        self.planner = planner_of(self.config, problems=self.problems)
+        timeline = Timeline(tmp_path / "events", "learner")
+        self.intake = Intake(self.config, store=store, planner=self.planner, timeline=timeline)
+        self.store.put_tickets(self.planner.issue(step=0))
+
+    def arrive(self, order, rewards=(0.0, 1.0), **fields):
+        ticket = self.planner.ticket(f"{order:09d}")
+        group = make_group(ticket, rollouts=tuple(make_rollout(reward=r) for r in rewards))
+        return self.intake.refuse(dataclasses.replace(group, **fields))
+
+    def offered(self):
+        """(order, prompt) of what actors may claim."""
+        claimed = self.store.claim("a", limit=99, lease_s=60)
+        self.store.release("a", [t.id for t in claimed])
+        return [(t.order, int(t.prompt_tokens[0])) for t in claimed]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def test_the_rth_arrival_withdraws_the_losers(tmp_path, store):
+    desk = Desk(tmp_path, store, R=2, overprovision_prompts=2.0)
+    assert [o for o, _ in desk.offered()] == [0, 1, 2, 3]
+    assert desk.arrive(3) is None
+    assert len(desk.offered()) == 4
+    assert desk.arrive(1) is None
+    assert [o for o, _ in desk.offered()] == [1, 3]
+    assert [t.order for t in desk.planner.long_queue] == [0, 2]
+
+
+def test_group_without_signal_makes_way_for_another_prompt_of_its_round(tmp_path, store):
+    desk = Desk(tmp_path, store, filter_zero_variance=True)
+    assert desk.arrive(0, rewards=(1.0, 1.0)) == "zero_variance"
+    assert desk.offered() == [(0, 2), (1, 1)]  # the third problem has the first one's place
+    assert desk.arrive(0) is None and len(desk.planner.open_tickets) == 2
+
+
+def test_group_without_signal_is_kept_where_nothing_filters(tmp_path, store):
+    assert Desk(tmp_path, store).arrive(0, rewards=(1.0, 1.0)) is None
+
+
+def test_signal_is_looked_for_after_the_overlong_penalty(tmp_path, store):
+    desk = Desk(tmp_path, store, filter_zero_variance=True)
+    loss = schema.LossConfig(overlong_buffer_tokens=8)
+    desk.intake._config = dataclasses.replace(desk.config, loss=loss)
+    lengths = (3, 14)  # of at most 16, the last 8 punished
+    assert desk.arrive(0, rollouts=tuple(make_rollout(n, reward=1.0) for n in lengths)) is None
+
+
+def test_a_round_of_prompts_without_signal_ends_all_the_same(tmp_path, store):
+    desk = Desk(tmp_path, store, R=1, filter_zero_variance=True)
+    reasons = [desk.arrive(0, rewards=(0.0, 0.0)) for _ in range(MAX_REPLACED_PER_GROUP + 1)]
+    assert reasons == ["zero_variance"] * MAX_REPLACED_PER_GROUP + [None]
+
+
+def test_group_of_another_prompt_than_its_ticket_has_is_kept_out_and_the_right_one_offered(tmp_path, store):
+    desk = Desk(tmp_path, store)
+    stranger = np.array([77], np.int32)
+    store.withdraw(["000000000"])
+    store.put_tickets([dataclasses.replace(desk.planner.ticket("000000000"), prompt_tokens=stranger)])
+    assert desk.arrive(0, prompt_tokens=stranger) == "other_prompt"
+    assert desk.offered() == [(0, 0), (1, 1)]

@@ -1,0 +1,256 @@
+"""Planner, queue, intake, admission and a real store together, under every schedule: completions in random order,
+actors that die, publishes that reach them late. Nothing is lost or trained twice, and no bound is ever broken."""
+
+import contextlib
+import dataclasses
+import itertools
+import random
+import tempfile
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actor.admission import Admission
+from bridge.store.protocol import LearnerStore, UnfitGroupError
+from bridge.store.sample_tickets import SampleTickets, group_id
+from bridge.store.sqlite import SqliteStore
+from bridge.timeline import Timeline
+from bridge.types import Group, Task, Ticket, Version
+from configs import schema
+from learner.data.problems import Problem
+from learner.schedule.batches import micro_batches
+from learner.schedule.group_queue import GroupQueue, GroupQueueIterator
+from learner.schedule.intake import Intake
+from learner.schedule.planner import RoundPlanner, training_sampling
+from tests.bridge.factories import make_group, make_rollout
+
+K, R, U = 2, 4, 2
+MAX_LAG = 2
+WINDOW = schema.AdmissionConfig(policy="window", width=6)
+EVERY = schema.PublishConfig(when="every")
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "serial": dict(rounds=dict(train_start="round_complete")),
+    "fifo": {},
+    "frontier": dict(admission=schema.AdmissionConfig(policy="frontier", width=2)),
+    "frontier of samples": dict(admission=schema.AdmissionConfig(policy="frontier", width=2, unit="sample")),
+    "races": dict(rounds=dict(overprovision_prompts=1.5, overprovision_samples=1.5, groups_per_update=R)),
+    "races of samples": dict(
+        rounds=dict(overprovision_prompts=1.5, overprovision_samples=1.5),
+        admission=schema.AdmissionConfig(policy="fifo", unit="sample"),
+    ),
+    "filter": dict(rounds=dict(filter_zero_variance=True)),
+    "window": dict(admission=WINDOW, publish=EVERY, rounds=dict(max_lag_steps=MAX_LAG)),
+    "window, two steps a publish": dict(
+        admission=WINDOW, publish=schema.PublishConfig(when="every", every_n_steps=2), rounds=dict(max_lag_steps=4)
+    ),
+    "async ratio": dict(
+        admission=schema.AdmissionConfig(policy="window", async_ratio=1.0),
+        publish=EVERY,
+        rounds=dict(max_lag_steps=MAX_LAG),
+    ),
+    "async ratio of samples": dict(
+        admission=schema.AdmissionConfig(policy="window", async_ratio=0.5, unit="sample"),
+        publish=EVERY,
+        rounds=dict(max_lag_steps=MAX_LAG, overprovision_samples=1.5),
+    ),
+    "ring buffer": dict(
+        admission=dataclasses.replace(WINDOW, when_full="drop_oldest", queue_groups=2),
+        publish=EVERY,
+        rounds=dict(max_lag_steps=MAX_LAG, filter_zero_variance=True),
+    ),
+}
+
+
+def config_of(schedule: str) -> schema.Config:
+    fields = dict(SCHEDULES[schedule])
+    rounds = dict(groups_per_round=R, groups_per_update=U, samples_per_group=K) | fields.pop("rounds", {})
+    return schema.Config(
+        preset="test",
+        run=schema.RunConfig(num_updates=R // rounds["groups_per_update"]),
+        model=schema.ModelConfig(max_tokens=16),
+        sampling=schema.SamplingConfig(max_response_tokens=8),
+        rounds=schema.RoundsConfig(**rounds),
+        packing=schema.PackingConfig(rows=4, row_tokens=16),
+        actor=schema.ActorConfig(max_num_seqs=5),
+        **fields,
+    )
+
+
+class FakeActor:
+    """Serves what its real admission lets it; its weights follow the published ones when the world says so."""
+
+    def __init__(self, name: str, config: schema.Config) -> None:
+        self.name, self.config = name, config
+        self.step: int | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        self.admission = Admission.of(self.config)
+        self.running: dict[str, tuple[Ticket, int]] = {}
+        """With the step that each began at."""
+
+    def claim(self, store: SqliteStore, *, among: int) -> None:
+        if self.step is None:
+            return
+        width = self.admission.width if self.admission.policy == "frontier" else None
+        limit = self.admission.num_to_claim()
+        tickets = store.claim(self.name, limit=limit, lease_s=100, width=width, among=among)
+        self.admission.offer(t for t in tickets if t.id not in self.running)
+        for ticket in self.admission.admit(Version(incarnation=0, step=self.step)):
+            self.running[ticket.id] = ticket, self.step
+
+    def finish(self, store: SqliteStore, ticket_id: str, rng: random.Random) -> None:
+        ticket, began = self.running.pop(ticket_id)
+        assert self.step is not None
+        self.admission.remove(ticket_id)
+        rewards = [0.0] * K if rng.random() < 0.3 else [float(i % 2) for i in range(K)]
+        index = int(ticket_id.rpartition(".")[2]) % K if "." in ticket_id else 0
+        rollouts = []
+        for i in range(ticket.num_samples):
+            rollout = make_rollout(4, reward=rewards[index + i])
+            versions = np.array([began, began, self.step, self.step], np.int32)
+            rollouts.append(dataclasses.replace(rollout, token_versions=versions))
+        with contextlib.suppress(KeyError, UnfitGroupError):  # withdrawn
+            store.put_group(make_group(ticket, actor=self.name, rollouts=tuple(rollouts)))
+
+
+class World:
+    """A learner, and actors that do something at random whenever it waits."""
+
+    def __init__(self, folder: str, config: schema.Config, seed: int) -> None:
+        self.config, self.rng = config, random.Random(seed)
+        self.shared = SqliteStore(f"{folder}/store.db")
+        self.store: LearnerStore = self.shared
+        if config.admission.unit == "sample":
+            self.store = SampleTickets(self.shared, num_samples=K, num_requests=config.rounds.requests_per_group)
+        self.step = self.published = 0
+        self.actors = [FakeActor(f"a{i}", config) for i in range(2)]
+        numbers = itertools.count()
+        sampling = training_sampling(config, ())
+        self.planner = RoundPlanner(config, sampling, lambda: self._problem(next(numbers)), incarnation=0)
+        intake = Intake(
+            config, store=self.store, planner=self.planner, timeline=Timeline(f"{folder}/events", "learner")
+        )
+        queue = GroupQueue(
+            self.store,
+            restores={0: 0},
+            current_step=lambda: self.step,
+            max_lag_steps=config.rounds.max_lag_steps,
+            is_wanted=lambda group: self.planner.is_open(group.ticket_id),
+            min_step=lambda group: self.planner.min_step(group.ticket_id),
+            while_waiting=self.tick,
+            refuse=intake.refuse,
+            max_ready=config.max_ready_groups,
+        )
+        self.queue = Spy(queue, self)
+        self.trained: list[str] = []
+        self.num_ticks = 0
+
+    def tick(self) -> None:
+        """One thing that may happen at any time."""
+        self.num_ticks += 1
+        assert self.num_ticks < 5000, "stuck"
+        actor = self.rng.choice(self.actors)
+        what = self.rng.random()
+        if actor.step is None or what < 0.3:
+            actor.step = self.published  # in flight: running tickets go on under it
+        elif what < 0.36:
+            self.shared.release(actor.name, list(actor.running) + [t.id for t in actor.admission.waiting])
+            actor.restart()
+        elif what < 0.7 or not actor.running:
+            actor.claim(self.shared, among=len(self.actors))
+            self._check_frontier()
+        else:
+            actor.finish(self.shared, self.rng.choice(sorted(actor.running)), self.rng)
+        held = {a.name: self.shared.leased(a.name) for a in self.actors}
+        for a in self.actors:  # what was withdrawn is aborted
+            for id_ in [i for i in a.running if i not in held[a.name]]:
+                del a.running[id_]
+                a.admission.remove(id_)
+            for ticket in a.admission.waiting:
+                if ticket.id not in held[a.name]:
+                    a.admission.remove(ticket.id)
+
+    def train(self, num_updates: int) -> None:
+        batches = micro_batches(
+            self.config, store=self.store, queue=self.queue, planner=self.planner, step=lambda: self.step
+        )
+        while self.step < num_updates:
+            micro = next(batches)
+            self.trained += micro.ticket_ids
+            for _ in range(self.rng.randrange(4)):  # the world goes on while the learner computes
+                self.tick()
+            self.queue.poll()
+            if micro.ends_update:
+                self.step += 1
+                publish = self.config.publish
+                is_due = micro.ends_round if publish.when == "round_end" else self.step % publish.every_n_steps == 0
+                self.published = self.step if is_due else self.published
+
+    def _check_frontier(self) -> None:
+        if self.config.admission.policy == "frontier":
+            assert len({t.order for a in self.actors for t, _ in a.running.values()}) <= self.config.admission_width
+
+    @staticmethod
+    def _problem(number: int) -> Problem:
+        return Problem(str(number), np.array([number, number], np.int32), Task(verifier="exact", answer=""))
+
+
+class Spy(GroupQueueIterator):
+    """The queue, with every group that is handed out looked at."""
+
+    def __init__(self, queue: GroupQueue, world: World) -> None:
+        super().__init__(queue)
+        self._world = world
+        self.groups: dict[str, Group] = {}
+
+    def _hand_out(self) -> Group:
+        group = super()._hand_out()
+        w = self._world
+        assert group.ticket_id not in self.groups, "twice"
+        self.groups[group.ticket_id] = group
+        assert len(group.rollouts) == K
+        assert np.array_equal(group.prompt_tokens, w.planner.ticket(group.ticket_id).prompt_tokens)
+        if w.config.rounds.max_lag_steps is not None:
+            assert w.step - group.min_step <= w.config.rounds.max_lag_steps
+        if w.config.publish.when == "round_end":
+            assert group.min_step == group.max_step == w.published, "a round's groups are by its weights alone"
+        if w.config.rounds.filter_zero_variance:
+            assert len({r.reward for r in group.rollouts}) > 1
+        return group
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 10**6))
+def test_nothing_is_lost_or_doubled_and_no_bound_is_broken(schedule: str, seed: int):
+    config = config_of(schedule)
+    num_updates = 6 * R // config.rounds.groups_per_update
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(folder, config, seed)
+        world.train(num_updates)
+        planner = world.planner
+        assert len(world.trained) == len(set(world.trained)) == num_updates * config.rounds.groups_per_update
+        assert sorted(world.trained) == sorted(world.queue.groups)
+        # Every order that was issued is trained, open or deferred.
+        state = planner.get_state()
+        everything = [*world.trained, *(t.id for t in planner.open_tickets)]
+        assert len(everything) + state["num_deferred"] == state["num_issued"]
+        assert len(set(everything)) == len(everything)
+        # No prompt is in two places, and by rounds without a filter none was drawn in vain.
+        prompts = [int(g.prompt_tokens[0]) for g in world.queue.groups.values()]
+        prompts += [int(t.prompt_tokens[0]) for t in planner.open_tickets + planner.long_queue]
+        assert len(prompts) == len(set(prompts))
+        if not config.rounds.filter_zero_variance:
+            assert sorted(prompts) == list(range(len(prompts)))
+        # What the store still offers or leases is what is open, and nothing else.
+        offered = {t.id for t in world.shared.claim("end", limit=10**6, lease_s=100)}
+        offered |= {id_ for a in world.actors for id_ in world.shared.leased(a.name)}
+        offered = {group_id(i) for i in offered}
+        waiting = {s.group.ticket_id for s in world.store.read_groups(after_seq=0, limit=10**6)} - set(world.trained)
+        assert offered | waiting >= {t.id for t in planner.open_tickets}
+        assert not offered & set(world.trained)
+        world.shared.close()

@@ -1,0 +1,226 @@
+"""Over-provisioned rounds: the first R groups win, losers wait for a long round, no prompt is lost or favoured."""
+
+import collections
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs import schema
+from learner.schedule.planner import RoundPlanner, training_sampling
+from tests.learner.schedule.test_planner import Problems
+
+
+def config_of(R, *, eta_prompts=1.25, eta_samples=1.0, K=4):
+    return schema.Config(
+        preset="test",
+        run=schema.RunConfig(num_updates=1),
+        rounds=schema.RoundsConfig(
+            groups_per_round=R,
+            groups_per_update=R,
+            samples_per_group=K,
+            overprovision_prompts=eta_prompts,
+            overprovision_samples=eta_samples,
+        ),
+    )
+
+
+class Epochs(Problems):
+    """The same prompts again and again, as a file's rows."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def __call__(self):
+        problem = super().__call__()
+        return Problems.__call__(self._at(int(problem.prompt_tokens[0]) % self.size))
+
+    @staticmethod
+    def _at(number):
+        one = Problems()
+        one.next = number
+        return one
+
+
+def planner_of(config, problems=None):
+    return RoundPlanner(config, training_sampling(config, ()), problems or Problems(), incarnation=0)
+
+
+def prompt(ticket):
+    return int(ticket.prompt_tokens[0])
+
+
+def play_round(planner, rng, *, step=0):
+    """One round: groups arrive in random order until it closes, then all are trained. Returns (trained, losers)."""
+    issued = planner.issue(step=step)
+    order = rng.sample(issued, len(issued))
+    winners, losers = [], []
+    while not losers and order:
+        ticket = order.pop()
+        winners.append(ticket)
+        losers = planner.arrive(ticket.id)
+    assert {t.id for t in losers} == {t.id for t in order}
+    for ticket in winners:
+        done = planner.consume(ticket.id)
+    assert done.ends_round
+    return winners, losers
+
+
+ETAS = st.sampled_from([1.0, 1.1, 1.25, 1.5, 2.0, 3.0])
+
+
+@given(R=st.integers(1, 9), eta=ETAS, seed=st.integers(0, 999))
+def test_every_round_trains_r_groups_and_losers_come_back_in_long_rounds(R, eta, seed):
+    planner, rng = planner_of(config_of(R, eta_prompts=eta)), random.Random(seed)
+    waiting, trained = [], collections.Counter()
+    for _ in range(30):
+        expected_long = len(waiting) >= R
+        winners, losers = play_round(planner, rng)
+        assert len(winners) == R and planner.round_is_long == expected_long
+        if expected_long:
+            # The oldest R, and nobody else; none of them may lose.
+            assert sorted(map(prompt, winners)) == sorted(waiting[:R]) and not losers
+            waiting = waiting[R:]
+        waiting += [prompt(t) for t in sorted(losers, key=lambda t: t.order)]
+        assert [prompt(t) for t in planner.long_queue] == waiting
+        trained.update(map(prompt, winners))
+    drawn = planner._next_problem().prompt_tokens[0]
+    # Each prompt that was drawn is trained once or waits once: none lost, none twice.
+    assert trained + collections.Counter(waiting) == collections.Counter(range(drawn))
+
+
+@given(R=st.integers(1, 9), eta=st.sampled_from([1.1, 1.25, 1.5, 2.0, 3.0]), seed=st.integers(0, 999))
+def test_no_prompt_waits_longer_than_the_bound(R, eta, seed):
+    planner, rng = planner_of(config_of(R, eta_prompts=eta)), random.Random(seed)
+    lost_in: dict[int, int] = {}
+    for n in range(60):
+        winners, losers = play_round(planner, rng)
+        for ticket in winners:
+            if prompt(ticket) in lost_in:
+                assert n - lost_in.pop(prompt(ticket)) <= planner.max_rounds_deferred
+        lost_in |= {prompt(t): n for t in losers}
+        assert all(n - since <= planner.max_rounds_deferred for since in lost_in.values())
+
+
+@given(R=st.integers(1, 5), epochs=st.integers(1, 3), seed=st.integers(0, 99))
+def test_over_epochs_each_prompt_is_trained_equally_often_but_for_those_that_wait(R, epochs, seed):
+    size = 4 * R
+    problems = Epochs(size)
+    planner, rng = planner_of(config_of(R, eta_prompts=2.0), problems), random.Random(seed)
+    trained: collections.Counter[int] = collections.Counter()
+    while problems.next < epochs * size:
+        trained.update(prompt(t) for t in play_round(planner, rng)[0])
+    trained.update(prompt(t) for t in planner.long_queue)
+    # 2 R prompts a short round divide the epoch, so it ends exactly here.
+    assert trained == {n: epochs for n in range(size)}
+
+
+def test_round_closes_at_the_rth_arrival_before_anything_is_trained():
+    planner = planner_of(config_of(4, eta_prompts=1.5))
+    tickets = planner.issue(step=0)
+    assert len(tickets) == 6
+    assert [planner.arrive(tickets[n].id) for n in (5, 0, 3)] == [[], [], []]
+    assert [t.order for t in planner.arrive(tickets[1].id)] == [2, 4]
+    assert len(planner.open_tickets) == 4 and not planner.is_open(tickets[2].id)
+    with pytest.raises(KeyError):
+        planner.arrive(tickets[2].id)
+    assert planner.arrive(tickets[0].id) == []  # served again: the round is closed already
+
+
+def test_short_rounds_race_samples_and_long_ones_do_not():
+    planner, rng = planner_of(config_of(4, eta_prompts=2.0, eta_samples=1.5)), random.Random(0)
+    assert {(t.num_samples, t.num_requests) for t in planner.issue(step=0)} == {(4, 6)}
+    play_round_of_open(planner, rng)
+    long = planner.issue(step=1)
+    assert planner.round_is_long
+    assert {(t.num_samples, t.num_requests, t.min_version.step, t.round) for t in long} == {(4, 4, 1, 1)}
+    assert [t.order for t in long] == [8, 9, 10, 11]
+
+
+def play_round_of_open(planner, rng):
+    for ticket in rng.sample(planner.open_tickets, planner.num_left_in_round):
+        planner.arrive(ticket.id)
+    for ticket in planner.open_tickets:
+        planner.consume(ticket.id)
+
+
+def test_state_between_rounds_gives_the_same_future():
+    config, problems = config_of(4, eta_prompts=1.5), Problems()
+    whole, rng = planner_of(config, problems), random.Random(7)
+    for _ in range(3):
+        play_round(whole, rng)
+    again = Problems()
+    again.next = problems.next
+    resumed = planner_of(config, again)
+    resumed.set_state(json.loads(json.dumps(whole.get_state())), whole.open_tickets, whole.long_queue)
+    for seed in range(6):
+        a, b = (play_round(p, random.Random(seed)) for p in (whole, resumed))
+        assert [[t.id for t in x] for x in a] == [[t.id for t in x] for x in b]
+        assert [prompt(t) for t in a[0]] == [prompt(t) for t in b[0]]
+
+
+@given(alpha=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]), U=st.integers(1, 4), seed=st.integers(0, 99))
+def test_async_ratio_bounds_what_is_issued_and_the_lag_of_groups_served_in_order(alpha, U, seed):
+    config = schema.Config(
+        preset="test",
+        rounds=schema.RoundsConfig(groups_per_round=U, groups_per_update=U),
+        admission=schema.AdmissionConfig(policy="window", async_ratio=alpha),
+        publish=schema.PublishConfig(when="every"),
+    )
+    planner, rng = planner_of(config), random.Random(seed)
+    issued_at: dict[str, int] = {}
+    for n in range(20 * U):
+        step = n // U
+        issued_at |= {t.id: step for t in planner.issue(step=step)}
+        assert len(planner.open_tickets) <= (1 + alpha) * U
+        ticket = planner.open_tickets[0]
+        planner.consume(ticket.id)
+        if rng.random() < 0.3:
+            issued_at |= {t.id: step for t in planner.issue(step=step)}
+        # Whatever weights it began on, they are not too old for its turn, and they exist.
+        assert n // U - ticket.min_version.step <= -(-alpha // 1) and ticket.min_version.step <= issued_at[ticket.id]
+    lags = {int(i) // U - at for i, at in issued_at.items() if int(i) < 20 * U}
+    assert max(lags) <= -(-alpha // 1)
+
+
+def test_put_back_opens_the_last_update_again():
+    planner = planner_of(config_of(2, eta_prompts=1.0))
+    tickets = planner.issue(step=0)
+    for ticket in tickets:
+        planner.arrive(ticket.id)
+        planner.consume(ticket.id)
+    assert planner.put_back() == tickets and planner.put_back() == []
+    assert len(planner.open_tickets) == 2 and planner.num_left_in_update == 2 and planner.issue(step=0) == []
+
+
+def test_a_group_that_departs_does_not_count_towards_its_race():
+    planner = planner_of(config_of(2, eta_prompts=2.0))
+    tickets = planner.issue(step=0)
+    planner.arrive(tickets[0].id)
+    planner.depart(tickets[0].id)
+    assert planner.arrive(tickets[1].id) == []
+    assert [t.order for t in planner.arrive(tickets[0].id)] == [2, 3]
+
+
+def test_renew_asks_for_newer_weights_but_for_those_kept():
+    planner = planner_of(config_of(2, eta_prompts=1.0))
+    a, b = planner.issue(step=0)
+    (renewed,) = planner.renew(step=5, keep=[a.id])
+    assert (renewed.id, renewed.min_version.step) == (b.id, 5)
+    assert [t.min_version.step for t in planner.open_tickets] == [0, 5]
+
+
+def test_replace_counts_towards_the_bound_of_a_filter_and_a_new_round_starts_anew():
+    planner = planner_of(config_of(1, eta_prompts=1.0))
+    (ticket,) = planner.issue(step=0)
+    for _ in range(10):
+        assert planner.may_replace
+        planner.replace(ticket.id)
+    assert not planner.may_replace
+    planner.consume(ticket.id)
+    planner.issue(step=0)
+    planner.consume("000000001")
+    assert planner.may_replace

@@ -1,0 +1,51 @@
+import jax
+import numpy as np
+import pytest
+
+from learner.update.anchors import Anchors
+from learner.update.step import AnchorLogprobs
+from tests.learner.streams import config_of, fresh_params, pack, random_groups, steps_of
+
+
+def trained(steps, state, anchors, micro):
+    return steps.apply(steps.accumulate(state, micro.batch, anchors.score(micro.batch)))
+
+
+def test_anchors_keep_the_reference_and_the_rounds_policy_while_the_learner_moves_on():
+    config = config_of(name="decoupled_ppo", proximal="round", kl_coef=0.1)
+    steps, micro = steps_of(config), pack(config, random_groups(0, 2))[0]
+    reference = jax.tree.map(lambda x: x * 0.9, fresh_params())
+    state = steps.init(fresh_params())
+    anchors = Anchors(steps, config, load_reference=lambda: reference, params=state.params)
+    want_reference = np.asarray(steps.score(reference, micro.batch))
+    want_round = np.asarray(steps.score(fresh_params(), micro.batch))
+    assert np.abs(want_reference - want_round).max() > 0.01
+    for step in range(3):
+        scores = anchors.score(micro.batch)
+        np.testing.assert_array_equal(scores.reference, want_reference)
+        np.testing.assert_array_equal(scores.proximal, want_round)
+        state, metrics = trained(steps, state, anchors, micro)
+        assert np.isfinite(metrics["loss"]) and metrics["reference_kl"] > 0, step
+    anchors.start_round(state.params)
+    now = np.asarray(steps.score(state.params, micro.batch))
+    assert np.abs(now - want_round).max() > 1e-3
+    np.testing.assert_array_equal(anchors.score(micro.batch).proximal, now)
+
+
+def test_anchors_load_nothing_for_a_loss_that_compares_with_nothing():
+    def load():
+        raise AssertionError("the reference was loaded")
+
+    config = config_of(name="decoupled_ppo")  # its proximal policy is the update's start
+    steps, micro = steps_of(config), pack(config, random_groups(0, 2))[0]
+    anchors = Anchors(steps, config, load_reference=load, params=fresh_params())
+    assert anchors.score(micro.batch) == AnchorLogprobs()
+    _, metrics = trained(steps, steps.init(fresh_params()), anchors, micro)
+    assert np.isfinite(metrics["loss"]) and int(metrics["skipped_updates"]) == 0
+
+
+def test_accumulate_without_the_logprobs_that_the_loss_needs_is_refused():
+    config = config_of(kl_coef=0.1)
+    steps, micro = steps_of(config), pack(config, random_groups(0, 2))[0]
+    with pytest.raises(ValueError, match="reference=True and proximal=False"):
+        steps.accumulate(steps.init(fresh_params()), micro.batch)

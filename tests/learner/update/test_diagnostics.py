@@ -1,0 +1,200 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.metrics import METRICS
+from learner.update.diagnostics import LAG_BUCKETS, Stats, finalize, measure, merge
+from learner.update.histogram import RANGE, RELATIVE_ERROR
+from learner.update.moments import Moments
+from tests.learner.streams import config_of, pack, random_group, random_rollout
+
+STEP = 6
+
+
+def rollout(weights, versions, reward, mask=None):
+    """A response whose tokens have these pi / mu when the current policy gives each token log(1/8)."""
+    n = len(weights)
+    return dataclasses.replace(
+        random_rollout(np.random.default_rng(0), 1),
+        tokens=np.arange(n, dtype=np.int32),
+        loss_mask=np.ones(n, bool) if mask is None else np.array(mask, bool),
+        behavior_logprobs=(np.log(1 / 8) - np.log(weights)).astype(np.float32),
+        token_versions=np.array(versions, np.int32),
+        reward=reward,
+    )
+
+
+def group(name, *rollouts):
+    base = random_group(np.random.default_rng(0), name, max_prompt=1)
+    return dataclasses.replace(base, rollouts=rollouts)
+
+
+def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, step=STEP):
+    full = jnp.full(batch.tokens.shape, np.log(1 / 8), jnp.float32) + dlogprobs
+    return measure(
+        batch,
+        logprobs=full,
+        entropy=jnp.full(batch.tokens.shape, entropy, jnp.float32),
+        clipped=jnp.zeros(batch.tokens.shape, bool) if clipped is None else clipped,
+        kl=jnp.full(batch.tokens.shape, kl, jnp.float32),
+        step=jnp.int32(step),
+    )
+
+
+SPANNING = rollout([4, 1, 1, 0.5], [3, 4, 4, 6], reward=1.0)
+FRESH = rollout([1], [6], reward=0.0)
+
+
+def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
+    batch = pack(config_of(), [group("a", SPANNING, FRESH)])[0].batch
+    clipped = batch.behavior_logprobs < np.log(1 / 16)  # the token of weight 4
+    got = finalize(measured(batch, clipped=jnp.asarray(clipped & batch.loss_mask), kl=0.125))
+    want = {
+        "tokens": 5,
+        "real_tokens": 7,  # and two prompts of one token
+        "sequences": 2,
+        "packing/fill": 7 / 32,
+        "lag/mean": (3 + 2 + 2 + 0 + 0) / 5,
+        "lag/max": 3,
+        "ess": 7.5**2 / (5 * (16 + 1 + 1 + 0.25 + 1)),
+        "ess_sequence": (2 + 1) ** 2 / (2 * (4 + 1)),  # products 4 * 1 * 1 * 0.5 and 1
+        "ratio/mean": 7.5 / 5,
+        "ratio/p01": 0.5,
+        "ratio/p50": 1,
+        "ratio/p99": 4,
+        "lag/share_0": 2 / 5,
+        "lag/share_1": 0,
+        "lag/share_2-3": 3 / 5,
+        "lag/share_4-7": 0,
+        "lag/share_8+": 0,
+        "lag/ess_0": 1.5**2 / (2 * 1.25),
+        "lag/ess_1": np.nan,
+        "lag/ess_2-3": 6**2 / (3 * 18),
+        "lag/ess_4-7": np.nan,
+        "lag/ess_8+": np.nan,
+        "reference_kl": 0.125,
+        "mismatch_kl": -np.log(4 * 0.5) / 5,
+        "mismatch_kl_k3": 7.5 / 5 - 1 - np.log(2) / 5,
+        "max_abs_dlogprob": np.log(4),
+        "max_abs_dlogprob_lag0": np.log(2),
+        "clip_fraction": 1 / 5,
+        "entropy": 0.25,
+        "reward/mean": 0.5,
+        "reward/std": 0.5,
+        "reward/min": 0,
+        "reward/max": 1,
+        "reward/zero_variance_groups": 0,
+        "response/mean_tokens": 2.5,
+        "response/max_tokens": 4,
+    }
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        rtol = 2e-2 if name.startswith("ratio/p") else 1e-5
+        np.testing.assert_allclose(got[name], value, rtol=rtol, err_msg=name)
+
+
+def test_lag_buckets_each_lag_counts_in_its_own():
+    lags = [0, 1, 2, 3, 4, 7, 8, 40]
+    (micro,) = pack(config_of(), [group("a", rollout([1] * 8, sorted(50 - n for n in lags), 0.0))])
+    got = finalize(measured(micro.batch, step=50))
+    counts = {name: round(8 * float(got[f"lag/share_{name}"])) for name in LAG_BUCKETS}
+    assert counts == {"0": 1, "1": 1, "2-3": 2, "4-7": 2, "8+": 2}
+
+
+@given(log_w=st.lists(st.floats(-30, 30) | st.floats(-0.01, 0.01), min_size=1, max_size=12))
+@settings(deadline=None, max_examples=40)
+def test_ratio_quantiles_match_numpy_to_the_stated_resolution(log_w):
+    (micro,) = pack(config_of(), [group("a", rollout([1] * len(log_w), [STEP] * len(log_w), 0.0))])
+    mu = np.zeros(micro.batch.tokens.shape, np.float32)
+    mu[micro.batch.loss_mask] = np.log(1 / 8) - np.array(log_w)
+    got = finalize(measured(dataclasses.replace(micro.batch, behavior_logprobs=mu)))
+    for percent in (1, 50, 99):
+        want = np.clip(np.percentile(log_w, percent, method="inverted_cdf"), -RANGE, RANGE)
+        off = abs(np.log(float(got[f"ratio/p{percent:02}"])) - want)
+        assert off <= RELATIVE_ERROR * 1.01 * abs(want) + 2.5e-5
+
+
+def test_ratio_median_on_policy_is_exactly_one():
+    (micro,) = pack(config_of(), [group("a", rollout([1, 1, 1], [6, 6, 6], 0.0))])
+    assert float(finalize(measured(micro.batch))["ratio/p50"]) == 1.0
+
+
+def test_finalize_of_nothing_is_undefined_where_a_number_would_mislead():
+    got = finalize(Stats.zeros())
+    for name in ("ess", "ratio/p50", "lag/ess_0", "reward/min", "reward/max", "response/max_tokens"):
+        assert np.isnan(got[name]), name
+
+
+def test_measure_under_jit_gives_the_same_numbers():
+    groups = [random_group(np.random.default_rng(i), f"t{i}") for i in range(3)]
+    batch = pack(config_of(rows=16), groups)[0].batch
+    want = finalize(measured(batch))
+    got = finalize(jax.jit(measured)(batch))
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+def test_finalize_names_are_the_metrics_that_the_writer_knows():
+    assert finalize(Stats.zeros()).keys() - {"real_tokens"} <= METRICS.keys()
+
+
+def test_measure_masked_tokens_do_not_count():
+    masked = rollout([100, 1, 7], [0, 5, 6], reward=0.0, mask=[False, True, False])
+    (micro,) = pack(config_of(), [group("a", masked, FRESH)])
+    got = finalize(measured(micro.batch))
+    assert int(got["tokens"]) == 2 and int(got["lag/max"]) == 1
+    np.testing.assert_allclose([got["ess"], got["ess_sequence"], got["lag/mean"]], [1, 1, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(got["max_abs_dlogprob"], 0, atol=1e-6)
+
+
+def test_measure_on_policy_has_ess_one_and_no_mismatch():
+    (micro,) = pack(config_of(), [group("a", rollout([1, 1, 1], [6, 6, 6], 0.0), FRESH)])
+    got = finalize(measured(micro.batch))
+    for name, value in {"ess": 1, "ess_sequence": 1, "mismatch_kl": 0, "mismatch_kl_k3": 0, "lag/max": 0}.items():
+        np.testing.assert_allclose(got[name], value, atol=1e-6, err_msg=name)
+    assert float(got["reward/zero_variance_groups"]) == 1
+
+
+def test_measure_no_fresh_token_leaves_lag0_mismatch_undefined():
+    (micro,) = pack(config_of(), [group("a", rollout([1, 2], [0, 1], 0.0))])
+    assert np.isnan(finalize(measured(micro.batch))["max_abs_dlogprob_lag0"])
+
+
+def test_measure_weights_beyond_float32_keep_their_ess():
+    # w = e^200 twice and e^0 once: ESS = (2 e^200)^2 / (3 * 2 e^400) = 2/3.
+    huge = rollout([1, 1, 1], [6, 6, 6], 0.0)
+    huge = dataclasses.replace(huge, behavior_logprobs=np.float32(np.log(1 / 8) - [200, 200, 0]))
+    (micro,) = pack(config_of(), [group("a", huge)])
+    np.testing.assert_allclose(finalize(measured(micro.batch))["ess"], 2 / 3, rtol=1e-4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**6), order=st.permutations(range(4)), cut=st.integers(0, 4))
+def test_merge_of_any_split_equals_the_numbers_of_all_tokens_at_once(seed, order, cut):
+    rng = np.random.default_rng(seed)
+    groups = [random_group(rng, f"t{i}", rewards=rng.choice([1000.0, 1000.1], 3)) for i in range(4)]
+    (whole,) = pack(config_of(rows=16), groups)
+    want = finalize(measured(whole.batch, kl=0.5))
+    stats = Stats.zeros()
+    for part in ([groups[i] for i in order[:cut]], [groups[i] for i in order[cut:]]):
+        for micro in pack(config_of(), part) if part else []:
+            stats = merge(stats, measured(micro.batch, kl=0.5))
+    got = finalize(stats)
+    for name in want.keys() - {"packing/fill"}:
+        # float32 keeps 1000.1 to 6e-5, which is what limits the rewards' std of 0.05
+        rtol, atol = (5e-3, 1e-4) if name == "reward/std" else (2e-5, 1e-6)
+        np.testing.assert_allclose(got[name], want[name], rtol=rtol, atol=atol, err_msg=name)
+    np.testing.assert_allclose(want["reward/std"], np.std([r.reward for g in groups for r in g.rollouts]), rtol=1e-5)
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), max_size=20))
+def test_moments_of_values_are_numpys(values):
+    m = Moments.of(values)
+    assert float(m.count) == len(values)
+    if values:
+        np.testing.assert_allclose(m.mean, np.mean(values), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(m.sum_squares, np.var(values) * len(values), rtol=1e-6, atol=1e-6)

@@ -1,0 +1,124 @@
+"""On eight forced host devices every mesh gives what one device gives: losses, metrics, parameters, scores."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from configs.schema import MeshConfig
+from learner.devices.mesh import AXES, make_mesh, param_spec
+from learner.model.decoder import init_params
+from learner.model.hf import io as hf_io
+from learner.update.step import AnchorLogprobs, build_steps
+from tests.learner.streams import MODEL, config_of, random_groups, stream
+
+ROOT = pathlib.Path(__file__).parents[3]
+# All that a mesh splits is divisible by what it is split by.
+SHAPE: dict[str, Any] = dict(
+    vocab_size=20, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8
+)
+# Tied and biased, as Qwen2.5; the mixture of experts below is neither.
+DENSE = dataclasses.replace(MODEL, **SHAPE, family="qwen2", tie_word_embeddings=True, qkv_bias=True)
+MESHES = {
+    "fsdp 8": dict(fsdp=8),
+    "fsdp 4 x tensor 2": dict(fsdp=4, tensor=2),
+    "data 2 x fsdp 2 x tensor 2": dict(data=2, fsdp=2, tensor=2),
+    "sequence 2": dict(sequence=2),
+    "fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2),
+}
+MOE = dataclasses.replace(
+    MODEL,
+    **SHAPE,
+    family="qwen3_moe",
+    num_experts=4,
+    num_experts_per_token=2,
+    moe_intermediate_size=16,
+    norm_topk_prob=True,
+)
+MOE_MESHES = {
+    "expert 4": dict(expert=4),
+    "fsdp 2 x expert 2 x tensor 2": dict(fsdp=2, expert=2, tensor=2),
+    "expert 2 x sequence 2": dict(expert=2, sequence=2),
+}
+# What asks most of a mesh: the mean over a sequence, whose tokens may be split, a frozen reference, and the entropy.
+LOSS: dict[str, Any] = dict(
+    name="gspo", clip_low=0.9, clip_high=9.0, normalization="sequence", kl_coef=0.1, entropy_coef=0.1
+)
+
+
+def fresh_params(model):
+    """Large enough that no part of the gradient is negligible."""
+    params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
+    return jax.tree.map(lambda x: np.asarray(x) * (1 if x.ndim < 3 else 5), params)
+
+
+def train(model, folder, axes):
+    """Two updates and a score; everything on the host."""
+    config = config_of(rows=8, mesh=MeshConfig(**axes), **LOSS)
+    size = int(np.prod(list(axes.values())))
+    mesh = make_mesh(**axes, devices=jax.devices()[:size] if size < 8 else None)
+    steps = build_steps(model, config, mesh)
+
+    def load():
+        return hf_io.load(folder, sharding_fn=lambda p, s: jax.NamedSharding(mesh, param_spec(p, s, mesh)))[1]
+
+    state, reference, rows = steps.init(load()), load(), []
+    groups = random_groups(0, 12)
+    for _ in range(2):
+        for micro in stream(config, groups):
+            scores = steps.score(reference, micro.batch) if steps.needs.reference else None
+            state = steps.accumulate(state, micro.batch, AnchorLogprobs(reference=scores))
+        state, metrics = steps.apply(state)
+        rows.append(jax.device_get(metrics))
+    assert steps.num_compilations == 2
+    for grad, param in zip(*map(jax.tree.leaves, (state.accumulator.grads, state.params)), strict=True):
+        assert grad.sharding.is_equivalent_to(param.sharding, param.ndim)
+    kernel = state.params["layers"]["q_proj"]["kernel"]
+    assert kernel.addressable_shards[0].data.size * size // axes.get("data", 1) == kernel.size
+    score = steps.score(state.params, stream(config, groups)[0].batch)
+    return rows, jax.device_get(state.params), jax.device_get(score)
+
+
+def compare(model, meshes):
+    """Runs in the subprocess of the tests below."""
+    assert len(jax.devices()) == 8
+    folder = pathlib.Path(tempfile.mkdtemp()) / "model"
+    hf_io.save(folder, model, fresh_params(model))
+    rows, params, score = train(model, folder, {})
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, fresh_params(model))
+    assert min(jax.tree.leaves(moved)) > 5e-4  # two steps of 1e-2
+    for name, axes in meshes.items():
+        got_rows, got_params, got_score = train(model, folder, axes)
+        for got, want in zip(got_rows, rows, strict=True):
+            assert got.keys() == want.keys()
+            for key in want:
+                np.testing.assert_allclose(got[key], want[key], rtol=1e-5, atol=1e-5, err_msg=f"{name} {key}")
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5), got_params, params)
+        np.testing.assert_allclose(got_score, score, atol=1e-5)
+        print("equal on", name, flush=True)
+
+
+def on_eight_devices(code: str) -> str:
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    code = f"from tests.learner import test_sharded_steps as t; {code}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.integration
+def test_two_updates_of_a_dense_model_on_every_mesh_equal_one_device():
+    assert {axis for axes in (*MESHES.values(), *MOE_MESHES.values()) for axis in axes} == set(AXES)
+    assert on_eight_devices("t.compare(t.DENSE, t.MESHES)").count("equal on") == len(MESHES)
+
+
+@pytest.mark.integration
+def test_two_updates_of_a_mixture_of_experts_on_every_mesh_equal_one_device():
+    assert on_eight_devices("t.compare(t.MOE, t.MOE_MESHES)").count("equal on") == len(MOE_MESHES)
