@@ -31,7 +31,7 @@ class Timeline:
         path = pathlib.Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._file = open(path / f"{process}.jsonl", "a+b", buffering=0)
+        self._file = open(path / f"{process}.jsonl", "a+b", buffering=0)  # noqa: SIM115  # open as long as the timeline
         # A predecessor killed in the middle of a line left no end to it.
         size = self._file.seek(0, os.SEEK_END)
         if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":

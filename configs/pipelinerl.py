@@ -4,7 +4,8 @@ At paper size: batch 1024, truncated importance sampling with c = 5, learning ra
 window of 192 groups of 16 is the paper's 48 generation GPUs at H = 64.
 """
 
-from configs.schema import AdmissionConfig, Config, LossConfig, PublishConfig, RoundsConfig
+from configs.schema import Config
+from configs.sections import AdmissionConfig, LossConfig, PublishConfig, RoundsConfig
 from configs.sizes import sections
 
 

@@ -4,7 +4,8 @@ alpha = 2 (its recommendation), every step published, running requests ended and
 each sample a ticket of its own (queue scheduling, prompt replication). The loss is decoupled PPO's (section 2.2).
 """
 
-from configs.schema import AdmissionConfig, Config, LossConfig, PublishConfig, RoundsConfig
+from configs.schema import Config
+from configs.sections import AdmissionConfig, LossConfig, PublishConfig, RoundsConfig
 from configs.sizes import sections
 
 

@@ -9,7 +9,8 @@ prompts lose that never began.
 
 import dataclasses
 
-from configs.schema import AdmissionConfig, Config, LossConfig, PublishConfig, RoundsConfig
+from configs.schema import Config
+from configs.sections import AdmissionConfig, LossConfig, PublishConfig, RoundsConfig
 from configs.sizes import sections
 
 ELASTIC = {"elastic": True, "max_tensor_parallel_size": 8}

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from configs.schema import AdmissionConfig, Config, LossConfig, PublishConfig, RoundsConfig
+from configs.schema import Config
+from configs.sections import AdmissionConfig, LossConfig, PublishConfig, RoundsConfig
 from configs.sizes import sections
 
 

@@ -6,7 +6,7 @@ set are other values of the same fields: --config.model.path=... --config.prompt
 
 from typing import Any
 
-from configs.schema import (
+from configs.sections import (
     ActorConfig,
     CheckpointConfig,
     EvaluationConfig,

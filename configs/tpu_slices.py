@@ -11,7 +11,8 @@ import dataclasses
 from typing import Literal
 
 from configs import pipelinerl
-from configs.schema import Config, MeshConfig, ModelConfig, PackingConfig, RunConfig, SamplingConfig
+from configs.schema import Config
+from configs.sections import MeshConfig, ModelConfig, PackingConfig, RunConfig, SamplingConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 Weights and rows are split over all chips (fsdp); the residual stream of 28 layers is what fills the memory.
 """
 
-from configs.schema import Config, MeshConfig, PackingConfig
+from configs.schema import Config
+from configs.sections import MeshConfig, PackingConfig
 from configs.tpu_slices import pick, slice_config
 
 

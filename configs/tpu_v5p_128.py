@@ -5,7 +5,8 @@ all experts of a layer costs no more than sending the tokens to their experts, a
 Google's name of this slice is v5p-256, by its TensorCores.
 """
 
-from configs.schema import Config, MeshConfig, PackingConfig
+from configs.schema import Config
+from configs.sections import MeshConfig, PackingConfig
 from configs.tpu_slices import pick, slice_config
 
 

@@ -3,7 +3,8 @@
 Google's name of this slice is v5p-128, by its TensorCores.
 """
 
-from configs.schema import Config, MeshConfig, PackingConfig
+from configs.schema import Config
+from configs.sections import MeshConfig, PackingConfig
 from configs.tpu_slices import pick, slice_config
 
 

@@ -1,6 +1,7 @@
 """256 chips of v6e (topology v6e:16x16, 31.25 GiB each): Qwen2.5-32B in rows of 8k tokens, one a chip."""
 
-from configs.schema import Config, MeshConfig, PackingConfig
+from configs.schema import Config
+from configs.sections import MeshConfig, PackingConfig
 from configs.tpu_slices import pick, slice_config
 
 

@@ -16,7 +16,7 @@ def main() -> int:
         from learner.heart import Stopped
         from learner.loop import train
         from learner.run import open_run
-        from learner.step_books import NotFinite
+        from learner.step_books import NotFiniteError
 
         run = open_run(prepared.config, prepared.folder, prepared.model_folder)
     try:
@@ -24,7 +24,7 @@ def main() -> int:
     except Stopped:
         logging.info("stopped step=%d; start again to go on from step %d", run.step, run.last_saved_step)
         return command_line.STOPPED
-    except NotFinite as e:
+    except NotFiniteError as e:
         logging.error("%s; the run's folder and its checkpoint of step %d are kept", e, run.last_saved_step)
         return 1
     finally:

@@ -7,7 +7,7 @@ import sys
 
 from launch import command_line
 from launch.summary import finish
-from launch.supervisor import Outcome, Supervisor
+from launch.supervisor import Ending, Supervisor
 
 
 def main() -> int:
@@ -17,9 +17,9 @@ def main() -> int:
         supervisor = Supervisor(prepared)
     outcome = supervisor.run()
     finish(prepared, outcome)
-    if outcome is Outcome.FAILED:
+    if outcome is Ending.FAILED:
         print(f"error: {supervisor.last_error}", file=sys.stderr)
-    return {Outcome.DONE: 0, Outcome.INTERRUPTED: 130, Outcome.FAILED: 1}[outcome]
+    return {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1}[outcome]
 
 
 if __name__ == "__main__":

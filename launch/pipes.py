@@ -27,7 +27,7 @@ class ChildError(RuntimeError):
     """A process failed, or did not answer in time; its log's end is in the message."""
 
 
-class Child:
+class PipedProcess:
     """A process, seen from the tool that started it."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Child:
             self._queue.append(answer)
 
 
-def wait_for(child: Child, *others: Child, deadline_s: float) -> dict[str, Any]:
+def wait_for(child: PipedProcess, *others: PipedProcess, deadline_s: float) -> dict[str, Any]:
     """The next answer of `child`; those of the `others` that come meanwhile are kept for their own turn.
 
     Raises:

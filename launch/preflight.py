@@ -7,7 +7,7 @@ import shutil
 from configs.schema import Config
 from learner.data.problems import load_file, load_held_out
 from learner.data.tokenizer import load_tokenizer
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 
 
 def check(config: Config, model_folder: pathlib.Path) -> list[str]:
@@ -19,7 +19,7 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
     if not model_folder.is_dir():
         raise ValueError(f"no model folder {str(model_folder)!r} (model.path)")
     try:
-        model = ModelConfig.from_hf(model_folder)
+        model = Architecture.from_hf(model_folder)
     except FileNotFoundError as e:
         raise ValueError(str(e)) from e
     missing = _missing_weights(model_folder)

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from bridge import timeline
 from launch.command_line import Prepared
-from launch.supervisor import Outcome
+from launch.supervisor import Ending
 from launch.view import MetricsTail
 
 
-def finish(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
+def finish(prepared: Prepared, outcome: Ending) -> dict[str, Any]:
     """Merges the event log, writes summary.json and prints the summary."""
     folder = prepared.folder
     timeline.merge(folder / "events", folder / "trace.json")
@@ -23,7 +23,7 @@ def finish(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     return summary
 
 
-def summarize(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
+def summarize(prepared: Prepared, outcome: Ending) -> dict[str, Any]:
     """The run in a few numbers; null where nothing was measured."""
     _, rows = MetricsTail(prepared.folder / "metrics.jsonl").new_rows()  # whole lines: a killed learner tears one
     steps = [r for r in rows if r["kind"] == "step"]

@@ -29,7 +29,7 @@ STOP_S = 30.0
 PROJECT = pathlib.Path(__file__).resolve().parent.parent
 
 
-class Outcome(enum.Enum):
+class Ending(enum.Enum):
     """How a run ended."""
 
     DONE = "done"
@@ -129,7 +129,7 @@ class Supervisor:
         self._said_s = 0.0
         self.last_error = ""
 
-    def run(self) -> Outcome:
+    def run(self) -> Ending:
         """Starts, watches and stops the processes."""
         previous = {n: signal.signal(n, self._interrupt) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
@@ -144,20 +144,20 @@ class Supervisor:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _watch(self, show) -> Outcome:
+    def _watch(self, show) -> Ending:
         while True:
             if self._interrupted:
-                return Outcome.INTERRUPTED
+                return Ending.INTERRUPTED
             code = self._learner.returncode
             self._view.status = {c.name: _describe(c) for c in (self._learner, self._actor)}
             show(self._view.update())
             if code == 0:
-                return Outcome.DONE
+                return Ending.DONE
             if code is not None and not self._may_restart(self._learner, was_killed=code < 0):
-                return Outcome.FAILED
+                return Ending.FAILED
             code = self._actor.returncode
             if code is not None and not self._may_restart(self._actor, was_killed=True):
-                return Outcome.FAILED
+                return Ending.FAILED
             time.sleep(POLL_S)
 
     def _may_restart(self, child: Child, *, was_killed: bool) -> bool:

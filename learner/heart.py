@@ -13,7 +13,7 @@ HEARTBEAT_S = 2.0
 NO_ACTOR_WARNING_S = 60.0
 
 
-class Stopped(Exception):
+class Stopped(Exception):  # noqa: N818  # nothing went wrong
     """The process was asked to end; what is in the last checkpoint and the store is enough to go on."""
 
 

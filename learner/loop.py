@@ -66,7 +66,7 @@ def apply(run: Run, books: StepBooks) -> None:
     """Steps the optimizer and writes the step's metrics.
 
     Raises:
-      NotFinite: too many updates in a row had a loss or a gradient that was not finite.
+      NotFiniteError: too many updates in a row had a loss or a gradient that was not finite.
     """
     start = time.time()
     run.state, metrics = run.steps.apply(run.state)

@@ -110,7 +110,7 @@ class MetricsWriter:
         self._incarnation = incarnation
         self._path = self._folder / "metrics.jsonl"
         self._set_aside_after(restored_step)
-        self._file = open(self._path, "a", buffering=1, encoding="utf-8")
+        self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  # open as long as the run
         # tensorboard's own writer: the usual wrappers around it import torch. The suffix keeps files of one
         # second apart.
         self._board = EventFileWriter(

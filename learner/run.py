@@ -33,7 +33,8 @@ from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.devices.mesh import make_mesh, param_spec
 from learner.heart import Heart
 from learner.metrics import MetricsWriter
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
+from learner.model.decoder import Params
 from learner.model.hf import io as hf_io
 from learner.objective import losses
 from learner.publish.pinned import Pinned
@@ -45,7 +46,7 @@ from learner.schedule.planner import RoundPlanner, training_sampling
 from learner.schedule.waiting_ratio import RoundClock
 from learner.update.anchors import Anchors
 from learner.update.packing import MicroBatch
-from learner.update.state import Params, TrainState
+from learner.update.state import TrainState
 from learner.update.step import Steps, build_steps
 
 
@@ -56,7 +57,7 @@ class Run:
     config: Config
     folder: pathlib.Path
     incarnation: int
-    model_config: ModelConfig
+    model_config: Architecture
     tokenizer: Tokenizer
     held_out: list[Problem]
     store: LearnerStore
@@ -140,7 +141,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
       CheckpointError: there are checkpoints, and none is intact or fits.
     """
-    model_config = ModelConfig.from_hf(model_folder)
+    model_config = Architecture.from_hf(model_folder)
     tokenizer = load_tokenizer(model_folder, vocab_size=model_config.vocab_size)
     prompts, held_out, bad_rows = load_prompts(config, tokenizer)
     if bad_rows and not (folder / "quarantine.jsonl").exists():
@@ -166,7 +167,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
     checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
 
     def check(books: dict[str, Any]) -> None:
-        check_same("model", _shape_fields(ModelConfig.from_hf(books["model"])), _shape_fields(model_config), folder)
+        check_same("model", _shape_fields(Architecture.from_hf(books["model"])), _shape_fields(model_config), folder)
         check_same("mesh", books["mesh"], config.mesh.axes, folder)
 
     restored = checkpoints.restore_latest(_saved_part(steps.abstract_state()), check=check)
@@ -349,7 +350,7 @@ def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pa
         raise CheckpointError(f"the checkpoint of {folder} is of another {what}: {fields}")
 
 
-def check_same_shapes(loaded: ModelConfig, model_config: ModelConfig, folder: pathlib.Path) -> None:
+def check_same_shapes(loaded: Architecture, model_config: Architecture, folder: pathlib.Path) -> None:
     """A reference may be another checkpoint of the model, not another model.
 
     Raises:
@@ -361,6 +362,6 @@ def check_same_shapes(loaded: ModelConfig, model_config: ModelConfig, folder: pa
             raise ValueError(f"loss.reference_path {folder}: {name} is {got!r}, the model's is {wanted[name]!r}")
 
 
-def _shape_fields(config: ModelConfig) -> dict[str, Any]:
+def _shape_fields(config: Architecture) -> dict[str, Any]:
     """What makes two models compute alike: not the notes in a config.json."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.compare}

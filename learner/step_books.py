@@ -12,7 +12,7 @@ from learner.run import Run
 from learner.update.packing import MicroBatch
 
 
-class NotFinite(RuntimeError):
+class NotFiniteError(RuntimeError):
     """Updates are left out one after the other: training does not go on by itself."""
 
 
@@ -76,11 +76,11 @@ class StepBooks:
         """Stops a run whose updates do nothing.
 
         Raises:
-          NotFinite: the last optimizer.max_skipped_in_a_row updates were left out.
+          NotFiniteError: the last optimizer.max_skipped_in_a_row updates were left out.
         """
         bound = self._run.config.optimizer.max_skipped_in_a_row
         if self._num_skipped_in_a_row >= bound:
-            raise NotFinite(
+            raise NotFiniteError(
                 f"the last {self._num_skipped_in_a_row} updates, up to step {self._run.step}, had a loss or gradient "
                 f"that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are those of before. "
                 "The usual causes are a learning rate or a ratio that grew too large (see loss, grad_norm and "

@@ -15,10 +15,10 @@ import tokenizers
 from jaxtyping import Array, Int32
 
 from bridge.names import flatten, unflatten
-from configs.schema import PromptsConfig
+from configs.sections import PromptsConfig
 from configs.tiny_model import TinyModelRecipe
 from learner.data.problems import ReasoningGymSource, is_held_out
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.decoder import INIT_STD, Params, init_params, make_apply, output_head
 from learner.model.hf import io as hf_io
 
@@ -49,7 +49,7 @@ def make_tiny_model(
     parts = folder.with_name(f".{folder.name}.tokenizer")
     write_character_tokenizer(parts)
     tokenizer = tokenizers.Tokenizer.from_file(str(parts / "tokenizer.json"))
-    config = ModelConfig.from_hf(_hf_config(recipe, tokenizer))
+    config = Architecture.from_hf(_hf_config(recipe, tokenizer))
     params = _train(config, recipe, _Corpus(recipe, prompts, tokenizer), on_progress)
     hf_io.save(folder, config, params, tokenizer_from=parts)
     for file in parts.iterdir():
@@ -118,7 +118,7 @@ class _Corpus:
 
 
 def _train(
-    config: ModelConfig, recipe: TinyModelRecipe, corpus: _Corpus, on_progress: Callable[[int, float], None]
+    config: Architecture, recipe: TinyModelRecipe, corpus: _Corpus, on_progress: Callable[[int, float], None]
 ) -> Params:
     apply = make_apply(config, remat="none")
     rise = 50
@@ -159,7 +159,7 @@ def _train(
     return params
 
 
-def _fresh_params(config: ModelConfig, recipe: TinyModelRecipe) -> Params:
+def _fresh_params(config: Architecture, recipe: TinyModelRecipe) -> Params:
     """Wider than the decoder's own draw (0.02), which so small a model learns slowly from."""
 
     def rescale(path: str, value: Array) -> Array:

@@ -28,7 +28,7 @@ from launch.compile_tpu import report
 from launch.compile_tpu.estimate import Estimate, estimate
 from launch.compile_tpu.venv import environment, tpu_python
 from learner.costs.flops import TPU_CHIPS
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 
 _PROJECT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = "tests/bench/results/tpu.md"
@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Compiled:
     """What became of a job: an estimate, or XLA's word on why it doesn't fit."""
 
     job: Job
@@ -145,7 +145,7 @@ def num_chips(topology: str) -> int:
     return math.prod(int(d) for d in shape.split("x"))
 
 
-def compile_job(job: Job, python: pathlib.Path, *, dump: str | None = None) -> Outcome:
+def compile_job(job: Job, python: pathlib.Path, *, dump: str | None = None) -> Compiled:
     """Compiles in libtpu's environment.
 
     Raises:
@@ -170,12 +170,12 @@ def compile_job(job: Job, python: pathlib.Path, *, dump: str | None = None) -> O
     if error and error["kind"] == "input":
         raise ValueError(error["message"])
     if error:
-        return Outcome(job=job, estimate=None, answer=answer)
-    found = estimate(answer, job.config, ModelConfig.from_hf(job.model), TPU_CHIPS[job.family])
-    return Outcome(job=job, estimate=found, answer=answer)
+        return Compiled(job=job, estimate=None, answer=answer)
+    found = estimate(answer, job.config, Architecture.from_hf(job.model), TPU_CHIPS[job.family])
+    return Compiled(job=job, estimate=found, answer=answer)
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary(outcomes: Sequence[Compiled]) -> dict[str, Any]:
     """The line of JSON: every key is `fits`, `hbm_gb` or `implied_mfu`, and the case."""
     values: dict[str, Any] = {}
     aims: dict[str, Any] = {}
@@ -225,4 +225,4 @@ def _model_fields(config: Config, name: str | None) -> dict[str, Any]:
         return MODEL_SIZES[name]
     if not config.model.path:
         raise ValueError("give --model=NAME, or --config.model.path=FOLDER of a Hugging Face model")
-    return ModelConfig.from_hf(config.model.path).to_hf()
+    return Architecture.from_hf(config.model.path).to_hf()

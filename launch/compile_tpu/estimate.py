@@ -17,7 +17,7 @@ from typing import Any
 from configs.schema import Config
 from learner.costs import flops
 from learner.costs.flops import TpuChip
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 
 _ATTENTION_MATMULS = {"fwd": 2, "dq": 3, "dkv": 4, "dkv_fused": 5}
 
@@ -106,7 +106,7 @@ class Estimate:
         return self.num_micro_batches * each / (self.update_s * self.chip.flops_per_s)
 
 
-def estimate(answer: dict[str, Any], config: Config, model: ModelConfig, chip: TpuChip) -> Estimate:
+def estimate(answer: dict[str, Any], config: Config, model: Architecture, chip: TpuChip) -> Estimate:
     """Puts a worker's answer (`launch.compile_tpu.worker`) into seconds."""
     tokens, scored, squares = micro_batch_lengths(config)
     n = num_micro_batches(config)

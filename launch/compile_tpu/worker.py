@@ -23,7 +23,7 @@ from learner.costs import hlo, hlo_costs
 from learner.costs.flops import TPU_CHIPS
 from learner.devices.compiler_options import compiler_options
 from learner.devices.mesh import AXES, make_mesh
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.update.packing import empty_batch
 from learner.update.step import Steps, build_steps, default_logit_chunk
 
@@ -48,7 +48,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     """
     config = overrides.from_dict(job["config"])
     mesh = topology_mesh(job["topology"], config)
-    model = ModelConfig.from_hf(job["model"])
+    model = Architecture.from_hf(job["model"])
     steps = build_steps(model, config, mesh)
     chunk = config.model.logit_chunk_tokens or default_logit_chunk(model.vocab_size, mesh)
     options = (compiler_options(mesh) or {}) | (job.get("compiler_options") or {})

@@ -213,9 +213,9 @@ class Rollout:
         """An actor that gets something from the pool."""
         while self._hungry and self._pool.has_offer:
             num_held, _, actor = self._hungry[0]
-            if num_held == actor.hunger and num_held == self._pool.num_held(actor.index):
-                if self._pool.share_of(actor.index) == 0:
-                    return None  # it holds the fewest, so whoever has room has its part
+            is_current = num_held == actor.hunger and num_held == self._pool.num_held(actor.index)
+            if is_current and self._pool.share_of(actor.index) == 0:
+                return None  # it holds the fewest, so whoever has room has its part
             heapq.heappop(self._hungry)
             if num_held == actor.hunger:
                 actor.hunger = -1

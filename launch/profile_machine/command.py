@@ -19,7 +19,7 @@ from absl import flags
 from actor.loop import POLL_S
 from configs.overrides import snapshot_folder
 from launch import command_line
-from launch.pipes import Child, ChildError, wait_for
+from launch.pipes import ChildError, PipedProcess, wait_for
 from launch.profile_machine.engine import PROMPT_TOKENS
 
 _OUT = flags.DEFINE_string("out", "profile.json", "The profile's file.")
@@ -94,8 +94,8 @@ def measure(
     config = prepared.config
     with contextlib.ExitStack() as children:  # each is ended, whatever fails
 
-        def start(role: str) -> Child:
-            child = Child("launch.profile_machine.worker", [role, str(prepared.folder)], logs / f"{role}.log")
+        def start(role: str) -> PipedProcess:
+            child = PipedProcess("launch.profile_machine.worker", [role, str(prepared.folder)], logs / f"{role}.log")
             children.callback(child.close)
             return child
 
@@ -103,7 +103,7 @@ def measure(
         for side in sides:
             wait_for(side, *(s for s in sides if s is not side), deadline_s=_START_S)
 
-        def ask(side: Child, do: str, **arguments: Any) -> dict[str, Any]:
+        def ask(side: PipedProcess, do: str, **arguments: Any) -> dict[str, Any]:
             side.send({"do": do, **arguments})
             return wait_for(side, *(s for s in sides if s is not side), deadline_s=_ANSWER_S)
 

@@ -15,10 +15,10 @@ Convention (Chowdhery et al., 2022, "PaLM", appendix B, with the differences nam
 
 import dataclasses
 
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 
 
-def matmul_params(config: ModelConfig) -> int:
+def matmul_params(config: Architecture) -> int:
     """Parameters that a token is multiplied with in the layers; active experts only, no embedding, no head."""
     c = config
     attention = 2 * c.hidden_size * c.head_dim * (c.num_heads + c.num_kv_heads)
@@ -30,7 +30,7 @@ def matmul_params(config: ModelConfig) -> int:
 
 
 def forward_flops(
-    config: ModelConfig,
+    config: Architecture,
     *,
     num_tokens: float,
     num_scored_tokens: float,
@@ -42,7 +42,7 @@ def forward_flops(
 
 
 def model_flops(
-    config: ModelConfig,
+    config: Architecture,
     *,
     num_tokens: float,
     num_scored_tokens: float,
@@ -69,7 +69,7 @@ def model_flops(
 
 
 def _forward_parts(
-    config: ModelConfig, num_tokens: float, num_scored_tokens: float, sum_squared_lengths: float, causal: bool
+    config: Architecture, num_tokens: float, num_scored_tokens: float, sum_squared_lengths: float, causal: bool
 ) -> tuple[float, float, float]:
     """FLOPs of the projections and MLPs, of attention, and of the head."""
     pairs = sum_squared_lengths / 2 if causal else sum_squared_lengths

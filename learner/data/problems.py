@@ -18,7 +18,8 @@ import reasoning_gym
 from jaxtyping import Int32
 
 from bridge.types import Task
-from configs.schema import Config, PromptsConfig
+from configs.schema import Config
+from configs.sections import PromptsConfig
 from learner.data.tokenizer import Message, Tokenizer
 
 NUM_PROCEDURAL = 2**31 - 1

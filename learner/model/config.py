@@ -48,7 +48,7 @@ _HF_MOE_KEYS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class Architecture:
     """Shapes and constants of a Qwen2, Qwen2.5, Qwen3 or Qwen3-MoE decoder; hashable.
 
     `router_aux_loss_coef` of a MoE config is not used: a balancing loss would bias the policy gradient, and
@@ -130,7 +130,7 @@ class ModelConfig:
         )
 
     @classmethod
-    def from_hf(cls, source: str | os.PathLike[str] | Mapping[str, Any]) -> ModelConfig:
+    def from_hf(cls, source: str | os.PathLike[str] | Mapping[str, Any]) -> Architecture:
         """Reads a config.json (the file, its folder, or the parsed mapping).
 
         Raises:
@@ -183,7 +183,7 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """The config.json of this model: what was read, with only the changed fields rewritten."""
         raw = json.loads(self.hf_json)
-        read = ModelConfig.from_hf(raw) if raw else None
+        read = Architecture.from_hf(raw) if raw else None
         if read is None:
             raw = {"architectures": [_ARCHITECTURES[self.family]], "hidden_act": "silu"}
         keys = _HF_KEYS | (_HF_MOE_KEYS if self.family == "qwen3_moe" else {})
@@ -200,7 +200,7 @@ class ModelConfig:
             raw["architectures"] = [_ARCHITECTURES[self.family]]
         return raw
 
-    def _write_rope(self, raw: dict[str, Any], read: ModelConfig | None) -> None:
+    def _write_rope(self, raw: dict[str, Any], read: Architecture | None) -> None:
         if read is None or read.rope_scaling != self.rope_scaling:
             home = next((home for home in ROPE_HOMES if raw.get(home)), "rope_scaling")
             raw[home] = None if self.rope_scaling is None else self.rope_scaling.to_hf()
@@ -214,7 +214,7 @@ class ModelConfig:
             if "rope_theta" in raw or not homes:
                 raw["rope_theta"] = self.rope_theta
 
-    def _write_windows(self, raw: dict[str, Any], read: ModelConfig | None) -> None:
+    def _write_windows(self, raw: dict[str, Any], read: Architecture | None) -> None:
         now = (self.sliding_window, self.windowed_layers)
         if read is not None and (read.sliding_window, read.windowed_layers) == now:
             # Without a window, `layer_types` still counts the layers.

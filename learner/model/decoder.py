@@ -29,7 +29,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from learner.model.attention.dispatch import attention
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.moe import ExpertLayout, moe_mlp
 from learner.model.placement import Placement
 from learner.model.remat import REMAT
@@ -108,7 +108,7 @@ class LayerInputs:
 class Layer(nnx.Module):
     """Pre-norm attention and gated MLP, dense or of experts; holds all layers' weights, called with one layer's."""
 
-    def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: Architecture, *, dtype, rngs: nnx.Rngs):
         """Fresh weights for all layers."""
         c, stack = config, (config.num_layers,)
 
@@ -177,7 +177,7 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """Embedding, layers, final norm, and the output head when it isn't the embedding."""
 
-    def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: Architecture, *, dtype, rngs: nnx.Rngs):
         """Fresh weights in `dtype`."""
         c = config
         self.config = config
@@ -212,7 +212,7 @@ class Decoder(nnx.Module):
         return self.final_norm(x).reshape(*tokens.shape, c.hidden_size)
 
 
-def _windowed(attend: Attend, config: ModelConfig, is_windowed: Array, segment_ids: Array):
+def _windowed(attend: Attend, config: Architecture, is_windowed: Array, segment_ids: Array):
     """The attention of one layer: with the window, without, or by a branch where layers differ."""
 
     def full(q: Array, k: Array, v: Array) -> Array:
@@ -228,12 +228,12 @@ def _windowed(attend: Attend, config: ModelConfig, is_windowed: Array, segment_i
     return lambda q, k, v: jax.lax.cond(is_windowed, near, full, q, k, v)
 
 
-def init_params(config: ModelConfig, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
+def init_params(config: Architecture, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
     """Fresh parameters; jit it with `out_shardings` to make them in place on a mesh."""
     return nnx.to_pure_dict(nnx.state(Decoder(config, dtype=dtype, rngs=nnx.Rngs(params=key))))
 
 
-def abstract_params(config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
+def abstract_params(config: Architecture, dtype: DTypeLike = jnp.float32) -> Params:
     """The parameters as `jax.ShapeDtypeStruct`; nothing is allocated."""
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0), dtype))
 
@@ -244,7 +244,7 @@ def output_head(params: Params) -> Float[Array, "V D"]:
 
 
 def make_apply(
-    config: ModelConfig,
+    config: Architecture,
     *,
     compute_dtype: DTypeLike = jnp.float32,
     remat: str = "attention",

@@ -6,7 +6,7 @@ import numpy as np
 from beartype import beartype
 from jaxtyping import Float32, Float64, Int, jaxtyped
 
-from configs.loss import LossConfig
+from configs.sections import LossConfig
 
 AdvantageFn = Callable[[Float64[np.ndarray, " K"], LossConfig], Float64[np.ndarray, " K"]]
 

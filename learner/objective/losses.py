@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, jaxtyped
 
-from configs.loss import PROXIMAL_LOSSES, LossConfig
+from configs.sections import LossConfig
+from configs.sections.loss import PROXIMAL_LOSSES
 from learner.objective.kl import KL_ESTIMATORS, MAX_LOG_RATIO
 
 

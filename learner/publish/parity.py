@@ -9,10 +9,10 @@ import numpy as np
 from absl import logging
 
 from bridge.types import Group
-from configs.schema import LossConfig, PackingConfig
+from configs.sections import LossConfig, PackingConfig
+from learner.model.decoder import Params
 from learner.run import Run
 from learner.update.packing import pack_groups
-from learner.update.state import Params
 from learner.update.step import Steps
 
 _ANY_LOSS = LossConfig()

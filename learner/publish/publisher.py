@@ -13,7 +13,7 @@ import numpy as np
 from bridge.names import ParamNames, flatten
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.types import Version, WeightManifest
-from configs.schema import PublishConfig
+from configs.sections import PublishConfig
 from learner.model.decoder import Params
 
 

@@ -10,8 +10,8 @@ import jax
 
 from bridge.names import flatten, unflatten
 from configs.schema import Config
+from learner.model.decoder import Params
 from learner.update.packing import PackedBatch
-from learner.update.state import Params
 from learner.update.step import AnchorLogprobs, Steps
 
 

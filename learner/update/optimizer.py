@@ -8,7 +8,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from configs.schema import OptimizerConfig
+from configs.sections import OptimizerConfig
 
 _NOT_DECAYED = ("norm", "bias")
 

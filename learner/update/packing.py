@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
 from bridge.types import Group, Rollout
-from configs.schema import LossConfig, PackingConfig
+from configs.sections import LossConfig, PackingConfig
 from learner.objective.advantages import group_advantages, has_signal, shaped_rewards
 from learner.update.moments import Moments
 

@@ -1,17 +1,14 @@
 """What the learner's jitted functions carry from one call to the next."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float32, Int32
 
+from learner.model.decoder import Params
 from learner.update.diagnostics import Stats
-
-Params = Any
-"""Nested dict of arrays, as `learner.model.decoder` defines it."""
 
 
 @jax.tree_util.register_dataclass

@@ -28,8 +28,8 @@ from learner.devices.compiler_options import compiler_options
 from learner.devices.host_memory import give_back_free_memory
 from learner.devices.mesh import BATCH_AXES, batch_sharding, param_shardings, replicated
 from learner.model.attention.dispatch import choose_path
-from learner.model.config import ModelConfig
-from learner.model.decoder import abstract_params, make_apply, output_head
+from learner.model.config import Architecture
+from learner.model.decoder import Params, abstract_params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
 from learner.objective import losses
 from learner.objective.losses import TokenInputs
@@ -37,7 +37,7 @@ from learner.update import diagnostics
 from learner.update.optimizer import learning_rate, make_optimizer
 from learner.update.packing import PackedBatch, empty_batch
 from learner.update.segments import segment_means
-from learner.update.state import Accumulator, Params, TrainState, init_state
+from learner.update.state import Accumulator, TrainState, init_state
 
 Metrics = dict[str, Array]
 
@@ -57,7 +57,7 @@ class AnchorLogprobs:
 class Steps:
     """The learner's device functions for one model, configuration and mesh."""
 
-    def __init__(self, model_config: ModelConfig, config: Config, mesh: Mesh) -> None:
+    def __init__(self, model_config: Architecture, config: Config, mesh: Mesh) -> None:
         """Compiles nothing yet."""
         self._config = config
         self._model_config = model_config
@@ -120,7 +120,7 @@ class Steps:
             compiler_options=options,
         )
 
-    def fits(self, model_config: ModelConfig, config: Config) -> bool:
+    def fits(self, model_config: Architecture, config: Config) -> bool:
         """Whether these functions compute what a run of this model and configuration needs."""
         return model_config == self._model_config and _traced(config) == _traced(self._config)
 
@@ -361,7 +361,7 @@ def _shape(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def build_steps(model_config: ModelConfig, config: Config, mesh: Mesh) -> Steps:
+def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps:
     """The learner's device functions; see `Steps`.
 
     Raises:

@@ -20,7 +20,8 @@ from typing import Any
 
 from absl import app
 
-from configs.schema import AdmissionConfig, Config, PackingConfig, PublishConfig, RoundsConfig
+from configs.schema import Config
+from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
 from tests.bench.rig import report
 from tests.bench.rig.figures import bars
 from tests.bench.rig.lengths import Lengths

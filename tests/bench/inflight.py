@@ -19,7 +19,8 @@ import tempfile
 
 from absl import app
 
-from configs.schema import AdmissionConfig, Config, PackingConfig, PublishConfig, RoundsConfig
+from configs.schema import Config
+from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
 from tests.bench.rig import report
 from tests.bench.rig.calibrate import calibrate_passes
 from tests.bench.rig.figures import bars

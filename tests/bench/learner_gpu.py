@@ -20,10 +20,11 @@ import numpy as np
 from absl import app, flags
 
 from configs.model_sizes import MODEL_SIZES
-from configs.schema import Config, ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
+from configs.schema import Config
+from configs.sections import ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
 from learner.costs.flops import model_flops, peak_flops
 from learner.devices.mesh import make_mesh, param_shardings
-from learner.model.config import ModelConfig as Shape
+from learner.model.config import Architecture as Shape
 from learner.model.decoder import abstract_params, init_params
 from learner.update.packing import PackedBatch, empty_batch
 from learner.update.step import Steps, build_steps

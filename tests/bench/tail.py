@@ -18,7 +18,8 @@ import tempfile
 
 from absl import app
 
-from configs.schema import Config, PackingConfig, RoundsConfig
+from configs.schema import Config
+from configs.sections import PackingConfig, RoundsConfig
 from tests.bench.rig import report
 from tests.bench.rig.calibrate import calibrate_passes
 from tests.bench.rig.figures import COLORS, pyplot

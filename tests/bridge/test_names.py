@@ -12,11 +12,19 @@ from bridge.names import ParamNames, flatten, is_stacked, unflatten
 QWEN3 = ParamNames(num_layers=2, tie_word_embeddings=True, qkv_bias=False, o_bias=False, qk_norm=True)
 QWEN2 = ParamNames(num_layers=3, tie_word_embeddings=False, qkv_bias=True, o_bias=False, qk_norm=False)
 MOE = dataclasses.replace(QWEN3, num_experts=3)
-QWEN3_LAYER = (  # from a checkpoint's header
-    "input_layernorm.weight mlp.down_proj.weight mlp.gate_proj.weight mlp.up_proj.weight "
-    "post_attention_layernorm.weight self_attn.k_norm.weight self_attn.k_proj.weight self_attn.o_proj.weight "
-    "self_attn.q_norm.weight self_attn.q_proj.weight self_attn.v_proj.weight"
-).split()
+QWEN3_LAYER = [
+    "input_layernorm.weight",
+    "mlp.down_proj.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.k_norm.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.o_proj.weight",
+    "self_attn.q_norm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.v_proj.weight",
+]
 
 
 def leaves_of(names):

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from configs import overrides
-from configs.schema import Config, PromptsConfig, RunConfig
+from configs.schema import Config
+from configs.sections import PromptsConfig, RunConfig
 
 FOLDER = pathlib.Path(overrides.__file__).parent
 PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash")

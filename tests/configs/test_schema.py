@@ -3,17 +3,17 @@ from typing import Any
 
 import pytest
 
-from configs import schema
+from configs import sections
 from configs.schema import Config
 
 
 def rounds(R=4, U=2, K=2, **fields):
-    return schema.RoundsConfig(groups_per_round=R, groups_per_update=U, samples_per_group=K, **fields)
+    return sections.RoundsConfig(groups_per_round=R, groups_per_update=U, samples_per_group=K, **fields)
 
 
 WINDOW: dict[str, Any] = {
-    "admission": schema.AdmissionConfig(policy="window"),
-    "publish": schema.PublishConfig(when="every"),
+    "admission": sections.AdmissionConfig(policy="window"),
+    "publish": sections.PublishConfig(when="every"),
 }
 
 
@@ -67,17 +67,20 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (dict(model=schema.ModelConfig(max_tokens=300)), r"packing.row_tokens \(256\)"),
-        (dict(evaluation=schema.EvaluationConfig(num_problems=0)), "set publish.probe_every_n_publishes=0 too"),
-        (dict(sampling=schema.SamplingConfig(max_response_tokens=64)), "leave room for a"),
-        (dict(admission=schema.AdmissionConfig(policy="window")), "go together"),
-        (dict(publish=schema.PublishConfig(when="every")), "go together"),
+        (dict(model=sections.ModelConfig(max_tokens=300)), r"packing.row_tokens \(256\)"),
+        (dict(evaluation=sections.EvaluationConfig(num_problems=0)), "set publish.probe_every_n_publishes=0 too"),
+        (dict(sampling=sections.SamplingConfig(max_response_tokens=64)), "leave room for a"),
+        (dict(admission=sections.AdmissionConfig(policy="window")), "go together"),
+        (dict(publish=sections.PublishConfig(when="every")), "go together"),
         (WINDOW | dict(rounds=rounds(train_start="round_complete")), "needs publish.when=round_end"),
-        (WINDOW | dict(admission=schema.AdmissionConfig(policy="window", width=1), rounds=rounds()), "never fills"),
+        (WINDOW | dict(admission=sections.AdmissionConfig(policy="window", width=1), rounds=rounds()), "never fills"),
         (dict(rounds=rounds(R=8, U=2, max_lag_steps=2)), r"\(2\) is below R/U - 1 = 3"),
-        (dict(rounds=rounds(R=6, U=2), run=schema.RunConfig(num_updates=100)), "multiple of the round's 3 updates"),
-        (dict(packing=schema.PackingConfig(rows=3), mesh=schema.MeshConfig(data=2)), "multiple of mesh.data"),
-        (dict(rounds=rounds(ess_floor=0.5), run=schema.RunConfig(num_updates=2)), "ess_floor needs publish.when=every"),
+        (dict(rounds=rounds(R=6, U=2), run=sections.RunConfig(num_updates=100)), "multiple of the round's 3 updates"),
+        (dict(packing=sections.PackingConfig(rows=3), mesh=sections.MeshConfig(data=2)), "multiple of mesh.data"),
+        (
+            dict(rounds=rounds(ess_floor=0.5), run=sections.RunConfig(num_updates=2)),
+            "ess_floor needs publish.when=every",
+        ),
         (
             WINDOW | dict(rounds=rounds(overprovision_prompts=1.25)),
             "overprovision_prompts needs publish.when=round_end",
@@ -86,7 +89,7 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
             WINDOW
             | dict(
                 rounds=rounds(R=4, U=4),
-                admission=schema.AdmissionConfig(policy="window", when_full="drop_oldest", queue_groups=3),
+                admission=sections.AdmissionConfig(policy="window", when_full="drop_oldest", queue_groups=3),
             ),
             r"queue_groups \(3\) must be at least rounds.groups_per_update \(4\)",
         ),
@@ -103,7 +106,7 @@ def test_config_lag_bound_of_a_rounds_last_update_is_accepted():
 
 
 def test_config_by_window_num_updates_need_not_fill_rounds():
-    Config(preset="test", rounds=rounds(R=6, U=2), run=schema.RunConfig(num_updates=100), **WINDOW)
+    Config(preset="test", rounds=rounds(R=6, U=2), run=sections.RunConfig(num_updates=100), **WINDOW)
 
 
 @pytest.mark.parametrize(
@@ -114,18 +117,18 @@ def test_admission_width_zero_is_filled_in_from_the_policy(policy, width, want):
     when = "every" if policy == "window" else "round_end"
     config = Config(
         preset="test",
-        run=schema.RunConfig(num_updates=2),
+        run=sections.RunConfig(num_updates=2),
         rounds=rounds(R=6, U=3),
-        admission=schema.AdmissionConfig(policy=policy, width=width),
-        publish=schema.PublishConfig(when=when),
+        admission=sections.AdmissionConfig(policy=policy, width=width),
+        publish=sections.PublishConfig(when=when),
     )
     assert config.admission_width == want
 
 
 @pytest.mark.parametrize(("ratio", "width"), [(0.0, 2), (0.5, 3), (2.0, 6), (2.2, 6)])
 def test_admission_width_of_an_async_ratio_is_its_buffer(ratio, width):
-    admission = schema.AdmissionConfig(policy="window", async_ratio=ratio)
-    config = Config(preset="test", rounds=rounds(), admission=admission, publish=schema.PublishConfig(when="every"))
+    admission = sections.AdmissionConfig(policy="window", async_ratio=ratio)
+    config = Config(preset="test", rounds=rounds(), admission=admission, publish=sections.PublishConfig(when="every"))
     assert config.admission_width == width
 
 
@@ -137,8 +140,8 @@ def test_overprovision_rounds_up(eta, issued, requests):
 
 def test_parity_bound_zero_is_filled_in_from_the_served_dtype():
     config = Config(preset="test")
-    bf16 = dataclasses.replace(config, model=schema.ModelConfig(served_dtype="bfloat16"))
-    given = dataclasses.replace(bf16, publish=schema.PublishConfig(parity_bound=0.5))
+    bf16 = dataclasses.replace(config, model=sections.ModelConfig(served_dtype="bfloat16"))
+    given = dataclasses.replace(bf16, publish=sections.PublishConfig(parity_bound=0.5))
     assert (config.parity_bound, bf16.parity_bound, given.parity_bound) == (1e-4, 0.25, 0.5)
 
 
@@ -163,7 +166,7 @@ def test_parity_bound_zero_is_filled_in_from_the_served_dtype():
 )
 def test_loss_constant_that_nothing_reads_is_refused(fields, said):
     with pytest.raises(ValueError, match=said):
-        schema.LossConfig(**fields)
+        sections.LossConfig(**fields)
 
 
 @pytest.mark.parametrize(
@@ -177,29 +180,29 @@ def test_loss_constant_that_nothing_reads_is_refused(fields, said):
 )
 def test_loss_name_of_a_whole_method_refuses_half_of_it(fields, said):
     with pytest.raises(ValueError, match=said):
-        schema.LossConfig(**fields)
+        sections.LossConfig(**fields)
 
 
 def test_loss_constants_are_the_losses_own_until_they_are_given():
-    assert schema.LossConfig(name="gspo").constants == {"clip_low": 3e-4, "clip_high": 4e-4}
-    assert schema.LossConfig(name="gspo", clip_high=1e-3).constants == {"clip_low": 3e-4, "clip_high": 1e-3}
-    assert schema.LossConfig(name="tis", proximal="round", dual_clip=3.0).constants == {
+    assert sections.LossConfig(name="gspo").constants == {"clip_low": 3e-4, "clip_high": 4e-4}
+    assert sections.LossConfig(name="gspo", clip_high=1e-3).constants == {"clip_low": 3e-4, "clip_high": 1e-3}
+    assert sections.LossConfig(name="tis", proximal="round", dual_clip=3.0).constants == {
         "clip_low": 0.2,
         "clip_high": 0.2,
         "dual_clip": 3.0,
         "max_weight": 2.0,
     }
-    other = dataclasses.replace(schema.LossConfig(), name="gspo")  # another name brings its own constants
+    other = dataclasses.replace(sections.LossConfig(), name="gspo")  # another name brings its own constants
     assert other.constants == {"clip_low": 3e-4, "clip_high": 4e-4}
 
 
 def test_loss_dr_grpo_takes_either_name_of_its_advantage():
     for advantage in ("dr_grpo", "mean_baseline"):
-        schema.LossConfig(name="dr_grpo", advantage=advantage, normalization="constant")
+        sections.LossConfig(name="dr_grpo", advantage=advantage, normalization="constant")
 
 
 @pytest.mark.parametrize("field,value", [("beta1", 0.5), ("beta2", 0.9), ("eps", 1e-6), ("mu_dtype", "bfloat16")])
 def test_optimizer_field_that_adafactor_does_not_read_is_refused(field, value):
-    schema.OptimizerConfig(**{field: value})
+    sections.OptimizerConfig(**{field: value})
     with pytest.raises(ValueError, match=f"optimizer.{field}={value} has no effect with optimizer.name=adafactor"):
-        schema.OptimizerConfig(name="adafactor", **{field: value})
+        sections.OptimizerConfig(name="adafactor", **{field: value})

@@ -15,7 +15,8 @@ from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Sampling, Task, Version
 from configs import overrides
-from configs.schema import ActorConfig, Config, ModelConfig, PackingConfig, PublishConfig, RunConfig
+from configs.schema import Config
+from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, RunConfig
 from tests.bridge.factories import make_ticket
 from tests.integration.support import models
 from tests.integration.support.processes import REPO, wait_until

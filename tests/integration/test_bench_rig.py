@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.schema import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
+from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.measure import measure_profile
 from tests.bench.rig.rig import Rig

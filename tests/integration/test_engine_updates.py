@@ -11,7 +11,7 @@ from actor.engine.protocol import AbortedError, Sample, WeightLoadError
 from actor.group_builder import GroupBuilder
 from bridge import timeline
 from bridge.types import Version
-from configs.schema import LossConfig, PackingConfig
+from configs.sections import LossConfig, PackingConfig
 from learner.update.packing import pack_groups
 from tests.actor.fakes import until
 from tests.bridge.factories import make_ticket

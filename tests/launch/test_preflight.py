@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from configs import schema
+from configs import schema, sections
 from launch import preflight
 from tests.learner.model_folder import CHAT_TEMPLATE, make_model_folder
 
@@ -14,12 +14,12 @@ def folder(tmp_path):
     return make_model_folder(tmp_path / "model")
 
 
-def config_of(**sections):
+def config_of(**given):
     fields: dict[str, Any] = {
-        "evaluation": schema.EvaluationConfig(num_problems=5),
-        "prompts": schema.PromptsConfig(task_args={"max_terms": 2}, pattern=r":\s*(.*=)"),
+        "evaluation": sections.EvaluationConfig(num_problems=5),
+        "prompts": sections.PromptsConfig(task_args={"max_terms": 2}, pattern=r":\s*(.*=)"),
     }
-    return schema.Config(preset="test", **fields | sections)
+    return schema.Config(preset="test", **fields | given)
 
 
 def refusal(folder, config=None):
@@ -37,7 +37,7 @@ def edit(file, **changes):
 def test_check_a_good_folder_passes(folder):
     preflight.check(config_of(), folder)
     preflight.check(
-        config_of(model=schema.ModelConfig(max_tokens=512), packing=schema.PackingConfig(row_tokens=512)), folder
+        config_of(model=sections.ModelConfig(max_tokens=512), packing=sections.PackingConfig(row_tokens=512)), folder
     )
 
 
@@ -73,7 +73,7 @@ def test_check_index_names_the_files_that_are_missing(folder):
 
 
 def test_check_chat_template_on_needs_one(folder):
-    config = config_of(prompts=schema.PromptsConfig(chat_template="on"))
+    config = config_of(prompts=sections.PromptsConfig(chat_template="on"))
     assert "has no chat template" in refusal(folder, config)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     assert "no chat template" not in refusal(folder, config)  # these prompts are too long now
@@ -89,12 +89,12 @@ def test_check_chat_template_on_needs_one(folder):
     ],
 )
 def test_check_unusable_prompts_are_refused_in_one_line(folder, prompts, said):
-    assert said in refusal(folder, config_of(prompts=schema.PromptsConfig(**prompts)))
+    assert said in refusal(folder, config_of(prompts=sections.PromptsConfig(**prompts)))
 
 
 def test_check_room_counts_two_snapshots_and_a_copy(folder, tmp_path, monkeypatch):
     (folder / "model.safetensors").write_bytes(b"x" * 1000)
-    config = config_of(publish=schema.PublishConfig(snapshot_dir=str(tmp_path / "not" / "there")))
+    config = config_of(publish=sections.PublishConfig(snapshot_dir=str(tmp_path / "not" / "there")))
     asked = []
 
     def disk_usage(path):

@@ -2,10 +2,11 @@ import json
 
 import pytest
 
-from configs.schema import Config, RunConfig
+from configs.schema import Config
+from configs.sections import RunConfig
 from launch import summary
 from launch.command_line import Prepared
-from launch.supervisor import Outcome
+from launch.supervisor import Ending
 
 
 def step_row(step, **values):
@@ -49,7 +50,7 @@ def write(prepared, rows, tail=""):
 
 def test_summarize_gives_the_run_in_numbers(prepared):
     write(prepared, ROWS)
-    assert summary.summarize(prepared, Outcome.DONE) == {
+    assert summary.summarize(prepared, Ending.DONE) == {
         "preset": "cgp",
         "outcome": "done",
         "steps": 4,
@@ -72,19 +73,19 @@ def test_summarize_gives_the_run_in_numbers(prepared):
 
 
 def test_summarize_of_a_run_that_measured_nothing_is_null(prepared):
-    got = summary.summarize(prepared, Outcome.FAILED)
+    got = summary.summarize(prepared, Ending.FAILED)
     assert (got["outcome"], got["steps"], got["trained_groups"], got["held_out"]) == ("failed", 0, 0, [])
     assert {got[k] for k in ("held_out_reward_start", "tokens_per_s", "lag_max", "waiting_ratio", "ess")} == {None}
 
 
 def test_summarize_leaves_a_torn_last_line_out(prepared):
     write(prepared, ROWS[:3], tail='{"kind": "step", "st')
-    assert summary.summarize(prepared, Outcome.FAILED)["steps"] == 1
+    assert summary.summarize(prepared, Ending.FAILED)["steps"] == 1
 
 
 def test_summarize_values_that_were_not_finite_are_left_out(prepared):
     write(prepared, [*ROWS, step_row(5, **{"lag/max": None}), {"kind": "probe", "parity/max_abs_dlogprob": None}])
-    got = summary.summarize(prepared, Outcome.DONE)
+    got = summary.summarize(prepared, Ending.DONE)
     assert (got["lag_max"], got["parity_max_abs_dlogprob"]) == (2.0, 3e-6)
 
 
@@ -93,7 +94,7 @@ def test_finish_writes_summary_json_and_prints_it(prepared, capsys, rows):
     write(prepared, rows)
     (prepared.folder / "events").mkdir()
     (prepared.folder / "model-4").mkdir()
-    got = summary.finish(prepared, Outcome.DONE)
+    got = summary.finish(prepared, Ending.DONE)
     assert json.loads((prepared.folder / "summary.json").read_text()) == got
     assert (prepared.folder / "trace.json").is_file()
     out = capsys.readouterr().out

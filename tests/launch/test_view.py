@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import pathlib
@@ -5,7 +6,8 @@ import pathlib
 import pytest
 from rich.console import Console
 
-from configs.schema import Config, RunConfig
+from configs.schema import Config
+from configs.sections import RunConfig
 from launch.view import MetricsTail, RunView, sparkline
 
 
@@ -43,7 +45,7 @@ def view(tmp_path):
 
 
 def shown(view, width=80):
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(view.render())
     return console.export_text()
 

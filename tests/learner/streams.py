@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bridge.types import Group, Rollout
-from configs import schema
+from configs import schema, sections
+from configs.sections.model import Dtype
 from learner.devices.mesh import make_mesh
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.decoder import init_params, make_apply
 from learner.update.packing import pack_groups
 from learner.update.step import build_steps
 
-MODEL = ModelConfig(
+MODEL = Architecture(
     family="qwen3",
     vocab_size=19,
     hidden_size=16,
@@ -32,21 +33,21 @@ MODEL = ModelConfig(
     o_bias=False,
 )
 NUM_SAMPLES = 3
-ONE_DEVICE = schema.MeshConfig()
+ONE_DEVICE = sections.MeshConfig()
 TEMPERATURE = 0.7
 
 
-def config_of(*, rows=2, row_tokens=16, param_dtype: schema.Dtype = "float32", mesh=ONE_DEVICE, **loss):
+def config_of(*, rows=2, row_tokens=16, param_dtype: Dtype = "float32", mesh=ONE_DEVICE, **loss):
     return schema.Config(
         preset="test",
-        model=schema.ModelConfig(max_tokens=row_tokens, param_dtype=param_dtype, remat="none"),
-        sampling=schema.SamplingConfig(max_response_tokens=12, temperature=TEMPERATURE),
-        loss=schema.LossConfig(**loss),
+        model=sections.ModelConfig(max_tokens=row_tokens, param_dtype=param_dtype, remat="none"),
+        sampling=sections.SamplingConfig(max_response_tokens=12, temperature=TEMPERATURE),
+        loss=sections.LossConfig(**loss),
         # A large eps keeps Adam smooth where a gradient is nearly 0, so that params can be compared tightly.
-        optimizer=schema.OptimizerConfig(
+        optimizer=sections.OptimizerConfig(
             learning_rate=1e-2, eps=1e-2, weight_decay=0.1, max_grad_norm=0.5, warmup_steps=2
         ),
-        packing=schema.PackingConfig(rows=rows, row_tokens=row_tokens),
+        packing=sections.PackingConfig(rows=rows, row_tokens=row_tokens),
         mesh=mesh,
     )
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from configs import schema
+from configs import schema, sections
 from learner.loop import is_evaluation_due, is_save_due
 
 
@@ -12,12 +12,12 @@ def run_of(*, when="every", save_every=3, evaluate_every=4, num_updates=10, step
     return SimpleNamespace(
         config=schema.Config(
             preset="test",
-            run=schema.RunConfig(num_updates=num_updates),
-            rounds=schema.RoundsConfig(groups_per_round=8, groups_per_update=2),
-            admission=schema.AdmissionConfig(policy="window" if when == "every" else "fifo"),
-            publish=schema.PublishConfig(when=when),  # pyright: ignore[reportArgumentType]
-            checkpoint=schema.CheckpointConfig(every_n_steps=save_every),
-            evaluation=schema.EvaluationConfig(every_n_steps=evaluate_every),
+            run=sections.RunConfig(num_updates=num_updates),
+            rounds=sections.RoundsConfig(groups_per_round=8, groups_per_update=2),
+            admission=sections.AdmissionConfig(policy="window" if when == "every" else "fifo"),
+            publish=sections.PublishConfig(when=when),  # pyright: ignore[reportArgumentType]
+            checkpoint=sections.CheckpointConfig(every_n_steps=save_every),
+            evaluation=sections.EvaluationConfig(every_n_steps=evaluate_every),
         ),
         step=step,
         last_saved_step=saved,

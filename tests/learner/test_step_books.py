@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from learner.step_books import NotFinite, StepBooks
+from learner.step_books import NotFiniteError, StepBooks
 from tests.learner.streams import MODEL, config_of
 
 
@@ -39,7 +39,7 @@ def test_check_skipped_stops_after_so_many_in_a_row_and_not_before():
     books = books_of(skipped=0)
     for skipped in (1, 2, 3, 4, 4, 5, 6, 7, 8):  # four, a good one, four
         update(books, skipped)
-    with pytest.raises(NotFinite, match="the last 5 updates, up to step 7, .*max_skipped_in_a_row=5"):
+    with pytest.raises(NotFiniteError, match="the last 5 updates, up to step 7, .*max_skipped_in_a_row=5"):
         update(books, 9)
 
 
@@ -47,5 +47,5 @@ def test_check_skipped_after_a_restart_counts_only_what_is_new():
     books = books_of(skipped=4)
     for skipped in (4, 5, 6, 7, 8):
         update(books, skipped)
-    with pytest.raises(NotFinite):
+    with pytest.raises(NotFiniteError):
         update(books, 9)

@@ -24,7 +24,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike, DTypeLike
 
 from bridge.names import check_same_names, flatten, unflatten
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.hf.safetensors_file import StoredTensor, open_tensors
 from learner.model.hf.save import INDEX, WEIGHTS, save
@@ -42,7 +42,7 @@ Device = Any
 
 def load(
     folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None, sharding_fn: ShardingFn | None = None
-) -> tuple[ModelConfig, Params]:
+) -> tuple[Architecture, Params]:
     """Reads a folder with config.json and safetensors, single or sharded with an index.
 
     Args:
@@ -57,7 +57,7 @@ def load(
     folder = pathlib.Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no model folder at {folder}")
-    config = ModelConfig.from_hf(folder)
+    config = Architecture.from_hf(folder)
     names = config.param_names
     with contextlib.ExitStack() as stack:
         tensors = _open_folder(folder, stack)
@@ -105,7 +105,7 @@ def _check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{tensor.what}: got shape {list(tensor.spec.shape)}, wanted {list(shape)}")
 
 
-def _check_tied_head(config: ModelConfig, tensors: dict[str, StoredTensor], folder: pathlib.Path) -> None:
+def _check_tied_head(config: Architecture, tensors: dict[str, StoredTensor], folder: pathlib.Path) -> None:
     """Drops the copy of the embedding that some writers add as a tied model's head, if it is a copy."""
     if not config.tie_word_embeddings or "lm_head.weight" not in tensors:
         return

@@ -22,21 +22,30 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from bridge.names import check_same_names, flatten
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.hf.safetensors_file import DTYPES, Spec, in_file_order, write
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_TOKENIZER_FILES = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt "
-    "merges.txt tokenizer.model chat_template.jinja chat_template.json generation_config.json"
-).split()
+_TOKENIZER_FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+]
 
 
 def save(
     folder: str | os.PathLike[str],
-    config: ModelConfig,
+    config: Architecture,
     params: Params,
     *,
     dtype: DTypeLike | None = None,
@@ -116,7 +125,7 @@ class _Writers:
             multihost_utils.sync_global_devices(f"learner.model.hf.save {self.token} {until}")
 
 
-def _check_leaves(config: ModelConfig, leaves: Mapping[str, Any]) -> None:
+def _check_leaves(config: Architecture, leaves: Mapping[str, Any]) -> None:
     check_same_names("parameter", got=leaves, wanted=config.param_names.paths())
     for path, spec in flatten(abstract_params(config)).items():
         if leaves[path].shape != spec.shape:
@@ -126,7 +135,7 @@ def _check_leaves(config: ModelConfig, leaves: Mapping[str, Any]) -> None:
 
 
 def _write_weights(
-    folder: pathlib.Path, config: ModelConfig, leaves, dtype, max_shard_bytes: int, writers: _Writers
+    folder: pathlib.Path, config: Architecture, leaves, dtype, max_shard_bytes: int, writers: _Writers
 ) -> None:
     specs = _specs(config, leaves, dtype)
     files: list[list[str]] = [[]]
@@ -153,7 +162,7 @@ def _write_weights(
         _write_json(folder / INDEX, {"metadata": total, "weight_map": weight_map})
 
 
-def _specs(config: ModelConfig, leaves: Mapping[str, Any], dtype: DTypeLike | None) -> dict[str, Spec]:
+def _specs(config: Architecture, leaves: Mapping[str, Any], dtype: DTypeLike | None) -> dict[str, Spec]:
     """Every tensor, by its Hugging Face name, leaf by leaf."""
     specs = {}
     for path in config.param_names.paths():
@@ -164,7 +173,7 @@ def _specs(config: ModelConfig, leaves: Mapping[str, Any], dtype: DTypeLike | No
 
 
 def _host_tensors(
-    config: ModelConfig, leaves: Mapping[str, Any], names: list[str], specs: Mapping[str, Spec]
+    config: Architecture, leaves: Mapping[str, Any], names: list[str], specs: Mapping[str, Spec]
 ) -> Iterator[np.ndarray]:
     for name in names:
         path, index = config.param_names.locate(name)
@@ -192,7 +201,7 @@ def _slice(mesh: jax.sharding.Mesh | None):
 
 
 def _write_the_rest(
-    folder: pathlib.Path, config: ModelConfig, dtype: DTypeLike, tokenizer_from: str | os.PathLike[str] | None
+    folder: pathlib.Path, config: Architecture, dtype: DTypeLike, tokenizer_from: str | os.PathLike[str] | None
 ) -> None:
     out_config = config.to_hf()
     # Readers such as vLLM pick their dtype from here; transformers 4 calls it torch_dtype.

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from bridge.types import Group, Rollout
-from configs.schema import Config, LossConfig, ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
+from configs.schema import Config
+from configs.sections import LossConfig, ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
 from learner.devices.mesh import make_mesh, param_shardings
 from learner.model.decoder import abstract_params
 from learner.model.hf import io as hf_io
@@ -83,7 +84,7 @@ def config(rows: int, row_tokens: int) -> Config:
 def load(folder: pathlib.Path, settings: Config) -> tuple[Steps, dict]:
     """The steps and the parameters, placed."""
     mesh = make_mesh()
-    model_config = hf_io.ModelConfig.from_hf(folder)
+    model_config = hf_io.Architecture.from_hf(folder)
     shardings = hf_io.flatten(param_shardings(abstract_params(model_config), mesh))
     _, params = hf_io.load(folder, dtype=np.float32, sharding_fn=lambda path, _: shardings[path])
     return build_steps(model_config, settings, mesh), params

@@ -23,9 +23,10 @@ import jax.monitoring
 import numpy as np
 
 from bridge.types import Group, Rollout
-from configs.schema import Config, PackingConfig
+from configs.schema import Config
+from configs.sections import PackingConfig
 from learner.devices.mesh import make_mesh
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.decoder import init_params
 from learner.update.packing import MicroBatch, empty_batch, pack_groups
 from learner.update.state import TrainState
@@ -41,9 +42,9 @@ GROUPS_PER_UPDATE, GROUP_SIZE = 64, 8
 MEDIAN, SIGMA, MAX_PROMPT = 300, 0.8, 64
 
 
-def tiny_model(num_layers: int, *, width: int) -> ModelConfig:
+def tiny_model(num_layers: int, *, width: int) -> Architecture:
     """A Qwen3 that takes no time to run."""
-    return ModelConfig(
+    return Architecture(
         family="qwen3",
         vocab_size=64,
         hidden_size=width,
@@ -61,7 +62,7 @@ def tiny_model(num_layers: int, *, width: int) -> ModelConfig:
     )
 
 
-def fresh(model: ModelConfig, settings: Config) -> tuple[Steps, TrainState]:
+def fresh(model: Architecture, settings: Config) -> tuple[Steps, TrainState]:
     """Steps that have compiled nothing yet, and a state."""
     steps = build_steps(model, settings, make_mesh())
     params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))

@@ -20,7 +20,8 @@ from typing import Any
 
 from absl import app
 
-from configs.schema import AdmissionConfig, Config, PackingConfig, RoundsConfig
+from configs.schema import Config
+from configs.sections import AdmissionConfig, PackingConfig, RoundsConfig
 from tests.bench.overlap.figure import draw, round_timeline
 from tests.bench.rig import report
 from tests.bench.rig.calibrate import calibrate_passes

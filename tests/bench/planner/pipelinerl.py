@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from configs import pipelinerl, serial
-from configs.schema import AdmissionConfig
+from configs.sections import AdmissionConfig
 from launch.plan.engine_profile import EngineProfile
 from launch.plan.profiles import LearnerProfile, LengthProfile, Profile
 from launch.plan.simulate import simulate

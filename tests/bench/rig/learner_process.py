@@ -21,7 +21,7 @@ from learner.data.prompts import load_prompts  # noqa: E402
 from learner.data.tokenizer import load_tokenizer  # noqa: E402
 from learner.devices.mesh import make_mesh  # noqa: E402
 from learner.loop import train  # noqa: E402
-from learner.model.config import ModelConfig  # noqa: E402
+from learner.model.config import Architecture  # noqa: E402
 from learner.run import open_run  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
 from tests.bench.rig.session import Session  # noqa: E402
@@ -53,12 +53,12 @@ class Server:
     def do_prompts(self, session: dict[str, Any], count: int, model_folder: str) -> dict[str, Any]:
         """The first prompts of the session's stream."""
         model = pathlib.Path(model_folder)
-        vocab_size = ModelConfig.from_hf(model).vocab_size
+        vocab_size = Architecture.from_hf(model).vocab_size
         stream, _, _ = load_prompts(Session.from_json(session).config, load_tokenizer(model, vocab_size=vocab_size))
         return {"prompts": [next(stream).prompt_tokens.tolist() for _ in range(count)]}
 
     def _steps_for(self, session: Session, model: pathlib.Path) -> PacedSteps:
-        config, model_config = session.config, ModelConfig.from_hf(model)
+        config, model_config = session.config, Architecture.from_hf(model)
         for steps in self._steps:
             if steps.fits(model_config, config):
                 return steps

@@ -11,7 +11,7 @@ from typing import Any
 from bridge import timeline
 from configs import overrides
 from configs.schema import Config
-from launch.pipes import Child, wait_for
+from launch.pipes import PipedProcess, wait_for
 from learner.metrics import read_rows
 from tests.bench.rig.session import Session
 
@@ -95,9 +95,9 @@ class Rig:
         module = __name__.rpartition(".")[0]
         self._num_sessions = 0
         with contextlib.ExitStack() as children:  # each is ended, whatever fails
-            self._actor = Child(f"{module}.actor_process", [str(ENGINE_CORE)], root / "actor.log")
+            self._actor = PipedProcess(f"{module}.actor_process", [str(ENGINE_CORE)], root / "actor.log")
             children.callback(self._actor.close)
-            self._learner = Child(
+            self._learner = PipedProcess(
                 f"{module}.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD
             )
             children.callback(self._learner.close)
@@ -158,7 +158,7 @@ class Rig:
         """Ends both processes."""
         self._children.close()
 
-    def _ask(self, child: Child, request: dict[str, Any], *, deadline_s: float = SESSION_S) -> dict[str, Any]:
+    def _ask(self, child: PipedProcess, request: dict[str, Any], *, deadline_s: float = SESSION_S) -> dict[str, Any]:
         others = [c for c in (self._actor, self._learner) if c is not child]
         child.send(request)
         return wait_for(child, *others, deadline_s=deadline_s)

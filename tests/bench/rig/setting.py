@@ -3,13 +3,13 @@
 import dataclasses
 import pathlib
 
-from configs.loss import LossConfig
-from configs.schema import (
+from configs.schema import Config
+from configs.sections import (
     ActorConfig,
     AdmissionConfig,
     CheckpointConfig,
-    Config,
     EvaluationConfig,
+    LossConfig,
     ModelConfig,
     OptimizerConfig,
     PackingConfig,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bridge.types import Sampling, Task
-from launch.pipes import Child, ChildError, wait_for
+from launch.pipes import ChildError, PipedProcess, wait_for
 from learner.devices.mesh import make_mesh
 from tests.bench.rig import report
 from tests.bench.rig.calibrate import Calibration, calibrate_passes
@@ -294,7 +294,7 @@ while (request := parent.receive()) is not None:
 def start_child(tmp_path, monkeypatch):
     (tmp_path / "pipe_child.py").write_text(CHILD)
     monkeypatch.setattr("launch.pipes.sys", SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin))
-    return lambda name: Child("pipe_child", [], tmp_path / name)
+    return lambda name: PipedProcess("pipe_child", [], tmp_path / name)
 
 
 @pytest.fixture

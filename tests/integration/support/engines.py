@@ -18,7 +18,8 @@ from actor.weights.model_folder import ModelFolder, read_model_folder
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.timeline import Timeline
 from bridge.types import Sampling, Version, WeightManifest
-from configs.schema import ActorConfig, Config, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
+from configs.schema import Config
+from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
 from tests.integration.support import models
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from launch.compile_tpu import command as compile_tpu
 from launch.compile_tpu import report, venv
 from launch.compile_tpu.estimate import estimate, kernel_flops, num_micro_batches
 from learner.costs.flops import TPU_CHIPS
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 
 SMALL = "configs/tpu_v5e_16.py"
 V5E = TPU_CHIPS["v5e"]
@@ -131,7 +131,7 @@ def answer() -> dict[str, object]:
 
 
 def small_estimate(**fields: str):
-    model = ModelConfig.from_hf(MODEL_SIZES["Qwen3-1.7B"])
+    model = Architecture.from_hf(MODEL_SIZES["Qwen3-1.7B"])
     return estimate(answer(), config(**fields), model, V5E)
 
 
@@ -225,7 +225,9 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
     failed = {"device_kind": "TPU v5 lite", "num_chips": 16, "programs": {}, "state_bytes": {"optimizer": 7 * GIB}}
     failed |= {"error": {"kind": "memory", "program": "accumulate", "message": message}}
     monkeypatch.setattr(
-        compile_tpu, "compile_job", lambda job, python, dump: compile_tpu.Outcome(job=job, estimate=None, answer=failed)
+        compile_tpu,
+        "compile_job",
+        lambda job, python, dump: compile_tpu.Compiled(job=job, estimate=None, answer=failed),
     )
     assert compile_tpu.main([f"--config={SMALL}"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -240,8 +242,8 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
 
 def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, capsys):
     def compiled(job, python, dump):
-        model = ModelConfig.from_hf(job.model)
-        return compile_tpu.Outcome(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
+        model = Architecture.from_hf(job.model)
+        return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
 
     monkeypatch.setattr(compile_tpu, "compile_job", compiled)
     monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)
@@ -262,8 +264,8 @@ def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, tmp_path,
     def compiled(job, python, dump):
         if job.family == "v6e":
             raise RuntimeError("the compiler crashed")
-        model = ModelConfig.from_hf(job.model)
-        return compile_tpu.Outcome(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
+        model = Architecture.from_hf(job.model)
+        return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
 
     monkeypatch.setattr(compile_tpu, "compile_job", compiled)
     monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)

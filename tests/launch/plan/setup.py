@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from configs import schema
+from configs import schema, sections
 from launch.plan.engine_profile import EngineProfile
 from launch.plan.profiles import LearnerProfile, LengthProfile, Profile, PublishProfile
 
@@ -31,10 +31,10 @@ def by_rounds(R=8, K=2, U=2, *, rounds=None, admission=None, **publish) -> schem
     sizes: dict[str, Any] = dict(groups_per_round=R, samples_per_group=K, groups_per_update=U) | (rounds or {})
     return schema.Config(
         preset="test",
-        run=schema.RunConfig(num_updates=R // U),
-        rounds=schema.RoundsConfig(**sizes),
-        admission=schema.AdmissionConfig(**(admission or {})),
-        publish=schema.PublishConfig(when="round_end", **publish),
+        run=sections.RunConfig(num_updates=R // U),
+        rounds=sections.RoundsConfig(**sizes),
+        admission=sections.AdmissionConfig(**(admission or {})),
+        publish=sections.PublishConfig(when="round_end", **publish),
     )
 
 
@@ -43,6 +43,6 @@ def by_window(U=2, K=2, *, rounds=None, admission=None, **publish) -> schema.Con
     return dataclasses.replace(
         config,
         rounds=dataclasses.replace(config.rounds, **(rounds or {})),
-        admission=schema.AdmissionConfig(policy="window", **(admission or {})),
-        publish=schema.PublishConfig(when="every", **publish),
+        admission=sections.AdmissionConfig(policy="window", **(admission or {})),
+        publish=sections.PublishConfig(when="every", **publish),
     )

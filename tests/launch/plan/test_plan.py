@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.store.sqlite import SqliteStore
-from configs.schema import AdmissionConfig
+from configs.sections import AdmissionConfig
 from launch.plan import profiles
 from launch.plan import search as plan_search
 from launch.plan.lengths import Lengths

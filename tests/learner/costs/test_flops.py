@@ -8,10 +8,10 @@ import pytest
 
 from configs.model_sizes import MODEL_SIZES
 from learner.costs.flops import TPU_CHIPS, forward_flops, matmul_params, model_flops, peak_flops
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 
-QWEN3_0_6B = ModelConfig.from_hf(MODEL_SIZES["Qwen3-0.6B"])
-QWEN3_MOE = ModelConfig.from_hf(MODEL_SIZES["Qwen3-30B-A3B"])
+QWEN3_0_6B = Architecture.from_hf(MODEL_SIZES["Qwen3-0.6B"])
+QWEN3_MOE = Architecture.from_hf(MODEL_SIZES["Qwen3-30B-A3B"])
 
 
 def test_matmul_params_of_qwen3_0_6b_is_what_its_shapes_add_up_to():
@@ -59,7 +59,7 @@ def test_forward_flops_agree_with_xla_on_a_dense_forward():
         "num_key_value_heads": 2,
         "head_dim": 64,
     }
-    c = ModelConfig.from_hf(fields)
+    c = Architecture.from_hf(fields)
     length, f32 = 128, jnp.float32
 
     def matrix(*shape: int) -> jax.ShapeDtypeStruct:

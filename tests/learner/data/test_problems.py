@@ -6,7 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from configs import schema
+from configs import schema, sections
 from learner.data import problems
 from learner.data.problems import (
     BadRow,
@@ -22,9 +22,9 @@ from learner.data.problems import (
 from learner.data.tokenizer import load_tokenizer
 from tests.learner.model_folder import VOCAB_SIZE, make_model_folder
 
-PROMPTS = schema.PromptsConfig()
+PROMPTS = sections.PromptsConfig()
 TWO_TERMS: dict[str, Any] = dict(min_terms=2, max_terms=2, min_digits=2, max_digits=2)
-SUMS = schema.PromptsConfig(task="chain_sum", task_args=TWO_TERMS, pattern=r":\s*(.*=)")
+SUMS = sections.PromptsConfig(task="chain_sum", task_args=TWO_TERMS, pattern=r":\s*(.*=)")
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +53,21 @@ def parquet(folder, rows, name="rows.parquet"):
 def config_of(path, *, num_problems=256, max_tokens=64, seed=0, **prompts):
     return schema.Config(
         preset="test",
-        run=schema.RunConfig(seed=seed),
-        prompts=schema.PromptsConfig(path=path, **prompts),
-        model=schema.ModelConfig(max_tokens=max_tokens),
-        evaluation=schema.EvaluationConfig(num_problems=num_problems),
-        publish=schema.PublishConfig(probe_every_n_publishes=10 if num_problems else 0),
+        run=sections.RunConfig(seed=seed),
+        prompts=sections.PromptsConfig(path=path, **prompts),
+        model=sections.ModelConfig(max_tokens=max_tokens),
+        evaluation=sections.EvaluationConfig(num_problems=num_problems),
+        publish=sections.PublishConfig(probe_every_n_publishes=10 if num_problems else 0),
     )
 
 
 def sums_config(*, num_problems=20, seed=0):
     return schema.Config(
         preset="test",
-        run=schema.RunConfig(seed=seed),
+        run=sections.RunConfig(seed=seed),
         prompts=SUMS,
-        evaluation=schema.EvaluationConfig(num_problems=num_problems),
-        publish=schema.PublishConfig(probe_every_n_publishes=10 if num_problems else 0),
+        evaluation=sections.EvaluationConfig(num_problems=num_problems),
+        publish=sections.PublishConfig(probe_every_n_publishes=10 if num_problems else 0),
     )
 
 
@@ -126,7 +126,7 @@ def test_read_rows_bytes_that_are_no_utf8_are_set_aside(tmp_path):
 
 
 def test_read_rows_fields_are_named_by_the_config(tmp_path):
-    prompts = schema.PromptsConfig(prompt_field="q", answer_field="a", verifier="math")
+    prompts = sections.PromptsConfig(prompt_field="q", answer_field="a", verifier="math")
     (good,), _ = read_rows(jsonl(tmp_path, [{"q": "x", "a": "y", "prompt": "no"}]), prompts)
     assert (good.question, good.task.answer, good.task.verifier) == ("x", "y", "math")
 
@@ -161,7 +161,7 @@ def test_read_rows_conversation_prompts_are_kept_as_messages(tmp_path, write, ch
 
 
 def prompt_text(raw, tokenizer, **fields):
-    return tokenizer.decode(tokenize(raw, tokenizer, schema.PromptsConfig(**fields)).prompt_tokens)
+    return tokenizer.decode(tokenize(raw, tokenizer, sections.PromptsConfig(**fields)).prompt_tokens)
 
 
 def test_tokenize_applies_the_chat_template_as_told(tmp_path, tokenizer, chat_tokenizer):
@@ -278,12 +278,12 @@ def test_reasoning_gym_source_shows_the_patterns_group_and_keeps_the_answer():
 )
 def test_reasoning_gym_source_unknown_task_or_arguments_are_refused(prompts, said):
     with pytest.raises(ValueError, match=said):
-        ReasoningGymSource(schema.PromptsConfig(**prompts), seed=0)
+        ReasoningGymSource(sections.PromptsConfig(**prompts), seed=0)
 
 
 def test_reasoning_gym_source_pattern_not_found_is_an_error():
     with pytest.raises(ValueError, match="is not in"):
-        _ = ReasoningGymSource(schema.PromptsConfig(pattern="(zebra)"), seed=0)[0]
+        _ = ReasoningGymSource(sections.PromptsConfig(pattern="(zebra)"), seed=0)[0]
 
 
 def test_load_held_out_is_distinct_held_out_and_the_same_for_every_seed(tokenizer):
@@ -305,8 +305,8 @@ def test_load_held_out_with_prompts_too_long_is_an_error(tokenizer):
     config = schema.Config(
         preset="test",
         prompts=SUMS,
-        model=schema.ModelConfig(max_tokens=20),
-        evaluation=schema.EvaluationConfig(num_problems=3),
+        model=sections.ModelConfig(max_tokens=20),
+        evaluation=sections.EvaluationConfig(num_problems=3),
     )
     with pytest.raises(ValueError, match="up to 9 tokens.*leaves 4"):
         load_held_out(config, tokenizer)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from configs import schema
+from configs import schema, sections
 from learner.data.problems import is_held_out
 from learner.data.prompts import load_prompts
 from learner.data.tokenizer import load_tokenizer
@@ -30,9 +30,9 @@ def config_of(path="", *, seed=0, **prompts):
     fields |= {"path": path} if path else {"task_args": TWO_TERMS, "pattern": r":\s*(.*=)"}
     return schema.Config(
         preset="test",
-        run=schema.RunConfig(seed=seed),
-        prompts=schema.PromptsConfig(**fields | prompts),
-        evaluation=schema.EvaluationConfig(num_problems=5),
+        run=sections.RunConfig(seed=seed),
+        prompts=sections.PromptsConfig(**fields | prompts),
+        evaluation=sections.EvaluationConfig(num_problems=5),
     )
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.hf.fields import RopeScaling
 
 QWEN3 = {  # the fields of Qwen3-0.6B's config.json (transformers 4)
@@ -77,20 +77,20 @@ def without(raw, *fields):
 
 
 def test_from_hf_qwen3_reads_every_shape():
-    c = ModelConfig.from_hf(QWEN3)
+    c = Architecture.from_hf(QWEN3)
     assert (c.family, c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim) == ("qwen3", 28, 16, 8, 128)
     assert (c.vocab_size, c.hidden_size, c.intermediate_size) == (151936, 1024, 3072)
     assert (c.rope_theta, c.rms_norm_eps, c.max_position_embeddings) == (1e6, 1e-6, 40960)
     assert (c.qk_norm, c.qkv_bias, c.o_bias, c.tie_word_embeddings) == (True, False, False, True)
-    biased = ModelConfig.from_hf(QWEN3 | {"attention_bias": True})
+    biased = Architecture.from_hf(QWEN3 | {"attention_bias": True})
     assert (biased.qkv_bias, biased.o_bias) == (True, True)
 
 
 def test_from_hf_qwen2_divides_head_dim_and_biases_only_qkv():
-    c = ModelConfig.from_hf(QWEN2)
+    c = Architecture.from_hf(QWEN2)
     assert (c.head_dim, c.qk_norm, c.qkv_bias, c.o_bias) == (64, False, True, False)
-    assert ModelConfig.from_hf(QWEN2 | {"head_dim": 32}).head_dim == 32
-    assert ModelConfig.from_hf(QWEN2 | {"head_dim": None}).head_dim == 64
+    assert Architecture.from_hf(QWEN2 | {"head_dim": 32}).head_dim == 32
+    assert Architecture.from_hf(QWEN2 | {"head_dim": None}).head_dim == 64
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_from_hf_qwen2_divides_head_dim_and_biases_only_qkv():
     ],
 )
 def test_from_hf_rope_theta_is_read_from_either_home(rope):
-    assert ModelConfig.from_hf(without(QWEN3, "rope_theta", "rope_scaling") | rope).rope_theta == 5e5
+    assert Architecture.from_hf(without(QWEN3, "rope_theta", "rope_scaling") | rope).rope_theta == 5e5
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_from_hf_rope_theta_is_read_from_either_home(rope):
 )
 def test_from_hf_config_it_does_not_compute_is_refused_by_field(base, change, message):
     with pytest.raises(ValueError, match=message):
-        ModelConfig.from_hf(base | change)
+        Architecture.from_hf(base | change)
 
 
 YARN_READ = RopeScaling(kind="yarn", factor=4.0, original_length=32768, attention_factor=0.1 * math.log(4) + 1)
@@ -209,7 +209,7 @@ YARN_READ = RopeScaling(kind="yarn", factor=4.0, original_length=32768, attentio
     ],
 )
 def test_from_hf_rope_scaling_is_read_from_either_home(home, rope, want):
-    config = ModelConfig.from_hf(without(QWEN3, "rope_scaling") | {home: rope})
+    config = Architecture.from_hf(without(QWEN3, "rope_scaling") | {home: rope})
     assert config.rope_scaling == want and config.rope_theta == 1e6
 
 
@@ -224,26 +224,26 @@ def test_from_hf_sliding_window_reads_which_layers_have_it():
         (QWEN3 | window | {"sliding_window": None, "max_window_layers": 0}, ()),
         (MOE | window, (True,) * 28),
     ]:
-        config = ModelConfig.from_hf(raw)
+        config = Architecture.from_hf(raw)
         assert (config.sliding_window, config.windowed_layers) == (16 if want else None, want)
 
 
 def test_from_hf_moe_reads_its_experts_under_either_name():
-    c = ModelConfig.from_hf(MOE)
+    c = Architecture.from_hf(MOE)
     assert (c.num_experts, c.num_experts_per_token, c.moe_intermediate_size, c.norm_topk_prob) == (128, 8, 768, True)
     assert (c.qk_norm, c.param_names.num_experts) == (True, 128)
-    assert ModelConfig.from_hf(without(MOE, "num_experts") | {"num_local_experts": 128}) == c
+    assert Architecture.from_hf(without(MOE, "num_experts") | {"num_local_experts": 128}) == c
 
 
 def test_from_hf_missing_or_broken_file_is_one_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no model config at"):
-        ModelConfig.from_hf(tmp_path)
+        Architecture.from_hf(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
-        ModelConfig.from_hf(tmp_path)
+        Architecture.from_hf(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="wanted an object"):
-        ModelConfig.from_hf(tmp_path / "config.json")
+        Architecture.from_hf(tmp_path / "config.json")
 
 
 EVERY_KIND = [
@@ -259,8 +259,8 @@ EVERY_KIND = [
 @pytest.mark.parametrize("raw", EVERY_KIND)
 def test_to_hf_returns_what_was_read(raw, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    config = ModelConfig.from_hf(tmp_path)
-    assert config.to_hf() == raw and hash(config) == hash(ModelConfig.from_hf(raw))
+    config = Architecture.from_hf(tmp_path)
+    assert config.to_hf() == raw and hash(config) == hash(Architecture.from_hf(raw))
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,8 @@ def test_to_hf_returns_what_was_read(raw, tmp_path):
 )
 def test_to_hf_of_a_changed_config_rewrites_that_field_and_keeps_the_rest(raw):
     raw = raw | ({} if raw is MOE else {"layer_types": ["full_attention"] * raw["num_hidden_layers"]})
-    changed = dataclasses.replace(ModelConfig.from_hf(raw), num_layers=2, rope_theta=7.0, tie_word_embeddings=False)
-    assert ModelConfig.from_hf(changed.to_hf()) == changed
+    changed = dataclasses.replace(Architecture.from_hf(raw), num_layers=2, rope_theta=7.0, tie_word_embeddings=False)
+    assert Architecture.from_hf(changed.to_hf()) == changed
     rewritten = ("num_hidden_layers", "rope_theta", "rope_parameters", "layer_types")
     want = without(raw | {"tie_word_embeddings": False}, *rewritten)
     assert without(changed.to_hf(), *rewritten) == want
@@ -286,14 +286,14 @@ def test_to_hf_of_a_changed_config_rewrites_that_field_and_keeps_the_rest(raw):
     ],
 )
 def test_to_hf_of_changed_scaling_or_windows_reads_back_equal(raw, change):
-    changed = dataclasses.replace(ModelConfig.from_hf(raw), **change)
-    assert ModelConfig.from_hf(changed.to_hf()) == changed
+    changed = dataclasses.replace(Architecture.from_hf(raw), **change)
+    assert Architecture.from_hf(changed.to_hf()) == changed
 
 
 @pytest.mark.parametrize("raw", EVERY_KIND)
 def test_to_hf_of_a_config_made_in_code_reads_back_equal(raw):
-    made = dataclasses.replace(ModelConfig.from_hf(raw), hf_json="{}")
-    assert ModelConfig.from_hf(made.to_hf()) == made
+    made = dataclasses.replace(Architecture.from_hf(raw), hf_json="{}")
+    assert Architecture.from_hf(made.to_hf()) == made
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_to_hf_of_a_config_made_in_code_reads_back_equal(raw):
 )
 def test_model_config_with_fields_that_contradict_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(ModelConfig.from_hf(QWEN3), **change)
+        dataclasses.replace(Architecture.from_hf(QWEN3), **change)
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from bridge.names import flatten
 from configs.model_sizes import MODEL_SIZES
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.decoder import abstract_params, init_params, make_apply, output_head
 from learner.model.hf.io import load
 from tests.learner.model.tiny import MODELS, SHAPE, config_of, pack, reference_of, row, save_reference
@@ -231,7 +231,7 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
         rounded = copy.deepcopy(model).bfloat16()(torch.from_numpy(tokens)).logits.float().numpy()
     error, torch_error = np.median(np.abs(half - want.reshape(26, -1))), np.median(np.abs(rounded - want))
     assert 0 < error < 2 * torch_error
-    whole = ModelConfig.from_hf(MODEL_SIZES[size])
+    whole = Architecture.from_hf(MODEL_SIZES[size])
     alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "qk_norm", "rope_theta", "rope_scaling")
     for name in (*alike, "rms_norm_eps", "windowed_layers", "num_experts_per_token", "norm_topk_prob"):
         assert getattr(config, name) == getattr(whole, name), name
@@ -270,5 +270,5 @@ def test_rope_theta_from_config_reaches_the_rotation():
     _, config, params = loaded("qwen3-tied")
     raw = config.to_hf() | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6}}
     batch = row(RNG.integers(0, 61, (1, 19)))
-    moved = logits_of(ModelConfig.from_hf(raw), params, batch) - logits_of(config, params, batch)
+    moved = logits_of(Architecture.from_hf(raw), params, batch) - logits_of(config, params, batch)
     assert np.abs(moved).max() > 1e-2

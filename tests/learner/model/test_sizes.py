@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bridge.names import flatten
 from configs.model_sizes import MODEL_SIZES
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 from learner.model.decoder import abstract_params
 
 MILLIONS = {  # of parameters, from the model cards and papers; a tied head counts once
@@ -35,7 +35,7 @@ def test_every_published_size_is_counted():
 
 @pytest.mark.parametrize("name", MODEL_SIZES)
 def test_parameters_of_a_published_size_are_transformers_own(name):
-    config = ModelConfig.from_hf(MODEL_SIZES[name])
+    config = Architecture.from_hf(MODEL_SIZES[name])
     with torch.device("meta"):
         fields = {k: v for k, v in MODEL_SIZES[name].items() if k != "model_type"}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.family, **fields))

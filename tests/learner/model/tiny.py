@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from learner.model.config import ModelConfig
+from learner.model.config import Architecture
 
 SHAPE = dict(vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4)
 SHAPE |= dict(num_key_value_heads=2)
@@ -56,8 +56,8 @@ def save_reference(name: str, folder, seed: int = 0, **save_options) -> Any:
     return model
 
 
-def config_of(name: str) -> ModelConfig:
-    return ModelConfig.from_hf(reference(name).config.to_dict() | {"architectures": None})
+def config_of(name: str) -> Architecture:
+    return Architecture.from_hf(reference(name).config.to_dict() | {"architectures": None})
 
 
 def pack(sequences, length: int):

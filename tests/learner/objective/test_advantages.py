@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.loss import LossConfig
+from configs.sections import LossConfig
 from learner.objective.advantages import ADVANTAGES, group_advantages, has_signal, shaped_rewards
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=2, max_size=9)

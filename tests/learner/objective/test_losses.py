@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from configs.loss import LOSS_CONSTANTS, LossConfig
+from configs.sections import LossConfig
+from configs.sections.loss import LOSS_CONSTANTS
 from learner.objective.losses import LOSSES, MAX_LOG_RATIO, Needs, TokenInputs, effective_constants, needs, token_loss
 
 SHAPE = (2, 5)

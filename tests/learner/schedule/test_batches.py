@@ -8,7 +8,7 @@ import pytest
 
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Task
-from configs import schema
+from configs import schema, sections
 from learner.data.problems import Problem
 from learner.schedule.batches import micro_batches
 from learner.schedule.group_queue import GroupQueue
@@ -21,15 +21,15 @@ K, PROMPT, RESPONSE = 2, 2, 6  # so a sequence has 8 tokens and a group is one r
 def config_of(R=4, U=2, *, train_start: Any = "group_ready", rows=4, width=0):
     return schema.Config(
         preset="test",
-        run=schema.RunConfig(num_updates=R // U),
-        model=schema.ModelConfig(max_tokens=16),
-        sampling=schema.SamplingConfig(max_response_tokens=8),
-        rounds=schema.RoundsConfig(
+        run=sections.RunConfig(num_updates=R // U),
+        model=sections.ModelConfig(max_tokens=16),
+        sampling=sections.SamplingConfig(max_response_tokens=8),
+        rounds=sections.RoundsConfig(
             groups_per_round=R, groups_per_update=U, samples_per_group=K, train_start=train_start
         ),
-        admission=schema.AdmissionConfig(policy="window" if width else "fifo", width=width),
-        publish=schema.PublishConfig(when="every" if width else "round_end"),
-        packing=schema.PackingConfig(rows=rows, row_tokens=16),
+        admission=sections.AdmissionConfig(policy="window" if width else "fifo", width=width),
+        publish=sections.PublishConfig(when="every" if width else "round_end"),
+        packing=sections.PackingConfig(rows=rows, row_tokens=16),
     )
 
 

@@ -14,12 +14,12 @@ def store(tmp_path):
         yield opened
 
 
-class Deadlock(Exception):
+class DeadlockError(Exception):
     """The queue waits, and no more groups will come."""
 
 
 def refuse_to_wait():
-    raise Deadlock
+    raise DeadlockError
 
 
 class Trainer:
@@ -89,7 +89,7 @@ def test_next_without_groups_calls_while_waiting_until_one_is_there(trainer):
 
 
 def test_next_while_waiting_may_raise(trainer):
-    with pytest.raises(Deadlock):
+    with pytest.raises(DeadlockError):
         next(trainer.queue())
 
 

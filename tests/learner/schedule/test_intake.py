@@ -8,7 +8,7 @@ import pytest
 
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
-from configs import schema
+from configs import schema, sections
 from learner.schedule.intake import Intake
 from learner.schedule.planner import MAX_REPLACED_PER_GROUP
 from tests.bridge.factories import make_group, make_rollout
@@ -21,8 +21,8 @@ class Desk:
     def __init__(self, tmp_path, store, *, R=2, **rounds):
         self.config = schema.Config(
             preset="test",
-            run=schema.RunConfig(num_updates=1),
-            rounds=schema.RoundsConfig(groups_per_round=R, groups_per_update=R, samples_per_group=K, **rounds),
+            run=sections.RunConfig(num_updates=1),
+            rounds=sections.RoundsConfig(groups_per_round=R, groups_per_update=R, samples_per_group=K, **rounds),
         )
         self.store, self.problems = store, Problems()
         self.planner = planner_of(self.config, problems=self.problems)
@@ -71,7 +71,7 @@ def test_group_without_signal_is_kept_where_nothing_filters(tmp_path, store):
 
 def test_signal_is_looked_for_after_the_overlong_penalty(tmp_path, store):
     desk = Desk(tmp_path, store, filter_zero_variance=True)
-    loss = schema.LossConfig(overlong_buffer_tokens=8)
+    loss = sections.LossConfig(overlong_buffer_tokens=8)
     desk.intake._config = dataclasses.replace(desk.config, loss=loss)
     lengths = (3, 14)  # of at most 16, the last 8 punished
     assert desk.arrive(0, rollouts=tuple(make_rollout(n, reward=1.0) for n in lengths)) is None

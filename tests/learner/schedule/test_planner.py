@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.types import Sampling, Task, Version
-from configs import schema
+from configs import schema, sections
 from learner.data.problems import Problem
 from learner.schedule.planner import Consumed, RoundPlanner, pinned_tickets, training_sampling
 from tests.bridge.factories import as_plain
@@ -18,10 +18,10 @@ def config_of(R, U, *, width=0, K=2):
     """By rounds; with a width by window."""
     return schema.Config(
         preset="test",
-        run=schema.RunConfig(num_updates=R // U),
-        rounds=schema.RoundsConfig(groups_per_round=R, groups_per_update=U, samples_per_group=K),
-        admission=schema.AdmissionConfig(policy="window" if width else "fifo", width=width),
-        publish=schema.PublishConfig(when="every" if width else "round_end"),
+        run=sections.RunConfig(num_updates=R // U),
+        rounds=sections.RoundsConfig(groups_per_round=R, groups_per_update=U, samples_per_group=K),
+        admission=sections.AdmissionConfig(policy="window" if width else "fifo", width=width),
+        publish=sections.PublishConfig(when="every" if width else "round_end"),
     )
 
 

@@ -19,7 +19,7 @@ from bridge.store.sample_tickets import SampleTickets, group_id
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from bridge.types import Group, Task, Ticket, Version
-from configs import schema
+from configs import schema, sections
 from learner.data.problems import Problem
 from learner.schedule.batches import micro_batches
 from learner.schedule.group_queue import GroupQueue, GroupQueueIterator
@@ -29,30 +29,30 @@ from tests.bridge.factories import make_group, make_rollout
 
 K, R, U = 2, 4, 2
 MAX_LAG = 2
-WINDOW = schema.AdmissionConfig(policy="window", width=6)
-EVERY = schema.PublishConfig(when="every")
+WINDOW = sections.AdmissionConfig(policy="window", width=6)
+EVERY = sections.PublishConfig(when="every")
 SCHEDULES: dict[str, dict[str, Any]] = {
     "serial": dict(rounds=dict(train_start="round_complete")),
     "fifo": {},
-    "frontier": dict(admission=schema.AdmissionConfig(policy="frontier", width=2)),
-    "frontier of samples": dict(admission=schema.AdmissionConfig(policy="frontier", width=2, unit="sample")),
+    "frontier": dict(admission=sections.AdmissionConfig(policy="frontier", width=2)),
+    "frontier of samples": dict(admission=sections.AdmissionConfig(policy="frontier", width=2, unit="sample")),
     "races": dict(rounds=dict(overprovision_prompts=1.5, overprovision_samples=1.5, groups_per_update=R)),
     "races of samples": dict(
         rounds=dict(overprovision_prompts=1.5, overprovision_samples=1.5),
-        admission=schema.AdmissionConfig(policy="fifo", unit="sample"),
+        admission=sections.AdmissionConfig(policy="fifo", unit="sample"),
     ),
     "filter": dict(rounds=dict(filter_zero_variance=True)),
     "window": dict(admission=WINDOW, publish=EVERY, rounds=dict(max_lag_steps=MAX_LAG)),
     "window, two steps a publish": dict(
-        admission=WINDOW, publish=schema.PublishConfig(when="every", every_n_steps=2), rounds=dict(max_lag_steps=4)
+        admission=WINDOW, publish=sections.PublishConfig(when="every", every_n_steps=2), rounds=dict(max_lag_steps=4)
     ),
     "async ratio": dict(
-        admission=schema.AdmissionConfig(policy="window", async_ratio=1.0),
+        admission=sections.AdmissionConfig(policy="window", async_ratio=1.0),
         publish=EVERY,
         rounds=dict(max_lag_steps=MAX_LAG),
     ),
     "async ratio of samples": dict(
-        admission=schema.AdmissionConfig(policy="window", async_ratio=0.5, unit="sample"),
+        admission=sections.AdmissionConfig(policy="window", async_ratio=0.5, unit="sample"),
         publish=EVERY,
         rounds=dict(max_lag_steps=MAX_LAG, overprovision_samples=1.5),
     ),
@@ -69,12 +69,12 @@ def config_of(schedule: str) -> schema.Config:
     rounds = dict(groups_per_round=R, groups_per_update=U, samples_per_group=K) | fields.pop("rounds", {})
     return schema.Config(
         preset="test",
-        run=schema.RunConfig(num_updates=R // rounds["groups_per_update"]),
-        model=schema.ModelConfig(max_tokens=16),
-        sampling=schema.SamplingConfig(max_response_tokens=8),
-        rounds=schema.RoundsConfig(**rounds),
-        packing=schema.PackingConfig(rows=4, row_tokens=16),
-        actor=schema.ActorConfig(max_num_seqs=5),
+        run=sections.RunConfig(num_updates=R // rounds["groups_per_update"]),
+        model=sections.ModelConfig(max_tokens=16),
+        sampling=sections.SamplingConfig(max_response_tokens=8),
+        rounds=sections.RoundsConfig(**rounds),
+        packing=sections.PackingConfig(rows=4, row_tokens=16),
+        actor=sections.ActorConfig(max_num_seqs=5),
         **fields,
     )
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs import schema
+from configs import schema, sections
 from learner.schedule.planner import RoundPlanner, training_sampling
 from tests.learner.schedule.test_planner import Problems
 
@@ -16,8 +16,8 @@ from tests.learner.schedule.test_planner import Problems
 def config_of(R, *, eta_prompts=1.25, eta_samples=1.0, K=4):
     return schema.Config(
         preset="test",
-        run=schema.RunConfig(num_updates=1),
-        rounds=schema.RoundsConfig(
+        run=sections.RunConfig(num_updates=1),
+        rounds=sections.RoundsConfig(
             groups_per_round=R,
             groups_per_update=R,
             samples_per_group=K,
@@ -166,9 +166,9 @@ def test_state_between_rounds_gives_the_same_future():
 def test_async_ratio_bounds_what_is_issued_and_the_lag_of_groups_served_in_order(alpha, U, seed):
     config = schema.Config(
         preset="test",
-        rounds=schema.RoundsConfig(groups_per_round=U, groups_per_update=U),
-        admission=schema.AdmissionConfig(policy="window", async_ratio=alpha),
-        publish=schema.PublishConfig(when="every"),
+        rounds=sections.RoundsConfig(groups_per_round=U, groups_per_update=U),
+        admission=sections.AdmissionConfig(policy="window", async_ratio=alpha),
+        publish=sections.PublishConfig(when="every"),
     )
     planner, rng = planner_of(config), random.Random(seed)
     issued_at: dict[str, int] = {}

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from configs.schema import OptimizerConfig
+from configs.sections import OptimizerConfig
 from learner.update.optimizer import decay_mask, learning_rate, make_optimizer
 from tests.learner.streams import NumpyAdamW
 

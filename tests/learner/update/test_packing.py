@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.schema import PackingConfig
+from configs.sections import PackingConfig
 from learner.objective.advantages import group_advantages
 from learner.update.packing import first_fit_decreasing
 from tests.learner.streams import config_of, pack, random_group, random_groups, random_rollout

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.schema import MeshConfig
+from configs.sections import MeshConfig
 from learner.devices.mesh import AXES, make_mesh, param_spec
 from learner.model.decoder import init_params
 from learner.model.hf import io as hf_io

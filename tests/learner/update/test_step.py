@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.schema import OptimizerConfig
+from configs.sections import OptimizerConfig
 from learner.devices.mesh import AXES, make_mesh
 from learner.metrics import METRICS
 from learner.model.decoder import make_apply

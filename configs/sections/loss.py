@@ -84,7 +84,6 @@ class LossConfig:
     overlong_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        """Checks this section."""
         self._refuse_unread()
         self._check_constants()
         self._check_whole_method()

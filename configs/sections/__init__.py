@@ -1,0 +1,33 @@
+"""The sections of a `Config`, one file each; a check of one section lives with it."""
+
+from configs.sections.actor import ActorConfig
+from configs.sections.admission import AdmissionConfig
+from configs.sections.checkpoint import CheckpointConfig
+from configs.sections.evaluation import EvaluationConfig
+from configs.sections.loss import LossConfig
+from configs.sections.mesh import MeshConfig
+from configs.sections.model import ModelConfig
+from configs.sections.optimizer import OptimizerConfig
+from configs.sections.packing import PackingConfig
+from configs.sections.prompts import PromptsConfig
+from configs.sections.publish import PublishConfig
+from configs.sections.rounds import RoundsConfig
+from configs.sections.run import RunConfig
+from configs.sections.sampling import SamplingConfig
+
+__all__ = [
+    "ActorConfig",
+    "AdmissionConfig",
+    "CheckpointConfig",
+    "EvaluationConfig",
+    "LossConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PackingConfig",
+    "PromptsConfig",
+    "PublishConfig",
+    "RoundsConfig",
+    "RunConfig",
+    "SamplingConfig",
+]

@@ -1,0 +1,37 @@
+"""The learner's devices."""
+
+import dataclasses
+
+from configs.checks import positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """The learner's device mesh; the product must be the number of devices."""
+
+    devices: str = ""
+    """CUDA_VISIBLE_DEVICES of a learner that launch.local starts; empty leaves it as it is."""
+    data: int = 1
+    """Whole copies of the parameters."""
+    fsdp: int = 1
+    """Splits parameters, optimizer state and the rows of a batch."""
+    expert: int = 1
+    """The same, and the experts of a MoE model."""
+    sequence: int = 1
+    """Splits the tokens of a row (context parallelism)."""
+    tensor: int = 1
+    """Splits heads, MLP width and vocabulary."""
+
+    def __post_init__(self) -> None:
+        positive("mesh", **self.axes)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes by the names of `learner.devices.mesh.AXES`."""
+        names = ("data", "fsdp", "expert", "sequence", "tensor")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def batch_shards(self) -> int:
+        """Into how many parts the rows of a batch are split."""
+        return self.data * self.fsdp * self.expert

@@ -1,0 +1,36 @@
+"""The policy, and the precisions it is held in."""
+
+import dataclasses
+from typing import Literal
+
+from configs.checks import not_negative, positive
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The policy: a Hugging Face folder, and the precisions it is held in."""
+
+    path: str = ""
+    """A Hugging Face folder (config.json, safetensors, tokenizer.json). Empty: the tiny recipe below,
+    made once and cached."""
+    param_dtype: Dtype = "float32"
+    """Master weights and optimizer state."""
+    compute_dtype: Dtype = "float32"
+    """Matrix products in the learner."""
+    served_dtype: Dtype = "float32"
+    """What is published and what the engine computes in."""
+    remat: Literal["full", "attention", "dots", "none"] = "attention"
+    """What the backward pass recomputes: whole layers, all but attention (with the splash and xla implementations;
+    cuDNN and Pallas are recomputed), all but attention and the projections, nothing."""
+    attention: Literal["auto", "splash", "cudnn", "pallas", "xla"] = "auto"
+    """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
+    logit_chunk_tokens: int = 0
+    """Tokens a device whose logits exist at once; 0: 128 on a CPU, elsewhere what fits 512 MiB."""
+    max_tokens: int = 64
+    """Longest prompt and response together; also the engine's context length."""
+
+    def __post_init__(self) -> None:
+        positive("model", max_tokens=self.max_tokens)
+        not_negative("model", logit_chunk_tokens=self.logit_chunk_tokens)

@@ -1,0 +1,48 @@
+"""The optimizer."""
+
+import dataclasses
+from typing import Literal
+
+from configs.checks import not_negative, positive
+from configs.sections.model import Dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer, with global-norm clipping and linear warm-up."""
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """adafactor keeps the second moment as rows and columns, and no first one (Shazeer and Stern, 2018)."""
+    mu_dtype: Dtype = "float32"
+    """What adamw keeps its first moment in."""
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """What follows the warm-up, over run.num_updates."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    max_skipped_in_a_row: int = 5
+    """An update whose loss or gradient isn't finite changes nothing; after this many one after the other the run
+    stops."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "optimizer",
+            learning_rate=self.learning_rate,
+            eps=self.eps,
+            max_grad_norm=self.max_grad_norm,
+            max_skipped_in_a_row=self.max_skipped_in_a_row,
+        )
+        not_negative("optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay)
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"optimizer betas must be in [0, 1), got {self.beta1} and {self.beta2}")
+        if self.name == "adafactor":
+            for field in dataclasses.fields(self):
+                value = getattr(self, field.name)
+                if field.name in ("beta1", "beta2", "eps", "mu_dtype") and value != field.default:
+                    raise ValueError(
+                        f"optimizer.{field.name}={value} has no effect with optimizer.name=adafactor; leave it out"
+                    )

@@ -1,0 +1,18 @@
+"""The shape of a training micro-batch."""
+
+import dataclasses
+
+from configs.checks import positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackingConfig:
+    """The one shape a training micro-batch has: rows of packed sequences."""
+
+    rows: int = 4
+    row_tokens: int = 256
+    max_row_sequences: int = 128
+    """Sequences in a row at most; cuDNN's attention keeps statistics for as many."""
+
+    def __post_init__(self) -> None:
+        positive("packing", rows=self.rows, row_tokens=self.row_tokens, max_row_sequences=self.max_row_sequences)

@@ -1,0 +1,43 @@
+"""Problems and their verifier."""
+
+import dataclasses
+import re
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptsConfig:
+    """Where problems come from and how answers are judged."""
+
+    path: str = ""
+    """A .jsonl or .parquet file; empty means the reasoning-gym task below."""
+    prompt_field: str = "prompt"
+    answer_field: str = "answer"
+    eval_path: str = ""
+    """Held-out problems; empty: one in `held_out_one_in` of the problems, chosen by a hash of the prompt."""
+    held_out_one_in: int = 10
+    task: str = "chain_sum"
+    """A reasoning-gym task family."""
+    task_args: dict[str, int | float | str | bool] = dataclasses.field(default_factory=dict)
+    pattern: str = ""
+    """A regular expression whose first group is the part of the question to show; empty shows it all."""
+    verifier: Literal["reasoning_gym", "exact", "math"] = "exact"
+    chat_template: Literal["auto", "on", "off"] = "auto"
+    """auto: applied when the tokenizer has one."""
+    system_prompt: str = ""
+    add_bos: bool = False
+    """Put the tokenizer's BOS token before a prompt that no chat template was applied to."""
+
+    def __post_init__(self) -> None:
+        if self.held_out_one_in < 2:
+            raise ValueError(f"prompts.held_out_one_in must be >= 2, got {self.held_out_one_in}")
+        if self.path and self.verifier == "reasoning_gym":
+            raise ValueError(
+                "prompts.verifier=reasoning_gym needs a reasoning-gym task; for prompts.path use exact or math"
+            )
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as e:
+            raise ValueError(f"prompts.pattern is no regular expression: {e}") from e
+        if self.pattern and groups < 1:
+            raise ValueError(f"prompts.pattern needs a group in parentheses, got {self.pattern!r}")

@@ -1,0 +1,65 @@
+"""Rounds, updates, and what may be trained."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from configs.checks import not_negative, positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundsConfig:
+    """Rounds of R groups of K samples, U groups an optimizer step (RolloutPipe, section 3)."""
+
+    groups_per_round: int = 32
+    """R. With publish.when=every, R only numbers the rounds."""
+    samples_per_group: int = 8
+    """K."""
+    groups_per_update: int = 8
+    """U = B / K."""
+    train_start: Literal["round_complete", "group_ready"] = "group_ready"
+    """When training on a round may begin: all R groups there, or each as it arrives (CGP)."""
+    max_lag_steps: int | None = None
+    """Hard bound on the lag of a group's oldest token. A window is kept narrow enough for it, and groups over it
+    when they are dequeued are dropped, counted and issued again. A response that takes longer than so many steps can
+    never be trained."""
+    overprovision_prompts: float = 1.0
+    """eta_P of RollPacker's tail batching (section 3): a short round issues eta_P R prompts and keeps the first R
+    groups to complete; the others' prompts wait until R of them make a long round of their own. 1: off."""
+    overprovision_samples: float = 1.0
+    """eta_R: eta_R K responses are sampled and the first K to end are kept (not in long rounds). 1: off."""
+    filter_zero_variance: bool = False
+    """Groups whose rewards are all equal teach nothing; they are dropped, and another prompt takes the place of each
+    in the same round."""
+    ess_floor: float = 0.0
+    """An update whose effective sample size is below it isn't made: the learner waits until a full batch by its own
+    current weights is there (PipelineRL, NeurIPS version, Algorithm 2). 0: off."""
+
+    def __post_init__(self) -> None:
+        if self.samples_per_group < 2:
+            raise ValueError(
+                f"rounds.samples_per_group (K) must be >= 2 (an advantage compares a group's members), "
+                f"got {self.samples_per_group}"
+            )
+        positive("rounds", groups_per_round=self.groups_per_round, groups_per_update=self.groups_per_update)
+        if self.groups_per_round % self.groups_per_update:
+            raise ValueError(
+                f"rounds.groups_per_update (U={self.groups_per_update}) must divide "
+                f"rounds.groups_per_round (R={self.groups_per_round})"
+            )
+        not_negative("rounds", max_lag_steps=self.max_lag_steps)
+        for name in ("overprovision_prompts", "overprovision_samples"):
+            if not 1 <= getattr(self, name) <= 4:
+                raise ValueError(f"rounds.{name} must be between 1 (off) and 4, got {getattr(self, name)}")
+        if not 0 <= self.ess_floor < 1:
+            raise ValueError(f"rounds.ess_floor must be in [0, 1), got {self.ess_floor}")
+
+    @property
+    def groups_issued(self) -> int:
+        """Prompts of a short round: eta_P R, rounded up."""
+        return math.ceil(self.overprovision_prompts * self.groups_per_round - 1e-9)
+
+    @property
+    def requests_per_group(self) -> int:
+        """Responses sampled for a group of a short round: eta_R K, rounded up."""
+        return math.ceil(self.overprovision_samples * self.samples_per_group - 1e-9)

@@ -1,0 +1,23 @@
+"""How the actors sample."""
+
+import dataclasses
+
+from configs.checks import positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How the actors sample."""
+
+    max_response_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        positive("sampling", max_response_tokens=self.max_response_tokens, temperature=self.temperature)
+        if self.top_p != 1.0 or self.top_k != 0:
+            raise ValueError(
+                "sampling.top_p and sampling.top_k must stay 1.0 and 0: importance ratios need the learner's "
+                f"distribution truncated alike, got top_p={self.top_p} top_k={self.top_k}"
+            )
