@@ -61,7 +61,7 @@ WINDOW: dict[str, Any] = {
 )
 def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
     with pytest.raises(ValueError, match=said):
-        getattr(schema, section)(**fields)
+        getattr(sections, section)(**fields)
 
 
 @pytest.mark.parametrize(
