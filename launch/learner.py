@@ -15,7 +15,7 @@ def main() -> int:
         # jax is loaded only once the input is known to be good.
         from learner.heart import Stopped
         from learner.loop import train
-        from learner.run import open_run
+        from learner.start import open_run
         from learner.step_books import NotFiniteError
 
         run = open_run(prepared.config, prepared.folder, prepared.model_folder)

@@ -10,9 +10,9 @@ from bridge.types import Sampling
 from learner.model.hf import io as hf_io
 from learner.publish import parity
 from learner.publish.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS, evaluation_metrics
-from learner.run import Run, acknowledge_committed, save
-from learner.schedule.ess_stop import drop_batch, is_batch_off_policy
-from learner.schedule.planner import training_sampling
+from learner.run import Run
+from learner.schedule import ess_stop
+from learner.schedule.ticket_books import training_sampling
 from learner.step_books import StepBooks
 from learner.update.packing import MicroBatch
 
@@ -20,30 +20,32 @@ from learner.update.packing import MicroBatch
 def train(run: Run) -> None:
     """Trains until `run.num_updates` steps are done; the result is in the run folder."""
     publish(run)  # actors need a first version
-    batches = run.micro_batches()
-    books = StepBooks(run)
+    books = StepBooks(
+        run.config.optimizer,
+        run.architecture,
+        stream=run.stream,
+        store=run.store,
+        num_skipped=int(run.state.skipped_updates),
+    )
+    batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:
         micro = next(batches)  # waits until complete groups are there
         accumulate(run, micro, books)
         if not micro.ends_update:
             continue
         settle_probe(run)
-        if is_batch_off_policy(run):
-            drop_batch(run)
-            books.drop()
-            if run.publisher.version is None or run.publisher.version.step != run.step:
-                publish(run)  # what is to be sampled by the current weights needs them
+        if is_off_policy(run):
+            drop(run, books)
             continue
         apply(run, books)
-        run.queue.fresh_from = None
         if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
             publish(run)
         if micro.ends_round:
             run.anchors.start_round(run.state.params)
-            run.metrics.write("round", run.step, run.clock.finish(time.time()) | run.round_metrics())
+            run.metrics.write("round", run.step, run.stream.end_round(time.time()))
         if is_save_due(run, ends_round=micro.ends_round):
-            save(run)
-        acknowledge_committed(run, run.checkpoints.committed())
+            run.save()
+        run.stream.acknowledge(run.checkpoints.committed())
     finish(run)
 
 
@@ -58,8 +60,31 @@ def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
     batch = run.steps.put(micro.batch)
     run.state = run.steps.accumulate(run.state, batch, run.anchors.score(batch))
     jax.block_until_ready(run.steps.in_progress if micro.ends_pack else before)
-    books.add(micro, start, time.time())
-    run.queue.poll()  # a race may be decided, or the oldest group give way, while this process computes
+    end = time.time()
+    books.add(micro, start, end)
+    run.timeline.span("train", start, end, step=run.step, groups=",".join(micro.ticket_ids))
+    run.stream.poll()  # a race may be decided, or the oldest group give way, while this process computes
+
+
+def is_off_policy(run: Run) -> bool:
+    """Whether the ESS stop keeps the update that is full from being made."""
+    floor = run.config.rounds.ess_floor
+    if floor == 0:
+        return False
+    ess = run.steps.ess(run.state)
+    stops = ess_stop.is_off_policy(ess, floor=floor, is_fresh=run.stream.takes_only_fresh, step=run.step)
+    if stops:
+        run.timeline.instant("ess stop", step=run.step, ess=ess)
+    return stops
+
+
+def drop(run: Run, books: StepBooks) -> None:
+    """Undoes the update that is full; what is to be sampled by the current weights needs them published."""
+    run.state = run.steps.discard(run.state)
+    run.stream.drop_update()
+    books.drop()
+    if not run.publisher.serves(run.step):
+        publish(run)
 
 
 def apply(run: Run, books: StepBooks) -> None:
@@ -71,8 +96,12 @@ def apply(run: Run, books: StepBooks) -> None:
     start = time.time()
     run.state, metrics = run.steps.apply(run.state)
     metrics = jax.device_get(metrics)
-    run.step += 1
-    books.write(metrics, start, time.time())
+    run.stream.end_update()
+    end = time.time()
+    run.timeline.span("apply", start, end, step=run.step)
+    row, ticket_ids = books.close(metrics, start, end)
+    row |= {"num_compilations": run.steps.num_compilations, "time/publish_s": run.publisher.last_publish_s}
+    run.metrics.write("step", run.step, row, groups=ticket_ids)
     books.check_skipped()
     run.heart.check()
 
@@ -90,7 +119,7 @@ def publish(run: Run) -> None:
         # The next step waits for it, so it is short.
         sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
         problems = [(p, PROBE_SAMPLES) for p in run.held_out[:PROBE_PROBLEMS]]
-        run.probe.start(problems, sampling, version=version, round=run.planner.round)
+        run.probe.start(problems, sampling, version=version, round=run.stream.planner.round)
     if is_evaluation_due(run):
         run.last_evaluated_step = run.step
         sampling = Sampling(
@@ -98,14 +127,14 @@ def publish(run: Run) -> None:
             temperature=config.evaluation.temperature,
             stop_token_ids=run.tokenizer.stop_token_ids,
         )
-        run.evaluation.start([(p, 1) for p in run.held_out], sampling, version=version, round=run.planner.round)
+        run.evaluation.start([(p, 1) for p in run.held_out], sampling, version=version, round=run.stream.planner.round)
 
 
 def settle_evaluation(run: Run) -> None:
     """Waits for the evaluation that is out, if one is, and writes its row."""
     version = run.evaluation.version
     if version is not None:
-        groups = run.evaluation.settle(lambda group: group.actor not in run.fenced_actors)
+        groups = run.evaluation.settle(lambda group: group.actor not in run.stream.intake.fenced_actors)
         if not groups:
             logging.error("eval version=%s: no response could be judged; see the actors' logs", version)
             return
@@ -118,7 +147,9 @@ def settle_probe(run: Run) -> None:
     """Waits for the probe that is out, if one is, and compares it with the learner's own logprobs."""
     version = run.probe.version
     if version is not None:
-        worst = parity.settle(run)
+        worst = parity.settle(
+            run.probe, steps=run.steps, params=run.state.params, config=run.config, fence=run.stream.fence
+        )
         run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
 
 
@@ -146,15 +177,15 @@ def is_save_due(run: Run, *, ends_round: bool) -> bool:
 
 def finish(run: Run) -> None:
     """The last evaluation, checkpoint and the model in Hugging Face's format."""
-    if run.publisher.version is None or run.publisher.version.step != run.step:
+    if not run.publisher.serves(run.step):
         publish(run)
     settle_probe(run)
     settle_evaluation(run)
-    acknowledge_committed(run, run.checkpoints.wait())
+    run.stream.acknowledge(run.checkpoints.wait())
     if run.last_saved_step != run.step:
-        save(run)
-        acknowledge_committed(run, run.checkpoints.wait())
+        run.save()
+        run.stream.acknowledge(run.checkpoints.wait())
     target = run.folder / f"model-{run.step}"
     if not target.exists():
-        hf_io.save(target, run.model_config, run.state.params, tokenizer_from=run.tokenizer.folder)
+        hf_io.save(target, run.architecture, run.state.params, tokenizer_from=run.tokenizer.folder)
     logging.info("finished step=%d model=%s", run.step, target)

@@ -6,10 +6,16 @@ from typing import Any
 
 import jax
 
+from bridge.store.protocol import LearnerStore
+from configs.sections import OptimizerConfig
 from learner.costs.flops import model_flops, peak_flops
 from learner.heart import is_fresh
-from learner.run import Run
+from learner.model.config import Architecture
+from learner.schedule.stream import Stream
 from learner.update.packing import MicroBatch
+
+_SHOWN_REASONS = ("stale", "zero_variance", "overflow")
+"""Why groups were kept out, of those that have a metric of their own."""
 
 
 class NotFiniteError(RuntimeError):
@@ -17,18 +23,26 @@ class NotFiniteError(RuntimeError):
 
 
 class StepBooks:
-    """Collects an update's micro-batches and writes its row of metrics."""
+    """Collects an update's micro-batches and makes its row of metrics."""
 
-    def __init__(self, run: Run) -> None:
-        """Starts at the run's first wait."""
-        self._run = run
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        architecture: Architecture,
+        *,
+        stream: Stream,
+        store: LearnerStore,
+        num_skipped: int,
+    ) -> None:
+        """Starts at the run's first wait; `num_skipped` updates were left out before."""
+        self._config, self._architecture, self._stream, self._store = config, architecture, stream, store
         self._ticket_ids: list[str] = []
         self._train_s = 0.0
         self._sum_squared_lengths = 0.0
-        self._num_skipped = int(run.state.skipped_updates)
+        self._num_skipped = num_skipped
         self._num_skipped_in_a_row = 0
         self._peak_flops = peak_flops(jax.devices()[0].device_kind)
-        self._wait_s_before = run.queue.wait_s
+        self._wait_s_before = stream.wait_s
         self._last_end_s: float | None = None
 
     def add(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
@@ -36,41 +50,39 @@ class StepBooks:
         self._ticket_ids += micro.ticket_ids
         self._sum_squared_lengths += micro.sum_squared_lengths
         self._train_s += end_s - start_s
-        self._run.clock.trained(start_s, end_s)
-        self._run.timeline.span("train", start_s, end_s, step=self._run.step, groups=",".join(micro.ticket_ids))
+        self._stream.clock.trained(start_s, end_s)
 
     def drop(self) -> None:
         """The update being filled is not made; its times stay."""
         self._ticket_ids, self._sum_squared_lengths = [], 0.0
 
-    def write(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> None:
-        """Writes the row of the step just made, whose optimizer step took from `start_s` to `end_s`."""
-        run = self._run
+    def close(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> tuple[dict[str, Any], list[str]]:
+        """The row of the step just made and its groups; its optimizer step took from `start_s` to `end_s`."""
         self._train_s += end_s - start_s
-        run.clock.trained(start_s, end_s)
-        run.timeline.span("apply", start_s, end_s, step=run.step)
-        wait_s = run.queue.wait_s - self._wait_s_before
+        self._stream.clock.trained(start_s, end_s)
+        wait_s = self._stream.wait_s - self._wait_s_before
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
         skipped = int(metrics["skipped_updates"])
         self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if skipped > self._num_skipped else 0
         self._num_skipped = skipped
+        dropped = self._stream.intake.dropped
         row = dict(metrics) | {
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
-            "num_compilations": run.steps.num_compilations,
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
-            "groups/dropped": run.queue.dropped.total(),
-            "groups/reissued": run.store.counts()["reissued"],
-            **{f"groups/{reason}": run.queue.dropped[reason] for reason in ("stale", "zero_variance", "overflow")},
-            "ess_stops": run.num_ess_stops,
+            "groups/dropped": dropped.total(),
+            "groups/reissued": self._store.counts()["reissued"],
+            **{f"groups/{reason}": dropped[reason] for reason in _SHOWN_REASONS},
+            "ess_stops": self._stream.num_dropped_updates,
             "time/step_s": step_s,
             "time/train_s": self._train_s,
             "time/wait_s": wait_s,
-            "time/publish_s": run.publisher.last_publish_s,
+            **self._actor_metrics(),
         }
-        run.metrics.write("step", run.step, row | self._actor_metrics(), groups=self._ticket_ids)
-        self._ticket_ids, self._train_s, self._sum_squared_lengths = [], 0.0, 0.0
-        self._wait_s_before, self._last_end_s = run.queue.wait_s, end_s
+        ids, self._ticket_ids = self._ticket_ids, []
+        self._train_s, self._sum_squared_lengths = 0.0, 0.0
+        self._wait_s_before, self._last_end_s = self._stream.wait_s, end_s
+        return row, ids
 
     def check_skipped(self) -> None:
         """Stops a run whose updates do nothing.
@@ -78,19 +90,19 @@ class StepBooks:
         Raises:
           NotFiniteError: the last optimizer.max_skipped_in_a_row updates were left out.
         """
-        bound = self._run.config.optimizer.max_skipped_in_a_row
+        bound = self._config.max_skipped_in_a_row
         if self._num_skipped_in_a_row >= bound:
             raise NotFiniteError(
-                f"the last {self._num_skipped_in_a_row} updates, up to step {self._run.step}, had a loss or gradient "
-                f"that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are those of before. "
-                "The usual causes are a learning rate or a ratio that grew too large (see loss, grad_norm and "
+                f"the last {self._num_skipped_in_a_row} updates, up to step {self._stream.step}, had a loss or "
+                f"gradient that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are those of "
+                "before. The usual causes are a learning rate or a ratio that grew too large (see loss, grad_norm and "
                 "ratio/p99 of the last finite steps in metrics.jsonl), and input that is not finite"
             )
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """What the step computed for the model, a second of the learner's own time, against the chips' peak."""
         flops = model_flops(
-            self._run.model_config,
+            self._architecture,
             num_tokens=float(metrics["real_tokens"]),
             num_scored_tokens=float(metrics["tokens"]),
             sum_squared_lengths=self._sum_squared_lengths,
@@ -102,7 +114,7 @@ class StepBooks:
     def _actor_metrics(self) -> dict[str, float]:
         """The slowest actor's last weight update, and what all actors sampled for nothing."""
         details = [
-            json.loads(b.detail) for b in self._run.store.heartbeats() if b.role == "actor" and b.detail and is_fresh(b)
+            json.loads(b.detail) for b in self._store.heartbeats() if b.role == "actor" and b.detail and is_fresh(b)
         ]
         names = ("pause_s", "load_s", "prefetch_s")
         slowest = {f"actor/{n}": max(d[n] for d in details if n in d) for n in names if any(n in d for d in details)}

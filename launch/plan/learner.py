@@ -1,9 +1,8 @@
 """The learner in virtual time: what `learner/loop.py` does, around the real round planner and round clock."""
 
-import collections
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +13,10 @@ from launch.plan.outcome import Recorder
 from launch.plan.profiles import Profile
 from launch.plan.rollout import Rollout, ServedGroup
 from learner.data.problems import Problem
-from learner.schedule.planner import RoundPlanner, training_sampling
+from learner.schedule.batches import in_training_order, num_wanted
+from learner.schedule.intake import Intake
+from learner.schedule.planner import planner_of
+from learner.schedule.ticket_books import TicketBooks, training_sampling
 from learner.schedule.waiting_ratio import RoundClock
 
 
@@ -48,6 +50,34 @@ class Cost:
         )
 
 
+class SimDesk:
+    """What the arrival policy asks of a store, asked of the simulated engines."""
+
+    def __init__(self, rollout: Rollout, planner: TicketBooks) -> None:
+        """Nothing was asked for twice yet."""
+        self._rollout, self._planner = rollout, planner
+        self._attempts: dict[str, int] = {}
+
+    def put_tickets(self, tickets: Iterable[Ticket]) -> None:
+        """Offers tickets."""
+        self._rollout.offer(list(tickets))
+
+    def reissue(self, ticket_ids: Sequence[str]) -> None:
+        """Offers open tickets again; another attempt has other lengths."""
+        for id_ in ticket_ids:
+            self._attempts[id_] = self._attempts.get(id_, 0) + 1
+            self._rollout.offer([self._planner.ticket(id_)], attempt=self._attempts[id_])
+
+    def withdraw(self, ticket_ids: Sequence[str]) -> None:
+        """Ends what nobody waits for any more."""
+        self._rollout.withdraw(list(ticket_ids))
+
+    def acknowledge(self, ticket_ids: Sequence[str]) -> None:
+        """These groups are done with."""
+        for id_ in ticket_ids:
+            self._attempts.pop(id_, None)
+
+
 class SimLearner:
     """Issues, waits, trains, steps, publishes; one thing after the other."""
 
@@ -65,32 +95,46 @@ class SimLearner:
         """Before its first turn. `on_step` is told each step made; the run ends with `last_step`."""
         self._config, self._profile, self._calendar, self._recorder = config, profile, calendar, recorder
         self._on_step, self._last_step = on_step, last_step
-        self._planner = RoundPlanner(config, training_sampling(config, ()), Problems(), incarnation=0)
+        self._planner = planner_of(config, training_sampling(config, ()), Problems(), incarnation=0)
         self._clock = RoundClock()
         self._cost = Cost(
             profile, profile.learner.micro_batch_tokens or config.packing.rows * config.packing.row_tokens
         )
         self._rng = np.random.default_rng((seed, 7))
         self._rollout: Rollout
-        self._ready: collections.deque[ServedGroup] = collections.deque()
-        self._attempts: dict[str, int] = {}
+        self._desk: SimDesk
+        self._intake: Intake[ServedGroup]
+        self._taken: list[ServedGroup] = []
+        """Handed out, and waiting for more before any is trained."""
+        self._chosen: list[ServedGroup] = []
+        """To train next, in that order."""
         self._round_is_counted = False
         self._is_waiting = False
         self._is_fetching = False
         self._announced = 0
-        self.step = 0
-        """Optimizer steps made."""
         self.is_done = False
         """The last step was made, and what it was to publish is published."""
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps made."""
+        return self._intake.step
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Groups that were not trained, by reason."""
+        return self._intake.dropped
+
     def start(self, rollout: Rollout) -> None:
         """The first turn."""
-        self._rollout = rollout
+        self._rollout, self._desk = rollout, SimDesk(rollout, self._planner)
+        self._intake = Intake(self._config, planner=self._planner, desk=self._desk, has_signal=self._has_signal)
         self._turn()
 
     def on_group(self, group: ServedGroup) -> None:
         """A group is in the store; the learner takes it in at once, also while it computes."""
-        self._take_in(group)
+        self._intake.take_in(group)
+        self._intake.give_way()
         if self._is_waiting:
             self._go_on()
 
@@ -110,57 +154,29 @@ class SimLearner:
         if groups:
             self._train(groups)
 
-    def _take_in(self, group: ServedGroup) -> None:
-        """What `learner/schedule/group_queue.py` does with a group that arrives."""
-        id_ = group.ticket.id
-        if not self._planner.is_open(id_):
-            self._recorder.dropped_group("unwanted")
-        elif self._is_stale(group):
-            self._reissue(group.ticket, "stale")
-        elif self._teaches_nothing() and self._planner.may_replace:
-            self._recorder.dropped_group("zero_variance")
-            self._rollout.offer([self._planner.replace(id_)])
-        else:
-            self._ready.append(group)
-            self._rollout.withdraw([t.id for t in self._planner.arrive(id_)])
-        most = self._config.max_ready_groups
-        while most is not None and len(self._ready) > most:
-            self._reissue(self._ready.popleft().ticket, "overflow")
-
-    def _is_stale(self, group: ServedGroup) -> bool:
-        bound = self._config.rounds.max_lag_steps
-        return bound is not None and self.step - group.min_step > bound
-
-    def _teaches_nothing(self) -> bool:
-        return self._config.rounds.filter_zero_variance and self._rng.random() < self._profile.zero_variance_groups
-
     def _next_groups(self) -> list[ServedGroup]:
         """The groups to train now; none if they are not there yet."""
-        rounds = self._config.rounds
-        if rounds.train_start == "round_complete" and self._planner.num_left_in_round == rounds.groups_per_round:
-            if len(self._ready) < rounds.groups_per_round:
+        if not self._chosen:
+            least, most = num_wanted(self._config, self._planner)
+            self._taken += self._intake.hand_out(least - len(self._taken))
+            if len(self._taken) < least:
                 return []
-            self._ready = collections.deque(sorted(self._ready, key=lambda g: g.ticket.order))
-        groups = []
-        while self._ready and len(groups) < self._planner.num_left_in_update:
-            group = self._ready.popleft()
-            if self._is_stale(group):
-                self._reissue(group.ticket, "stale")
-            else:
-                groups.append(group)
+            self._taken += self._intake.hand_out(most - least)
+            self._chosen, self._taken = in_training_order(self._config, self._taken), []
+        count = self._planner.num_left_in_update
+        groups, self._chosen = self._chosen[:count], self._chosen[count:]
         return groups
 
-    def _reissue(self, ticket: Ticket, reason: str) -> None:
-        self._recorder.dropped_group(reason)
-        self._attempts[ticket.id] = self._attempts.get(ticket.id, 0) + 1
-        self._rollout.offer([ticket], attempt=self._attempts[ticket.id])
+    def _has_signal(self, group: ServedGroup) -> bool:
+        del group  # a simulated one has no rewards
+        return self._rng.random() >= self._profile.zero_variance_groups
 
     def _train(self, groups: list[ServedGroup]) -> None:
         done = None
         for group in groups:
-            done = self._planner.consume(group.ticket.id)
-            self._attempts.pop(group.ticket.id, None)
+            done = self._planner.consume(group.ticket_id)
             self._recorder.trained(self.step, group.tokens_by_step, group.ticket.num_samples, group.response_tokens)
+        self._desk.acknowledge([g.ticket_id for g in groups])
         assert done is not None
         took = self._cost.of(sum(g.tokens for g in groups))
         took += self._profile.learner.optimizer_step_s * done.ends_update
@@ -174,7 +190,7 @@ class SimLearner:
         if not ends_update:
             self._turn()
             return
-        self.step += 1
+        self._intake.step += 1
         self._on_step(self.step)
         if ends_round if publish.when == "round_end" else self.step % publish.every_n_steps == 0:
             at_s = self._calendar.now_s + self._profile.publish.export_s

@@ -80,7 +80,6 @@ class Recorder:
         self.token_lag: dict[int, float] = {}
         self.group_lag: dict[int, float] = {}
         self.rounds: list[Mapping[str, float]] = []
-        self.dropped: dict[str, int] = {}
 
     def trained(self, step: int, tokens_by_step: Mapping[int, float], num_samples: int, num_tokens: int) -> None:
         """A group is trained at `step`."""
@@ -97,7 +96,3 @@ class Recorder:
     def computed(self, seconds: float) -> None:
         """The learner computed."""
         self.compute_s += seconds * self.is_on
-
-    def dropped_group(self, reason: str) -> None:
-        """A complete group is not trained."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1

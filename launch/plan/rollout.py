@@ -5,6 +5,9 @@ import dataclasses
 import heapq
 from collections.abc import Callable
 
+import numpy as np
+from jaxtyping import Int32
+
 from actor.admission import Admission
 from bridge.types import Ticket, Version
 from configs.schema import Config
@@ -27,9 +30,39 @@ class ServedGroup:
     """Response tokens by the step of the weights that made them."""
 
     @property
+    def ticket_id(self) -> str:
+        """Its ticket's."""
+        return self.ticket.id
+
+    @property
+    def order(self) -> int:
+        """Its ticket's."""
+        return self.ticket.order
+
+    @property
+    def prompt_tokens(self) -> Int32[np.ndarray, " P"]:
+        """Its ticket's."""
+        return self.ticket.prompt_tokens
+
+    @property
     def min_step(self) -> int:
         """Step of the weights behind its oldest token."""
         return min(self.tokens_by_step)
+
+    @property
+    def max_step(self) -> int:
+        """Step of the weights behind its newest token."""
+        return max(self.tokens_by_step)
+
+    @property
+    def incarnation(self) -> int:
+        """A simulated learner is never started again."""
+        return 0
+
+    @property
+    def actors(self) -> frozenset[str]:
+        """Simulated engines have no names, and none is fenced."""
+        return frozenset()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
                 f"the run stands still after {learner.step} steps: nothing is left to happen "
                 f"(preset {config.preset}, {profile.num_engines} engines)"
             )
-    return _outcome(profile, recorder, *marks)
+    return _outcome(profile, recorder, learner, *marks)
 
 
 def default_warmup(config: Config) -> int:
@@ -54,7 +54,9 @@ def default_warmup(config: Config) -> int:
     return 2 * -(-config.admission_width // config.rounds.groups_per_update)
 
 
-def _outcome(profile: Profile, recorder: Recorder, start: tuple[float, Totals], end: tuple[float, Totals]) -> Outcome:
+def _outcome(
+    profile: Profile, recorder: Recorder, learner: SimLearner, start: tuple[float, Totals], end: tuple[float, Totals]
+) -> Outcome:
     (start_s, before), (end_s, after) = start, end
     seconds = end_s - start_s
     if seconds <= 0:
@@ -76,5 +78,5 @@ def _outcome(profile: Profile, recorder: Recorder, start: tuple[float, Totals], 
         wasted_tokens=after.wasted_tokens,
         recomputed_tokens=after.recomputed_tokens,
         num_preemptions=after.num_preemptions,
-        num_dropped=dict(recorder.dropped),
+        num_dropped=dict(learner.dropped),
     )

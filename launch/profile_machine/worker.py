@@ -25,7 +25,7 @@ class LearnerSide:
 
     def __init__(self, prepared: command_line.Prepared) -> None:
         """Opens the run."""
-        from learner.run import open_run
+        from learner.start import open_run
 
         self._run = open_run(prepared.config, prepared.folder, prepared.model_folder)
         self._num_publishes = 0

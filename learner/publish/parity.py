@@ -1,17 +1,19 @@
-"""Proves what the engines serve: a probe's logprobs against the learner's own.
+"""The parity fence: proves what the engines serve by a probe's logprobs against the learner's own.
 
-Silently wrong weights are this field's most common serious bug (DESIGN.md section 7), so right after a
+Silently wrong weights are this field's most common serious bug (docs/publishing_and_proof.md), so right after a
 publish a few fresh responses are sampled, and the learner, whose weights are still the ones it published,
 computes the same tokens' logprobs. An actor that is off by more than the served dtype explains is fenced.
 """
 
+from collections.abc import Callable
+
 import numpy as np
-from absl import logging
 
 from bridge.types import Group
+from configs.schema import Config
 from configs.sections import LossConfig, PackingConfig
 from learner.model.decoder import Params
-from learner.run import Run
+from learner.publish.pinned import Pinned
 from learner.update.packing import pack_groups
 from learner.update.step import Steps
 
@@ -29,27 +31,31 @@ def max_abs_dlogprob(steps: Steps, params: Params, group: Group, packing: Packin
     return worst
 
 
-def settle(run: Run) -> float:
-    """Waits for the probe that is out; returns the largest difference among the actors that pass, NaN of none.
+def settle(probe: Pinned, *, steps: Steps, params: Params, config: Config, fence: Callable[[str, str], None]) -> float:
+    """Waits for the probe that is out; returns the largest |log pi - log mu| among the actors that pass, NaN of none.
 
-    An actor over the bound is fenced: it may claim nothing more, and its groups are made again by others.
+    The parity fence: an actor over `Config.parity_bound` may claim nothing more, and its groups are made again by
+    others.
+
+    Args:
+      probe: what is out.
+      steps: scores responses by the learner's own forward pass.
+      params: the learner's, still the ones that are published.
+      config: the run's.
+      fence: told the actor and the reason.
     """
     worst = 0.0
 
     def accept(group: Group) -> bool:
         nonlocal worst
-        off = max_abs_dlogprob(run.steps, run.state.params, group, run.config.packing)
-        if off <= run.config.parity_bound:
+        off = max_abs_dlogprob(steps, params, group, config.packing)
+        if off <= config.parity_bound:
             worst = max(worst, off)
             return True
         reason = (
-            f"its logprobs are off by {off:.3g} nats at version {run.probe.version}, "
-            f"the bound is {run.config.parity_bound:.3g}"
+            f"its logprobs are off by {off:.3g} nats at version {probe.version}, the bound is {config.parity_bound:.3g}"
         )
-        logging.error("actor fenced actor=%s reason=%s", group.actor, reason)
-        run.timeline.instant("fence", actor=group.actor, off=off)
-        run.store.fence(group.actor, reason)
-        run.fenced_actors.add(group.actor)
+        fence(group.actor, reason)
         return False
 
-    return worst if run.probe.settle(accept) else float("nan")
+    return worst if probe.settle(accept) else float("nan")

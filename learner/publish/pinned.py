@@ -13,12 +13,13 @@ from absl import logging
 from bridge.store.protocol import LearnerStore
 from bridge.types import Group, Sampling, Ticket, Version
 from learner.data.problems import Problem
-from learner.schedule.group_queue import POLL_S
-from learner.schedule.planner import pinned_tickets
 
 PROBE_PROBLEMS = 2
 PROBE_SAMPLES = 2
 PROBE_TOKENS = 64
+PINNED_POLL_S = 0.002
+_FIRST_ORDER = {"probe": -2_000_000_000, "eval": -1_000_000_000}
+"""Below every training ticket's, so that they are served first."""
 
 
 class Pinned:
@@ -60,7 +61,7 @@ class Pinned:
                 self._while_waiting()
                 failed = self._store.failed()
                 self._tickets = {i: t for i, t in self._tickets.items() if i not in failed}
-                time.sleep(POLL_S)
+                time.sleep(PINNED_POLL_S)
                 continue
             for s in stored:
                 self._after_seq = s.seq
@@ -103,3 +104,34 @@ def evaluation_metrics(groups: list[Group]) -> dict[str, float]:
         "eval/version": groups[0].max_step,
         "eval/response_tokens": float(np.mean([r.tokens.size for r in rollouts])),
     }
+
+
+def pinned_tickets(
+    kind: str,
+    problems: list[tuple[Problem, int]],
+    sampling: Sampling,
+    *,
+    version: Version,
+    round: int,
+) -> list[Ticket]:
+    """Tickets that must be sampled by exactly the weights now published: evaluations and probes.
+
+    `problems` are (problem, samples) pairs. Their orders are negative, so they are served first.
+    """
+    if kind not in ("eval", "probe"):
+        raise ValueError(f"kind must be eval or probe, got {kind!r}")
+    return [
+        Ticket(
+            id=f"{kind}-{version}-{i:06d}",
+            kind=kind,
+            round=round,
+            order=_FIRST_ORDER[kind] + i,
+            prompt_tokens=problem.prompt_tokens,
+            task=problem.task,
+            num_samples=num_samples,
+            num_requests=num_samples,
+            sampling=sampling,
+            min_version=version,
+        )
+        for i, (problem, num_samples) in enumerate(problems)
+    ]

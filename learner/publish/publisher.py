@@ -46,6 +46,10 @@ class Publisher:
             return ends_round
         return step % self._config.every_n_steps == 0
 
+    def serves(self, step: int) -> bool:
+        """Whether the weights last announced are those of `step`."""
+        return self.version is not None and self.version.step == step
+
     @property
     def probe_is_due(self) -> bool:
         """Whether the publish just made is one to probe."""

@@ -1,68 +1,37 @@
-"""The stream of micro-batches: groups in order of arrival, U to an update, R to a round."""
+"""How many groups are trained together, and which micro-batches they make."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Sequence
 
-from bridge.store.protocol import LearnerStore
 from bridge.types import Group
 from configs.schema import Config
-from learner.schedule.group_queue import GroupQueueIterator
-from learner.schedule.planner import RoundPlanner
+from learner.schedule.intake import G
+from learner.schedule.ticket_books import TicketBooks
 from learner.update.packing import MicroBatch, pack_groups
 
 
-def micro_batches(
-    config: Config,
-    *,
-    store: LearnerStore,
-    queue: GroupQueueIterator,
-    planner: RoundPlanner,
-    step: Callable[[], int],
-    on_issue: Callable[[int], None] = lambda num_tickets: None,
-) -> Iterator[MicroBatch]:
-    """Issues tickets, waits for groups and packs them; endless.
+def num_wanted(config: Config, planner: TicketBooks) -> tuple[int, int]:
+    """How many groups must be there before any is trained, and how many are taken then at most.
+
+    One is enough where each complete group trains as it arrives (CGP, RolloutPipe section 3.2); the papers' serial
+    baseline waits for the whole round.
+    """
+    if config.rounds.train_start == "round_complete":
+        return planner.num_left_in_round, planner.num_left_in_round
+    return 1, planner.num_left_in_update
+
+
+def in_training_order(config: Config, groups: Iterable[G]) -> list[G]:
+    """A whole round is trained in submission order, anything else as it arrived."""
+    return sorted(groups, key=lambda g: g.order) if config.rounds.train_start == "round_complete" else list(groups)
+
+
+def consume(config: Config, planner: TicketBooks, groups: Sequence[Group]) -> list[MicroBatch]:
+    """Books groups of one update as trained, and packs them.
 
     All groups of the update that are there are packed together, into as many micro-batches as they fill. RolloutPipe's
     feasible batch selector takes the whole groups that fit one micro-batch instead, which leaves up to a group's worth
     of it empty: 1.18 computed tokens a real one in tests/bench/learner/shapes.py, against 1.02.
-
-    Tickets are issued before every wait, so by rounds the next round starts only once the caller comes
-    back from the last update's publish, and then under the step it published.
-
-    Args:
-      config: U, R, K, the shape of a micro-batch and the normalisation.
-      store: where tickets go.
-      queue: where groups come from.
-      planner: the books.
-      step: reads the learner's step.
-      on_issue: told how many tickets were issued, when any were.
     """
-
-    def issue() -> None:
-        tickets = planner.issue(step=step())
-        if tickets:
-            store.put_tickets(tickets)
-            on_issue(len(tickets))
-
-    while True:
-        issue()
-        if config.rounds.train_start == "round_complete":
-            yield from _whole_round(config, queue, planner)
-            continue
-        groups = [next(queue)]
-        groups += queue.take_ready(planner.num_left_in_update - 1)
-        yield from _consume(config, planner, groups)
-
-
-def _whole_round(config: Config, queue: GroupQueueIterator, planner: RoundPlanner) -> Iterator[MicroBatch]:
-    """The papers' serial baseline: nothing is trained before all R groups are there; submission order."""
-    groups = sorted((next(queue) for _ in range(planner.num_left_in_round)), key=lambda g: g.order)
-    while groups:
-        chosen = planner.num_left_in_update
-        yield from _consume(config, planner, groups[:chosen])
-        groups = groups[chosen:]
-
-
-def _consume(config: Config, planner: RoundPlanner, groups: list[Group]) -> list[MicroBatch]:
     done = [planner.consume(group.ticket_id) for group in groups]
     return pack_groups(
         groups,

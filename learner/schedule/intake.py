@@ -1,56 +1,244 @@
-"""What a group's arrival brings about: a prompt without signal is replaced, a race is decided."""
+"""The arrival policy: what becomes of a complete group, and which may be trained next. Pure: no jax, no clock.
+
+It keeps out what must not be trained: groups made by weights of an abandoned future, groups over the lag bound, groups
+of fenced actors, groups without signal. Those are counted and asked for again. A group is looked at when it arrives and
+once more when it is handed out, since the learner's step may have moved on while it waited. `launch/plan` runs this
+very code in virtual time, over groups that are no more than an `Arrival`.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from absl import logging
+from jaxtyping import Int32
 
-from bridge.store.protocol import LearnerStore
-from bridge.timeline import Timeline
-from bridge.types import Group
+from bridge.types import Ticket
 from configs.schema import Config
-from learner.objective.advantages import has_signal, shaped_rewards
-from learner.schedule.planner import RoundPlanner
+from learner.schedule.ticket_books import TicketBooks
 
 
-class Intake:
-    """Books arriving groups with the planner, and tells the store what follows from it."""
+class Arrival(Protocol):
+    """What the policy looks at of a complete group (`bridge.types.Group` says what each is)."""
 
-    def __init__(self, config: Config, *, store: LearnerStore, planner: RoundPlanner, timeline: Timeline) -> None:
-        """Puts the parts together."""
-        self._config, self._store, self._planner, self._timeline = config, store, planner, timeline
-        self._warned_in_round = -1
+    @property
+    def ticket_id(self) -> str:
+        """The ticket that it answers."""
+        ...
 
-    def refuse(self, group: Group) -> str | None:
-        """Keeps a group without signal out (`zero_variance`), another prompt taking its place; books any other.
+    @property
+    def order(self) -> int:
+        """Its ticket's."""
+        ...
 
-        One that answers another prompt than its ticket has goes too (`other_prompt`): a restarted learner may give an
-        order to another prompt than before, since which one a replacement took, or who lost a race, depended on the
-        order of arrival.
+    @property
+    def prompt_tokens(self) -> Int32[np.ndarray, " P"]:
+        """What was asked."""
+        ...
 
-        When the group decides its round's race, the losers' tickets are withdrawn: their actors abort them.
+    @property
+    def min_step(self) -> int:
+        """Step of the oldest weights behind any of its tokens."""
+        ...
+
+    @property
+    def max_step(self) -> int:
+        """Step of the newest."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """The learner's, of the newest."""
+        ...
+
+    @property
+    def actors(self) -> frozenset[str]:
+        """Who made it."""
+        ...
+
+
+class Desk(Protocol):
+    """What the policy asks of a store (`bridge.store.protocol.LearnerStore`)."""
+
+    def put_tickets(self, tickets: Iterable[Ticket]) -> object:
+        """Offers tickets."""
+        ...
+
+    def acknowledge(self, ticket_ids: Sequence[str]) -> None:
+        """Forgets these groups for good."""
+        ...
+
+    def reissue(self, ticket_ids: Sequence[str]) -> object:
+        """Drops these groups and offers their tickets again."""
+        ...
+
+    def withdraw(self, ticket_ids: Sequence[str]) -> None:
+        """Forgets tickets, wherever they are."""
+        ...
+
+
+G = TypeVar("G", bound=Arrival)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of an arrival."""
+
+    reason: str | None
+    """Why it was kept out; None: it waits to be trained."""
+    losers: tuple[Ticket, ...] = ()
+    """Tickets that lost their round's race with it; nobody waits for them any more."""
+
+
+class Intake(Generic[G]):
+    """The groups that wait to be trained, in order of arrival."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        planner: TicketBooks,
+        desk: Desk,
+        has_signal: Callable[[G], bool],
+        restores: Mapping[int, int] | None = None,
+        fenced_actors: Iterable[str] = (),
+        step: int = 0,
+    ) -> None:
+        """Nothing waits yet.
+
+        Args:
+          config: the lag bound, the filter, and how many groups may wait.
+          planner: the books of the run's tickets.
+          desk: where tickets are offered, withdrawn and asked for again.
+          has_signal: whether a group teaches anything; asked where `rounds.filter_zero_variance` is on.
+          restores: the step that each learner incarnation began at; tells weights of an abandoned future.
+          fenced_actors: names of actors whose groups are refused.
+          step: the learner's.
         """
+        self._planner, self._desk, self._has_signal = planner, desk, has_signal
+        self._restores = restores or {}
+        self._max_lag_steps = config.rounds.max_lag_steps
+        self._filters = config.rounds.filter_zero_variance
+        self._max_ready = config.max_ready_groups
+        self._ready: collections.deque[G] = collections.deque()
+        self._warned_in_round = -1
+        self.step = step
+        """The learner's step; whoever steps says so here."""
+        self.fresh_from: int | None = None
+        """While set, groups with a token of an earlier step are kept out (`ess_stop.py`)."""
+        self.fenced_actors = set(fenced_actors)
+        """Names of actors whose groups are refused; may grow."""
+        self.dropped: collections.Counter[str] = collections.Counter()
+        """Groups kept out since the start, by reason: abandoned, unwanted, early, fenced, off_policy, stale, overflow,
+        other_prompt, zero_variance, failed."""
+
+    def take_in(self, group: G) -> Verdict:
+        """Decides about a group that arrives.
+
+        One that answers another prompt than its ticket has goes (`other_prompt`): a restarted learner may give an order
+        to another prompt than before, since which one a replacement took, or who lost a race, depended on the order of
+        arrival. A group without signal goes (`zero_variance`), another prompt taking its place. When the group decides
+        its round's race, the losers' tickets are withdrawn: their actors abort them.
+        """
+        if not self._is_abandoned(group):
+            self._catch_up(group.order)
+        if reason := self._objection(group):
+            self._drop(group, reason)
+            return Verdict(reason)
         ticket = self._planner.ticket(group.ticket_id)
         if not np.array_equal(ticket.prompt_tokens, group.prompt_tokens):
-            self._store.withdraw([ticket.id])
-            self._store.put_tickets([ticket])
-            return "other_prompt"
-        if self._config.rounds.filter_zero_variance and not self._has_signal(group):
+            self._exchange(ticket, "other_prompt")
+            return Verdict("other_prompt")
+        if self._filters and not self._has_signal(group):
             if self._planner.may_replace:
-                self._store.withdraw([group.ticket_id])
-                self._store.put_tickets([self._planner.replace(group.ticket_id)])
-                return "zero_variance"
+                self._exchange(self._planner.replace(group.ticket_id), "zero_variance")
+                return Verdict("zero_variance")
             self._warn()
         losers = self._planner.arrive(group.ticket_id)
         if losers:
-            self._store.withdraw([t.id for t in losers])
-            self._timeline.instant("round closed", round=group.round, deferred=len(losers))
+            self._desk.withdraw([t.id for t in losers])
+        self._ready.append(group)
+        return Verdict(None, tuple(losers))
+
+    def give_way(self) -> None:
+        """Drops the oldest groups beyond those that may wait (PipelineRL's ring buffer)."""
+        while self._max_ready is not None and len(self._ready) > self._max_ready:
+            self._drop(self._ready.popleft(), "overflow")
+
+    def hand_out(self, limit: int) -> list[G]:
+        """Up to `limit` groups to train now; what may not be trained any more is dropped on the way."""
+        groups: list[G] = []
+        while self._ready and len(groups) < limit:
+            group = self._ready.popleft()
+            if reason := self._objection(group):
+                self._drop(group, reason)
+            else:
+                groups.append(group)
+        return groups
+
+    def replace_failed(self, ticket_id: str) -> None:
+        """Gives a ticket that nobody could make a group for another prompt; one that is not open is left alone."""
+        if self._planner.is_open(ticket_id):
+            self._exchange(self._planner.replace(ticket_id), "failed")
+
+    def keep_fresh(self, step: int) -> set[str]:
+        """Forgets the waiting groups with a token of an earlier step; returns the tickets of the others."""
+        num_waiting = len(self._ready)
+        self._ready = collections.deque(g for g in self._ready if g.min_step >= step)
+        self.dropped["off_policy"] += num_waiting - len(self._ready)
+        return {g.ticket_id for g in self._ready}
+
+    def forget_waiting(self) -> None:
+        """Starts over with nothing that waits; the store still has it."""
+        self._ready.clear()
+
+    def _catch_up(self, order: int) -> None:
+        """Issues what a restarted learner had issued after its checkpoint; prompts and ids are deterministic."""
+        if tickets := self._planner.issue_up_to(order, step=self.step):
+            self._desk.put_tickets(tickets)
+
+    def _is_abandoned(self, group: G) -> bool:
+        """Whether a token's weights are of a future that a restarted learner went back behind."""
+        return any(step < group.max_step for later, step in self._restores.items() if later > group.incarnation)
+
+    def _objection(self, group: G) -> str | None:
+        if self._is_abandoned(group):
+            return "abandoned"
+        if not self._planner.is_open(group.ticket_id):
+            return "unwanted"
+        if group.min_step < self._planner.ticket(group.ticket_id).min_version.step:
+            return "early"
+        if not self.fenced_actors.isdisjoint(group.actors):
+            return "fenced"
+        if self.fresh_from is not None and group.min_step < self.fresh_from:
+            return "off_policy"
+        if self._max_lag_steps is not None and self.step - group.min_step > self._max_lag_steps:
+            return "stale"
         return None
 
-    def _has_signal(self, group: Group) -> bool:
-        rewards = np.asarray([r.reward for r in group.rollouts], np.float64)
-        lengths = np.asarray([r.tokens.size for r in group.rollouts])
-        return has_signal(
-            shaped_rewards(rewards, lengths, self._config.loss, self._config.sampling.max_response_tokens)
+    def _drop(self, group: G, reason: str) -> None:
+        self.dropped[reason] += 1
+        logging.info(
+            "group dropped ticket=%s reason=%s steps=%d..%d incarnation=%d",
+            group.ticket_id,
+            reason,
+            group.min_step,
+            group.max_step,
+            group.incarnation,
         )
+        self._planner.depart(group.ticket_id)
+        if reason == "unwanted":
+            self._desk.acknowledge([group.ticket_id])
+        else:
+            self._desk.reissue([group.ticket_id])
+
+    def _exchange(self, ticket: Ticket, reason: str) -> None:
+        """Puts a ticket in the place of what the store has under its id."""
+        self.dropped[reason] += 1
+        self._desk.withdraw([ticket.id])
+        self._desk.put_tickets([ticket])
 
     def _warn(self) -> None:
         if self._warned_in_round != self._planner.round:

@@ -10,28 +10,19 @@ from tests.learner.streams import MODEL, config_of
 
 def books_of(*, skipped: int) -> StepBooks:
     """Of a run that goes on from a checkpoint in which so many updates were skipped."""
-    nothing = SimpleNamespace(
-        span=lambda *a, **k: None, trained=lambda *a: None, write=lambda *a, **k: None, heartbeats=lambda: []
-    )
-    run: Any = SimpleNamespace(
-        config=config_of(),
-        model_config=MODEL,
-        state=SimpleNamespace(skipped_updates=skipped),
+    stream: Any = SimpleNamespace(
         step=7,
-        queue=SimpleNamespace(wait_s=0.0, dropped=collections.Counter()),
-        num_ess_stops=0,
-        steps=SimpleNamespace(num_compilations=2),
-        store=SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: []),
-        publisher=SimpleNamespace(last_publish_s=0.0),
-        clock=nothing,
-        timeline=nothing,
-        metrics=nothing,
+        wait_s=0.0,
+        num_dropped_updates=0,
+        intake=SimpleNamespace(dropped=collections.Counter()),
+        clock=SimpleNamespace(trained=lambda *a: None),
     )
-    return StepBooks(run)
+    store: Any = SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: [])
+    return StepBooks(config_of().optimizer, MODEL, stream=stream, store=store, num_skipped=skipped)
 
 
 def update(books: StepBooks, skipped: int) -> None:
-    books.write({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
+    books.close({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
     books.check_skipped()
 
 

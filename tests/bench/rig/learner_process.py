@@ -22,7 +22,7 @@ from learner.data.tokenizer import load_tokenizer  # noqa: E402
 from learner.devices.mesh import make_mesh  # noqa: E402
 from learner.loop import train  # noqa: E402
 from learner.model.config import Architecture  # noqa: E402
-from learner.run import open_run  # noqa: E402
+from learner.start import open_run  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
 from tests.bench.rig.session import Session  # noqa: E402
 
@@ -42,7 +42,7 @@ class Server:
         try:
             train(run)
             return {
-                "dropped": dict(run.queue.dropped),
+                "dropped": dict(run.stream.intake.dropped),
                 "num_passes": steps.num_passes,
                 "num_micro_batches": steps.num_micro_batches,
                 "real_tokens": steps.num_real_tokens,

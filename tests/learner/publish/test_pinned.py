@@ -6,8 +6,9 @@ import pytest
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Sampling, Task, Version
 from learner.data.problems import Problem
-from learner.publish.pinned import Pinned, evaluation_metrics
+from learner.publish.pinned import Pinned, evaluation_metrics, pinned_tickets
 from tests.bridge.factories import make_group, make_rollout, make_ticket
+from tests.learner.schedule.fakes import Problems
 
 V3 = Version(incarnation=1, step=3)
 
@@ -123,3 +124,20 @@ def test_evaluation_metrics_are_means_over_all_rollouts():
     a = make_group(ticket, rollouts=(make_rollout(1, reward=0.0, step=7), make_rollout(3, reward=1.0, step=7)))
     b = make_group(ticket, rollouts=(make_rollout(8, reward=0.5, step=7),))
     assert evaluation_metrics([a, b]) == {"eval/reward": 0.5, "eval/version": 7, "eval/response_tokens": 4.0}
+
+
+def test_pinned_tickets_come_first_and_ask_for_the_version():
+    problems = Problems()
+    version = Version(incarnation=2, step=30)
+    pairs = [(problems(), 1), (problems(), 3)]
+    evals = pinned_tickets("eval", pairs, Sampling(max_tokens=4), version=version, round=5)
+    probes = pinned_tickets("probe", pairs, Sampling(max_tokens=4), version=version, round=5)
+    assert [t.num_samples for t in evals] == [1, 3]
+    assert {t.min_version for t in evals + probes} == {version}
+    assert {t.kind for t in evals} == {"eval"} and {t.kind for t in probes} == {"probe"}
+    assert len({t.id for t in evals + probes}) == 4
+    # Probes before evaluations before any training ticket, each in its own order.
+    orders = [t.order for t in probes + evals]
+    assert orders == sorted(orders) and orders[-1] < 0
+    with pytest.raises(ValueError, match="eval or probe"):
+        pinned_tickets("train", pairs, Sampling(max_tokens=4), version=version, round=5)

@@ -1,11 +1,15 @@
 import contextlib
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bridge.store.sqlite import SqliteStore
 from learner.schedule.group_queue import GroupQueue
+from learner.schedule.intake import Intake
 from tests.bridge.factories import make_group, make_rollout, make_ticket
+from tests.learner.schedule.fakes import Marks
 
 
 @pytest.fixture
@@ -23,27 +27,37 @@ def refuse_to_wait():
 
 
 class Trainer:
-    """What a queue asks its learner: the step, and which tickets are open."""
+    """What a queue's policy asks its learner: the step, and which tickets are open."""
 
     def __init__(self, store, tickets=()):
         self.store = store
         self.step = 0
-        self.fenced = set()
         self.tickets = {t.id: t for t in tickets}
+        self.departed = []
+        self.intake: Any = None
 
-    def queue(self, *, incarnation=0, restored_step=0, max_lag_steps=None, while_waiting=refuse_to_wait, **options):
-        return iter(
-            GroupQueue(
-                self.store,
-                restores={incarnation: restored_step},
-                current_step=lambda: self.step,
-                max_lag_steps=max_lag_steps,
-                is_wanted=lambda group: group.ticket_id in self.tickets,
-                fenced_actors=self.fenced,
-                while_waiting=while_waiting,
-                **options,
-            )
+    def queue(
+        self, *, incarnation=0, restored_step=0, max_lag_steps=None, max_ready=None, while_waiting=refuse_to_wait
+    ):
+        rounds = SimpleNamespace(max_lag_steps=max_lag_steps, filter_zero_variance=False)
+        config: Any = SimpleNamespace(rounds=rounds, max_ready_groups=max_ready)
+        planner: Any = SimpleNamespace(
+            issue_up_to=lambda order, step: [],
+            is_open=lambda id_: id_ in self.tickets,
+            ticket=lambda id_: self.tickets[id_],
+            arrive=lambda id_: [],
+            depart=self.departed.append,
         )
+        self.intake = Intake(
+            config,
+            planner=planner,
+            desk=self.store,
+            has_signal=lambda group: True,
+            restores={incarnation: restored_step},
+            step=self.step,
+        )
+        timeline: Any = Marks()
+        return iter(GroupQueue(self.store, self.intake, timeline=timeline, while_waiting=while_waiting))
 
     def put(self, id_, *, oldest=0, newest=None, **fields):
         """An actor hands a group in, sampled by weights of steps `oldest` to `newest`."""
@@ -124,7 +138,7 @@ def test_set_state_skips_the_ledger_and_hands_the_rest_out_again(trainer):
     after.set_state(state)
     assert ids(after.take_ready(9)) == ["c", "d"]
     assert after.get_state() == {"unacknowledged": ["a", "b", "c", "d"]}
-    assert after.dropped == {}
+    assert trainer.intake.dropped == {}
 
 
 def test_acknowledge_forgets_in_the_store_and_in_the_state(trainer):
@@ -147,11 +161,11 @@ def test_acknowledge_forgets_in_the_store_and_in_the_state(trainer):
     ],
 )
 def test_group_of_abandoned_weights_is_dropped_and_asked_for_again(trainer, incarnation, oldest, newest, kept):
-    queue = trainer.queue(incarnation=1, restored_step=4)
     trainer.step = 5
+    queue = trainer.queue(incarnation=1, restored_step=4)
     trainer.put("a", oldest=oldest, newest=newest, incarnation=incarnation)
     assert ids(queue.take_ready(9)) == (["a"] if kept else [])
-    assert queue.dropped == ({} if kept else {"abandoned": 1})
+    assert trainer.intake.dropped == ({} if kept else {"abandoned": 1})
     assert ("a" in open_ids(trainer.store)) is not kept
     assert trainer.store.counts()["reissued"] == (0 if kept else 1)
 
@@ -172,7 +186,7 @@ def test_group_over_the_lag_bound_is_dropped_and_asked_for_again(trainer, oldest
     trainer.put("a", oldest=oldest, newest=8)
     queue = trainer.queue(max_lag_steps=2)
     assert ids(queue.take_ready(9)) == (["a"] if kept else [])
-    assert queue.dropped == ({} if kept else {"stale": 1})
+    assert trainer.intake.dropped == ({} if kept else {"stale": 1})
     assert ("a" in open_ids(trainer.store)) is not kept
 
 
@@ -188,7 +202,7 @@ def test_group_that_is_not_wanted_is_acknowledged_not_asked_for_again(trainer):
     trainer.put("b")
     del trainer.tickets["a"]
     assert ids(queue.take_ready(9)) == ["b"]
-    assert queue.dropped == {"unwanted": 1}
+    assert trainer.intake.dropped == {"unwanted": 1}
     assert trainer.store.counts() | {"acknowledged": 1, "reissued": 0} == trainer.store.counts()
     assert "a" not in open_ids(trainer.store)
 
@@ -197,9 +211,9 @@ def test_group_of_a_fenced_actor_is_dropped_and_asked_for_again(trainer):
     queue = trainer.queue()
     trainer.put("a", actor="bad")
     trainer.put("b", actor="good")
-    trainer.fenced.add("bad")
+    trainer.intake.fenced_actors.add("bad")
     assert ids(queue.take_ready(9)) == ["b"]
-    assert queue.dropped == {"fenced": 1}
+    assert trainer.intake.dropped == {"fenced": 1}
     assert "a" in open_ids(trainer.store)
 
 
@@ -215,7 +229,7 @@ def test_ring_buffer_drops_the_oldest_whole_groups_and_asks_for_them_again(train
     for i in "abcd":
         trainer.put(i)
     queue.poll()
-    assert queue.dropped == {"overflow": 2} and open_ids(trainer.store) == ["a", "b", "e", "f"]
+    assert trainer.intake.dropped == {"overflow": 2} and open_ids(trainer.store) == ["a", "b", "e", "f"]
     assert ids(queue.take_ready(9)) == ["c", "d"]
 
 
@@ -224,19 +238,19 @@ def test_group_that_grows_too_old_while_it_waits_is_dropped_when_it_is_handed_ou
     trainer.put("a", oldest=0)
     trainer.put("b", oldest=2)
     queue.poll()
-    trainer.step = 2
-    assert ids(queue.take_ready(9)) == ["b"] and queue.dropped == {"stale": 1}
+    trainer.intake.step = 2
+    assert ids(queue.take_ready(9)) == ["b"] and trainer.intake.dropped == {"stale": 1}
 
 
 def test_fresh_from_keeps_older_groups_out_and_they_are_asked_for_again(trainer):
     queue = trainer.queue()
     trainer.put("a", oldest=1)
     queue.poll()
-    trainer.step = queue.fresh_from = 2
+    trainer.intake.step = trainer.intake.fresh_from = 2
     trainer.put("b", oldest=1, newest=2)
     trainer.put("c", oldest=2)
     assert ids(queue.take_ready(9)) == ["c"]
-    assert queue.dropped == {"off_policy": 2} and {"a", "b"} <= set(open_ids(trainer.store))
+    assert trainer.intake.dropped == {"off_policy": 2} and {"a", "b"} <= set(open_ids(trainer.store))
 
 
 def test_take_back_forgets_what_was_handed_out_so_that_it_may_come_again(trainer):
@@ -245,7 +259,7 @@ def test_take_back_forgets_what_was_handed_out_so_that_it_may_come_again(trainer
         trainer.put(i)
     queue.take_ready(3)
     queue.take_back(["b", "c"])
-    assert queue.get_state() == {"unacknowledged": ["a"]} and queue.dropped == {"off_policy": 2}
+    assert queue.get_state() == {"unacknowledged": ["a"]}
     trainer.store.reissue(["b", "c"])
     for i in "cb":
         trainer.put(i)
@@ -257,24 +271,15 @@ def test_keep_fresh_forgets_waiting_groups_of_older_weights(trainer):
     for i, oldest in zip("abc", (3, 2, 4), strict=True):
         trainer.put(i, oldest=oldest, newest=4)
     queue.poll()
-    assert queue.keep_fresh(3) == {"a", "c"} and queue.dropped == {"off_policy": 1}
+    assert trainer.intake.keep_fresh(3) == {"a", "c"} and trainer.intake.dropped == {"off_policy": 1}
     assert ids(queue.take_ready(9)) == ["a", "c"]
 
 
-def test_a_waiting_group_that_is_dropped_is_told_of(trainer):
-    told = []
-    queue = trainer.queue(max_lag_steps=1, max_ready=2, on_drop=lambda group: told.append(group.ticket_id))
+def test_a_waiting_group_that_is_dropped_leaves_the_planners_books_of_arrivals(trainer):
+    queue = trainer.queue(max_lag_steps=1, max_ready=2)
     for i in "abc":
         trainer.put(i)
     queue.poll()
-    assert told == ["a"]
-    trainer.step = 2
-    assert queue.take_ready(9) == [] and told == ["a", "b", "c"]
-
-
-def test_refused_groups_are_counted_and_left_to_whoever_refused_them(trainer):
-    queue = trainer.queue(refuse=lambda group: "dull" if group.ticket_id == "a" else None)
-    for i in "ab":
-        trainer.put(i)
-    assert ids(queue.take_ready(9)) == ["b"] and queue.dropped == {"dull": 1}
-    assert "a" not in open_ids(trainer.store)
+    assert trainer.departed == ["a"]
+    trainer.intake.step = 2
+    assert queue.take_ready(9) == [] and trainer.departed == ["a", "b", "c"]

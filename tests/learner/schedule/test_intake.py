@@ -2,38 +2,47 @@
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bridge.store.sqlite import SqliteStore
-from bridge.timeline import Timeline
 from configs import schema, sections
-from learner.schedule.intake import Intake
-from learner.schedule.planner import MAX_REPLACED_PER_GROUP
+from learner.schedule.stream import Stream
+from learner.schedule.ticket_books import MAX_REPLACED_PER_GROUP, training_sampling
 from tests.bridge.factories import make_group, make_rollout
-from tests.learner.schedule.test_planner import Problems, planner_of
+from tests.learner.schedule.fakes import Marks, Problems
 
 K = 2
+NO_PENALTY = sections.LossConfig()
 
 
 class Desk:
-    def __init__(self, tmp_path, store, *, R=2, **rounds):
+    def __init__(self, store, *, R=2, loss=NO_PENALTY, **rounds):
         self.config = schema.Config(
             preset="test",
             run=sections.RunConfig(num_updates=1),
             rounds=sections.RoundsConfig(groups_per_round=R, groups_per_update=R, samples_per_group=K, **rounds),
+            loss=loss,
         )
-        self.store, self.problems = store, Problems()
-        self.planner = planner_of(self.config, problems=self.problems)
-        timeline = Timeline(tmp_path / "events", "learner")
-        self.intake = Intake(self.config, store=store, planner=self.planner, timeline=timeline)
+        self.store = store
+        timeline: Any = Marks()
+        stream = Stream(
+            self.config,
+            store=store,
+            prompts=Problems(),
+            sampling=training_sampling(self.config, ()),
+            timeline=timeline,
+            incarnation=0,
+        )
+        self.planner, self.intake = stream.planner, stream.intake
         self.store.put_tickets(self.planner.issue(step=0))
 
     def arrive(self, order, rewards=(0.0, 1.0), **fields):
         ticket = self.planner.ticket(f"{order:09d}")
         group = make_group(ticket, rollouts=tuple(make_rollout(reward=r) for r in rewards))
-        return self.intake.refuse(dataclasses.replace(group, **fields))
+        return self.intake.take_in(dataclasses.replace(group, **fields)).reason
 
     def offered(self):
         """(order, prompt) of what actors may claim."""
@@ -48,8 +57,8 @@ def store(tmp_path):
         yield opened
 
 
-def test_the_rth_arrival_withdraws_the_losers(tmp_path, store):
-    desk = Desk(tmp_path, store, R=2, overprovision_prompts=2.0)
+def test_the_rth_arrival_withdraws_the_losers(store):
+    desk = Desk(store, R=2, overprovision_prompts=2.0)
     assert [o for o, _ in desk.offered()] == [0, 1, 2, 3]
     assert desk.arrive(3) is None
     assert len(desk.offered()) == 4
@@ -58,33 +67,31 @@ def test_the_rth_arrival_withdraws_the_losers(tmp_path, store):
     assert [t.order for t in desk.planner.long_queue] == [0, 2]
 
 
-def test_group_without_signal_makes_way_for_another_prompt_of_its_round(tmp_path, store):
-    desk = Desk(tmp_path, store, filter_zero_variance=True)
+def test_group_without_signal_makes_way_for_another_prompt_of_its_round(store):
+    desk = Desk(store, filter_zero_variance=True)
     assert desk.arrive(0, rewards=(1.0, 1.0)) == "zero_variance"
     assert desk.offered() == [(0, 2), (1, 1)]  # the third problem has the first one's place
     assert desk.arrive(0) is None and len(desk.planner.open_tickets) == 2
 
 
-def test_group_without_signal_is_kept_where_nothing_filters(tmp_path, store):
-    assert Desk(tmp_path, store).arrive(0, rewards=(1.0, 1.0)) is None
+def test_group_without_signal_is_kept_where_nothing_filters(store):
+    assert Desk(store).arrive(0, rewards=(1.0, 1.0)) is None
 
 
-def test_signal_is_looked_for_after_the_overlong_penalty(tmp_path, store):
-    desk = Desk(tmp_path, store, filter_zero_variance=True)
-    loss = sections.LossConfig(overlong_buffer_tokens=8)
-    desk.intake._config = dataclasses.replace(desk.config, loss=loss)
+def test_signal_is_looked_for_after_the_overlong_penalty(store):
+    desk = Desk(store, filter_zero_variance=True, loss=sections.LossConfig(overlong_buffer_tokens=8))
     lengths = (3, 14)  # of at most 16, the last 8 punished
     assert desk.arrive(0, rollouts=tuple(make_rollout(n, reward=1.0) for n in lengths)) is None
 
 
-def test_a_round_of_prompts_without_signal_ends_all_the_same(tmp_path, store):
-    desk = Desk(tmp_path, store, R=1, filter_zero_variance=True)
+def test_a_round_of_prompts_without_signal_ends_all_the_same(store):
+    desk = Desk(store, R=1, filter_zero_variance=True)
     reasons = [desk.arrive(0, rewards=(0.0, 0.0)) for _ in range(MAX_REPLACED_PER_GROUP + 1)]
     assert reasons == ["zero_variance"] * MAX_REPLACED_PER_GROUP + [None]
 
 
-def test_group_of_another_prompt_than_its_ticket_has_is_kept_out_and_the_right_one_offered(tmp_path, store):
-    desk = Desk(tmp_path, store)
+def test_group_of_another_prompt_than_its_ticket_has_is_kept_out_and_the_right_one_offered(store):
+    desk = Desk(store)
     stranger = np.array([77], np.int32)
     store.withdraw(["000000000"])
     store.put_tickets([dataclasses.replace(desk.planner.ticket("000000000"), prompt_tokens=stranger)])

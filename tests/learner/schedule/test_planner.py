@@ -2,16 +2,16 @@ import dataclasses
 import itertools
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.types import Sampling, Task, Version
+from bridge.types import Version
 from configs import schema, sections
-from learner.data.problems import Problem
-from learner.schedule.planner import Consumed, RoundPlanner, pinned_tickets, training_sampling
+from learner.schedule.planner import planner_of
+from learner.schedule.ticket_books import Consumed, training_sampling
 from tests.bridge.factories import as_plain
+from tests.learner.schedule.fakes import Problems
 
 
 def config_of(R, U, *, width=0, K=2):
@@ -25,21 +25,8 @@ def config_of(R, U, *, width=0, K=2):
     )
 
 
-class Problems:
-    """Problem n has the prompt [n]; where the stream stands is a number."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def __call__(self) -> Problem:
-        self.next += 1
-        tokens = np.array([self.next - 1], np.int32)
-        return Problem(str(self.next - 1), tokens, Task(verifier="exact", answer=str(self.next - 1)))
-
-
-def planner_of(config, *, incarnation=0, problems=None):
-    sampling = training_sampling(config, (9,))
-    return RoundPlanner(config, sampling, problems or Problems(), incarnation=incarnation)
+def books_of(config, *, incarnation=0, problems=None):
+    return planner_of(config, training_sampling(config, (9,)), problems or Problems(), incarnation=incarnation)
 
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 4)).map(lambda x: (x[0] * x[1], x[1]))  # (R, U), U divides R
@@ -60,7 +47,7 @@ def consume_some(planner, choices, *, step=0):
 @given(sizes=SIZES, choices=CHOICES)
 def test_issue_by_rounds_gives_whole_rounds_and_only_between_them(sizes, choices):
     R, U = sizes
-    planner = planner_of(config_of(R, U))
+    planner = books_of(config_of(R, U))
     orders = itertools.count()
     for n, choice in enumerate(choices):
         issued = planner.issue(step=0)
@@ -81,7 +68,7 @@ def test_issue_by_rounds_gives_whole_rounds_and_only_between_them(sizes, choices
 def test_issue_by_window_keeps_width_groups_outstanding(sizes, extra, choices):
     R, U = sizes
     width = U + extra
-    planner = planner_of(config_of(R, U, width=width))
+    planner = books_of(config_of(R, U, width=width))
     for n, choice in enumerate(choices):
         issued = planner.issue(step=n)
         assert len(issued) == (width if n == 0 else 1)
@@ -94,7 +81,7 @@ def test_issue_by_window_keeps_width_groups_outstanding(sizes, extra, choices):
 @given(sizes=SIZES, width=st.integers(0, 6), choices=CHOICES)
 def test_books_consumed_and_open_make_all_that_was_issued(sizes, width, choices):
     R, U = sizes
-    planner = planner_of(config_of(R, U, width=width and width + U))
+    planner = books_of(config_of(R, U, width=width and width + U))
     issued: list[str] = []
     consumed: list[str] = []
     for choice in choices:
@@ -113,35 +100,35 @@ def test_set_state_midway_gives_the_same_future(sizes, width, before, after):
     R, U = sizes
     config = config_of(R, U, width=width and width + U)
     problems = Problems()
-    whole = planner_of(config, problems=problems)
+    whole = books_of(config, problems=problems)
     consume_some(whole, before)
 
     resumed_problems = Problems()
     resumed_problems.next = problems.next
-    resumed = planner_of(config, problems=resumed_problems)
+    resumed = books_of(config, problems=resumed_problems)
     resumed.set_state(json.loads(json.dumps(whole.get_state())), whole.open_tickets)
 
     assert consume_some(resumed, after) == consume_some(whole, after)
 
 
 def test_set_state_books_that_do_not_add_up_are_refused():
-    planner = planner_of(config_of(4, 2))
+    planner = books_of(config_of(4, 2))
     tickets = planner.issue(step=0)
     state = planner.get_state()
     with pytest.raises(ValueError, match="4 tickets issued, 0 consumed, 0 deferred, 3 open"):
-        planner_of(config_of(4, 2)).set_state(state, tickets[:3])
+        books_of(config_of(4, 2)).set_state(state, tickets[:3])
 
 
 def test_issue_ticket_ids_do_not_depend_on_incarnation_or_step():
-    first = planner_of(config_of(4, 2), incarnation=0).issue(step=0)
-    again = planner_of(config_of(4, 2), incarnation=3).issue(step=7)
+    first = books_of(config_of(4, 2), incarnation=0).issue(step=0)
+    again = books_of(config_of(4, 2), incarnation=3).issue(step=7)
     assert [t.id for t in first] == [t.id for t in again] and len({t.id for t in first}) == 4
     # What a ticket asks of the weights does: none older than the ones now published.
     assert {t.min_version for t in again} == {Version(incarnation=3, step=7)}
 
 
 def test_issue_up_to_by_rounds_issues_the_next_round_once_the_last_is_trained():
-    planner = planner_of(config_of(4, 2))
+    planner = books_of(config_of(4, 2))
     tickets = planner.issue(step=0)
     assert planner.issue_up_to(3, step=0) == []
     assert planner.issue_up_to(5, step=0) == []  # of a round that can't have begun
@@ -152,7 +139,7 @@ def test_issue_up_to_by_rounds_issues_the_next_round_once_the_last_is_trained():
 
 
 def test_issue_up_to_by_window_issues_what_is_missing_and_no_more():
-    planner = planner_of(config_of(4, 2, width=3))
+    planner = books_of(config_of(4, 2, width=3))
     planner.issue(step=0)
     assert planner.issue_up_to(2, step=0) == []
     assert [t.order for t in planner.issue_up_to(5, step=2)] == [3, 4, 5]
@@ -160,12 +147,12 @@ def test_issue_up_to_by_window_issues_what_is_missing_and_no_more():
 
 
 def test_issue_up_to_gives_the_tickets_that_issue_would_have():
-    a, b = planner_of(config_of(4, 2)), planner_of(config_of(4, 2))
+    a, b = books_of(config_of(4, 2)), books_of(config_of(4, 2))
     assert [as_plain(t) for t in a.issue_up_to(3, step=5)] == [as_plain(t) for t in b.issue(step=5)]
 
 
 def test_consume_twice_or_unknown_is_refused():
-    planner = planner_of(config_of(4, 2))
+    planner = books_of(config_of(4, 2))
     (ticket, *_) = planner.issue(step=0)
     planner.consume(ticket.id)
     for id_ in (ticket.id, "nosuch"):
@@ -174,30 +161,13 @@ def test_consume_twice_or_unknown_is_refused():
     assert (planner.get_state()["num_issued"], planner.get_state()["num_consumed"]) == (4, 1)
 
 
-def test_pinned_tickets_come_first_and_ask_for_the_version():
-    problems = Problems()
-    version = Version(incarnation=2, step=30)
-    pairs = [(problems(), 1), (problems(), 3)]
-    evals = pinned_tickets("eval", pairs, Sampling(max_tokens=4), version=version, round=5)
-    probes = pinned_tickets("probe", pairs, Sampling(max_tokens=4), version=version, round=5)
-    assert [t.num_samples for t in evals] == [1, 3]
-    assert {t.min_version for t in evals + probes} == {version}
-    assert {t.kind for t in evals} == {"eval"} and {t.kind for t in probes} == {"probe"}
-    assert len({t.id for t in evals + probes}) == 4
-    # Probes before evaluations before any training ticket, each in its own order.
-    orders = [t.order for t in probes + evals]
-    assert orders == sorted(orders) and orders[-1] < 0
-    with pytest.raises(ValueError, match="eval or probe"):
-        pinned_tickets("train", pairs, Sampling(max_tokens=4), version=version, round=5)
-
-
 def test_training_sampling_is_the_configs():
     sampling = training_sampling(config_of(4, 2), (3, 5))
     assert (sampling.max_tokens, sampling.temperature, sampling.stop_token_ids) == (16, 1.0, (3, 5))
 
 
 def test_replace_puts_another_problem_under_the_same_id_and_order():
-    planner = planner_of(config_of(4, 2))
+    planner = books_of(config_of(4, 2))
     old = planner.issue(step=0)[0]
     new = planner.replace(old.id)
     assert (new.id, new.order, new.round, new.min_version) == (old.id, old.order, old.round, old.min_version)
@@ -207,6 +177,6 @@ def test_replace_puts_another_problem_under_the_same_id_and_order():
 
 def test_window_is_kept_narrow_enough_for_the_lag_bound():
     config = config_of(4, 2, width=12)
-    assert len(planner_of(config).issue(step=0)) == 12
+    assert len(books_of(config).issue(step=0)) == 12
     bounded = dataclasses.replace(config, rounds=dataclasses.replace(config.rounds, max_lag_steps=1))
-    assert len(planner_of(bounded).issue(step=0)) == 4
+    assert len(books_of(bounded).issue(step=0)) == 4

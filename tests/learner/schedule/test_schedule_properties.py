@@ -3,7 +3,6 @@ actors that die, publishes that reach them late. Nothing is lost or trained twic
 
 import contextlib
 import dataclasses
-import itertools
 import random
 import tempfile
 from typing import Any
@@ -17,15 +16,12 @@ from actor.admission import Admission
 from bridge.store.protocol import LearnerStore, UnfitGroupError
 from bridge.store.sample_tickets import SampleTickets, group_id
 from bridge.store.sqlite import SqliteStore
-from bridge.timeline import Timeline
-from bridge.types import Group, Task, Ticket, Version
+from bridge.types import Group, Ticket, Version
 from configs import schema, sections
-from learner.data.problems import Problem
-from learner.schedule.batches import micro_batches
-from learner.schedule.group_queue import GroupQueue, GroupQueueIterator
-from learner.schedule.intake import Intake
-from learner.schedule.planner import RoundPlanner, training_sampling
+from learner.schedule.stream import Stream
+from learner.schedule.ticket_books import training_sampling
 from tests.bridge.factories import make_group, make_rollout
+from tests.learner.schedule.fakes import Marks, Problems
 
 K, R, U = 2, 4, 2
 MAX_LAG = 2
@@ -126,26 +122,20 @@ class World:
         self.store: LearnerStore = self.shared
         if config.admission.unit == "sample":
             self.store = SampleTickets(self.shared, num_samples=K, num_requests=config.rounds.requests_per_group)
-        self.step = self.published = 0
+        self.published = 0
         self.actors = [FakeActor(f"a{i}", config) for i in range(2)]
-        numbers = itertools.count()
-        sampling = training_sampling(config, ())
-        self.planner = RoundPlanner(config, sampling, lambda: self._problem(next(numbers)), incarnation=0)
-        intake = Intake(
-            config, store=self.store, planner=self.planner, timeline=Timeline(f"{folder}/events", "learner")
-        )
-        queue = GroupQueue(
-            self.store,
-            restores={0: 0},
-            current_step=lambda: self.step,
-            max_lag_steps=config.rounds.max_lag_steps,
-            is_wanted=lambda group: self.planner.is_open(group.ticket_id),
-            min_step=lambda group: self.planner.min_step(group.ticket_id),
+        marks: Any = Marks()
+        self.stream = Stream(
+            config,
+            store=self.store,
+            prompts=Problems(2),
+            sampling=training_sampling(config, ()),
+            timeline=marks,
+            incarnation=0,
             while_waiting=self.tick,
-            refuse=intake.refuse,
-            max_ready=config.max_ready_groups,
         )
-        self.queue = Spy(queue, self)
+        self.planner = self.stream.planner
+        self.groups = spy_on(self)
         self.trained: list[str] = []
         self.num_ticks = 0
 
@@ -175,52 +165,48 @@ class World:
                     a.admission.remove(ticket.id)
 
     def train(self, num_updates: int) -> None:
-        batches = micro_batches(
-            self.config, store=self.store, queue=self.queue, planner=self.planner, step=lambda: self.step
-        )
-        while self.step < num_updates:
+        batches = self.stream.micro_batches()
+        while self.stream.step < num_updates:
             micro = next(batches)
             self.trained += micro.ticket_ids
             for _ in range(self.rng.randrange(4)):  # the world goes on while the learner computes
                 self.tick()
-            self.queue.poll()
+            self.stream.poll()
             if micro.ends_update:
-                self.step += 1
+                self.stream.end_update()
                 publish = self.config.publish
-                is_due = micro.ends_round if publish.when == "round_end" else self.step % publish.every_n_steps == 0
-                self.published = self.step if is_due else self.published
+                is_due = (
+                    micro.ends_round if publish.when == "round_end" else self.stream.step % publish.every_n_steps == 0
+                )
+                self.published = self.stream.step if is_due else self.published
 
     def _check_frontier(self) -> None:
         if self.config.admission.policy == "frontier":
             assert len({t.order for a in self.actors for t, _ in a.running.values()}) <= self.config.admission_width
 
-    @staticmethod
-    def _problem(number: int) -> Problem:
-        return Problem(str(number), np.array([number, number], np.int32), Task(verifier="exact", answer=""))
 
+def spy_on(w: World) -> dict[str, Group]:
+    """Looks at every group that is handed out; they are in the dict that it returns."""
+    groups: dict[str, Group] = {}
+    hand_out = w.stream.intake.hand_out
 
-class Spy(GroupQueueIterator):
-    """The queue, with every group that is handed out looked at."""
+    def look(limit: int) -> list[Group]:
+        handed_out = hand_out(limit)
+        for group in handed_out:
+            assert group.ticket_id not in groups, "twice"
+            groups[group.ticket_id] = group
+            assert len(group.rollouts) == K
+            assert np.array_equal(group.prompt_tokens, w.planner.ticket(group.ticket_id).prompt_tokens)
+            if w.config.rounds.max_lag_steps is not None:
+                assert w.stream.step - group.min_step <= w.config.rounds.max_lag_steps
+            if w.config.publish.when == "round_end":
+                assert group.min_step == group.max_step == w.published, "a round's groups are by its weights alone"
+            if w.config.rounds.filter_zero_variance:
+                assert len({r.reward for r in group.rollouts}) > 1
+        return handed_out
 
-    def __init__(self, queue: GroupQueue, world: World) -> None:
-        super().__init__(queue)
-        self._world = world
-        self.groups: dict[str, Group] = {}
-
-    def _hand_out(self) -> Group:
-        group = super()._hand_out()
-        w = self._world
-        assert group.ticket_id not in self.groups, "twice"
-        self.groups[group.ticket_id] = group
-        assert len(group.rollouts) == K
-        assert np.array_equal(group.prompt_tokens, w.planner.ticket(group.ticket_id).prompt_tokens)
-        if w.config.rounds.max_lag_steps is not None:
-            assert w.step - group.min_step <= w.config.rounds.max_lag_steps
-        if w.config.publish.when == "round_end":
-            assert group.min_step == group.max_step == w.published, "a round's groups are by its weights alone"
-        if w.config.rounds.filter_zero_variance:
-            assert len({r.reward for r in group.rollouts}) > 1
-        return group
+    w.stream.intake.hand_out = look
+    return groups
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -234,14 +220,14 @@ def test_nothing_is_lost_or_doubled_and_no_bound_is_broken(schedule: str, seed: 
         world.train(num_updates)
         planner = world.planner
         assert len(world.trained) == len(set(world.trained)) == num_updates * config.rounds.groups_per_update
-        assert sorted(world.trained) == sorted(world.queue.groups)
+        assert sorted(world.trained) == sorted(world.groups)
         # Every order that was issued is trained, open or deferred.
         state = planner.get_state()
         everything = [*world.trained, *(t.id for t in planner.open_tickets)]
         assert len(everything) + state["num_deferred"] == state["num_issued"]
         assert len(set(everything)) == len(everything)
         # No prompt is in two places, and by rounds without a filter none was drawn in vain.
-        prompts = [int(g.prompt_tokens[0]) for g in world.queue.groups.values()]
+        prompts = [int(g.prompt_tokens[0]) for g in world.groups.values()]
         prompts += [int(t.prompt_tokens[0]) for t in planner.open_tickets + planner.long_queue]
         assert len(prompts) == len(set(prompts))
         if not config.rounds.filter_zero_variance:

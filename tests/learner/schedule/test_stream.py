@@ -1,19 +1,15 @@
 import contextlib
-import itertools
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bridge.store.sqlite import SqliteStore
-from bridge.types import Task
 from configs import schema, sections
-from learner.data.problems import Problem
-from learner.schedule.batches import micro_batches
-from learner.schedule.group_queue import GroupQueue
-from learner.schedule.planner import RoundPlanner, training_sampling
+from learner.schedule.stream import Stream
+from learner.schedule.ticket_books import training_sampling
 from tests.bridge.factories import make_group, make_rollout
+from tests.learner.schedule.fakes import Marks, Problems
 
 K, PROMPT, RESPONSE = 2, 2, 6  # so a sequence has 8 tokens and a group is one row of 16
 
@@ -37,31 +33,26 @@ class Learner:
     """The stream under test, and an actor that hands in groups when it is told to, or when the learner waits."""
 
     def __init__(self, config, store, *, pick=lambda held: 0, burst=1, num_tokens=RESPONSE):
-        self.store, self.step, self.issued, self.waits = store, 0, [], 0
+        self.store, self.waits = store, 0
         self._pick, self._burst, self._num_tokens = pick, burst, num_tokens
         self.held = []
-        numbers = itertools.count()
-        self.planner = RoundPlanner(
-            config, training_sampling(config, ()), lambda: self._problem(next(numbers)), incarnation=0
-        )
-        self.queue = iter(
-            GroupQueue(
-                store,
-                restores={0: 0},
-                current_step=lambda: self.step,
-                max_lag_steps=None,
-                is_wanted=lambda group: self.planner.is_open(group.ticket_id),
-                while_waiting=self._wait,
-            )
-        )
-        self.batches = micro_batches(
+        self.marks: Any = Marks()
+        self.stream = Stream(
             config,
             store=store,
-            queue=self.queue,
-            planner=self.planner,
-            step=lambda: self.step,
-            on_issue=self.issued.append,
+            prompts=Problems(PROMPT),
+            sampling=training_sampling(config, ()),
+            timeline=self.marks,
+            incarnation=0,
+            while_waiting=self._wait,
         )
+        self.planner = self.stream.planner
+        self.batches = self.stream.micro_batches()
+
+    @property
+    def issued(self):
+        """How many tickets were issued, each time any were."""
+        return [fields["tickets"] for fields in self.marks.of("issue")]
 
     def deliver(self, count):
         """The actor claims all there is and hands `count` groups in, in the order that `pick` says."""
@@ -77,17 +68,13 @@ class Learner:
         while num_updates:
             seen.append(next(self.batches))
             if seen[-1].ends_update:
-                self.step += 1
+                self.stream.end_update()
                 num_updates -= 1
         return seen
 
     def _wait(self):
         self.waits += 1
         self.deliver(self._burst)
-
-    @staticmethod
-    def _problem(number):
-        return Problem(str(number), np.full(PROMPT, number, np.int32), Task(verifier="exact", answer=""))
 
 
 @pytest.fixture

@@ -1,0 +1,215 @@
+"""The training stream: tickets out, complete groups in, micro-batches on to the optimizer step.
+
+Owns all that a schedule is made of: the store's learner side, the planner's books, the prompts, the queue with its
+arrival policy, and the round's clock. The main loop takes micro-batches from it and tells it what became of them.
+"""
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from absl import logging
+
+from bridge import codec
+from bridge.store.protocol import LearnerStore
+from bridge.timeline import Timeline
+from bridge.types import Group, Sampling, Ticket
+from configs.schema import Config
+from learner.data.problems import Problem
+from learner.objective.advantages import has_signal, shaped_rewards
+from learner.schedule.batches import consume, in_training_order, num_wanted
+from learner.schedule.group_queue import GroupQueue
+from learner.schedule.intake import Intake
+from learner.schedule.planner import planner_of
+from learner.schedule.waiting_ratio import RoundClock
+from learner.update.packing import MicroBatch
+
+
+class Prompts(Protocol):
+    """Training problems without end, whose place can be kept (`learner.data.prompts.PromptStream`)."""
+
+    def __next__(self) -> Problem: ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Their place; JSON."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where `get_state` was called."""
+        ...
+
+
+class Stream:
+    """A run's groups, from the tickets that ask for them to the checkpoint that contains them."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: LearnerStore,
+        prompts: Prompts,
+        sampling: Sampling,
+        timeline: Timeline,
+        incarnation: int,
+        step: int = 0,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is issued or read yet.
+
+        Args:
+          config: the run's.
+          store: where tickets go and groups come from.
+          prompts: what is asked.
+          sampling: how training responses are sampled.
+          timeline: where issues, decided races and checkpoints are marked.
+          incarnation: the learner's.
+          step: the learner's.
+          while_waiting: called on every look that found no group; may raise.
+        """
+        self._config, self._store, self._prompts, self._timeline = config, store, prompts, timeline
+        self._check_while_waiting = while_waiting
+        self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)
+        self.intake: Intake[Group] = Intake(
+            config,
+            planner=self.planner,
+            desk=store,
+            has_signal=self._has_signal,
+            restores=store.restores(),
+            fenced_actors=store.fenced_actors(),
+            step=step,
+        )
+        self._queue = iter(GroupQueue(store, self.intake, timeline=timeline, while_waiting=self._while_waiting))
+        self.clock = RoundClock()
+        self.num_dropped_updates = 0
+        """Full updates that were not made (`drop_update`)."""
+        self._saving: dict[int, list[str]] = {}
+        """Groups that each checkpoint in the making contains, by its step."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps made."""
+        return self.intake.step
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds spent waiting for groups since the start."""
+        return self._queue.wait_s
+
+    @property
+    def takes_only_fresh(self) -> bool:
+        """Whether, after a dropped update, only groups by the current weights are taken until the next one is made."""
+        return self.intake.fresh_from is not None
+
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """Issues tickets, waits for groups and packs them; endless.
+
+        Tickets are issued before every wait, so by rounds the next round starts only once the caller comes
+        back from the last update's publish, and then under the step it published.
+        """
+        while True:
+            self._issue()
+            least, most = num_wanted(self._config, self.planner)
+            groups = [next(self._queue) for _ in range(least)]
+            groups = in_training_order(self._config, groups + self._queue.take_ready(most - least))
+            while groups:
+                chosen = self.planner.num_left_in_update
+                yield from consume(self._config, self.planner, groups[:chosen])
+                groups = groups[chosen:]
+
+    def poll(self) -> None:
+        """Looks for arrivals without waiting: a race may be decided while the learner computes."""
+        self._queue.poll()
+
+    def end_update(self) -> None:
+        """The update that was full is made: the learner is a step on."""
+        self.intake.step += 1
+        self.intake.fresh_from = None
+
+    def drop_update(self) -> None:
+        """The update that was full is not made; only groups by the current weights are taken until the next one is.
+
+        All that is in progress on older weights is asked for anew at once: it would be turned away in the end.
+        """
+        ids = [t.id for t in self.planner.put_back()]
+        self._queue.take_back(ids)
+        self.intake.dropped["off_policy"] += len(ids)
+        self._queue.poll()
+        self.intake.fresh_from = self.step
+        tickets = self.planner.renew(step=self.step, keep=self.intake.keep_fresh(self.step))
+        self._store.withdraw([t.id for t in tickets])
+        self._store.put_tickets(tickets)
+        self.num_dropped_updates += 1
+
+    def end_round(self, now_s: float) -> dict[str, float]:
+        """The round's metrics; `now_s` is Unix time."""
+        tail = {"round/is_long": float(self.planner.round_is_long), "round/long_queue": len(self.planner.long_queue)}
+        return self.clock.finish(now_s) | tail
+
+    def fence(self, actor: str, reason: str) -> None:
+        """Refuses an actor's groups and claims from now on; what it holds or made goes to others."""
+        logging.error("actor fenced actor=%s reason=%s", actor, reason)
+        self._timeline.instant("fence", actor=actor, reason=reason)
+        self._store.fence(actor, reason)
+        self.intake.fenced_actors.add(actor)
+
+    def begin_save(self) -> dict[str, Any]:
+        """The stream's part of the checkpoint of this step; JSON. Its groups go once that is committed."""
+        state = self._queue.get_state()
+        self._saving[self.step] = state["unacknowledged"]
+        return {
+            "planner": self.planner.get_state(),
+            "open_tickets": _pack(self.planner.open_tickets),
+            "long_queue": _pack(self.planner.long_queue),
+            "prompts": self._prompts.get_state(),
+            "queue": state,
+        }
+
+    def acknowledge(self, step: int | None) -> None:
+        """Lets the store forget the groups that the committed checkpoint of `step` contains; None: there is none."""
+        if step is not None:
+            self._queue.acknowledge(self._saving.pop(step))
+            self._timeline.instant("checkpoint", step=step)
+
+    def resume(self, saved: dict[str, Any] | None) -> None:
+        """Goes to where `begin_save` was called, the store with it; None: to the start."""
+        if saved is not None:
+            tickets = _unpack(saved["open_tickets"])
+            self.planner.set_state(saved["planner"], tickets, _unpack(saved["long_queue"]))
+            self._prompts.set_state(saved["prompts"])
+            self._queue.set_state(saved["queue"])
+            # The checkpoint that contains these groups is committed, so they may go now if they are still there.
+            self._queue.acknowledge(saved["queue"]["unacknowledged"])
+            self._store.put_tickets(tickets)
+        self._store.withdraw_pinned()
+        self._store.rewind(
+            [t.id for t in self.planner.open_tickets], next_order=self.planner.num_issued, step=self.step
+        )
+
+    def _issue(self) -> None:
+        if tickets := self.planner.issue(step=self.step):
+            self._store.put_tickets(tickets)
+            self.clock.rollout_started(time.time())
+            self._timeline.instant("issue", tickets=len(tickets), step=self.step)
+
+    def _while_waiting(self) -> None:
+        self._check_while_waiting()
+        for ticket_id, reason in self._store.failed().items():
+            if self.planner.is_open(ticket_id):
+                logging.error("ticket replaced ticket=%s reason=%s", ticket_id, reason)
+                self.intake.replace_failed(ticket_id)
+
+    def _has_signal(self, group: Group) -> bool:
+        rewards = np.asarray([r.reward for r in group.rollouts], np.float64)
+        lengths = np.asarray([r.tokens.size for r in group.rollouts])
+        limit = self._config.sampling.max_response_tokens
+        return has_signal(shaped_rewards(rewards, lengths, self._config.loss, limit))
+
+
+def _pack(tickets: list[Ticket]) -> list[str]:
+    return [base64.b64encode(codec.encode(t)).decode() for t in tickets]
+
+
+def _unpack(texts: list[str]) -> list[Ticket]:
+    return [codec.decode(Ticket, base64.b64decode(t)) for t in texts]

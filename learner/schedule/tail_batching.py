@@ -1,0 +1,65 @@
+"""Tail batching (RollPacker section 3): short rounds race, and their losers' prompts make long rounds. Pure.
+
+A short round issues eta_P R prompts and closes when R groups have arrived; the losers' prompts go to the long-prompt
+queue, first in, first out. A round that starts with R prompts in there is a long one: it takes the oldest R and no
+others, and nobody races.
+"""
+
+import collections
+from collections.abc import Iterable, Set
+
+from bridge.types import Ticket
+from configs.sections import RoundsConfig
+
+
+class LongPromptQueue:
+    """Prompts that lost a race and wait for a long round; as tickets of the rounds they lost."""
+
+    def __init__(self, groups_per_round: int) -> None:
+        """Empty; `groups_per_round` is R."""
+        self._groups_per_round = groups_per_round
+        self._tickets: collections.deque[Ticket] = collections.deque()
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """The oldest first."""
+        return list(self._tickets)
+
+    @property
+    def fills_a_round(self) -> bool:
+        """Whether the next round is a long one."""
+        return len(self._tickets) >= self._groups_per_round
+
+    def defer(self, losers: Iterable[Ticket]) -> None:
+        """Takes a race's losers in."""
+        self._tickets.extend(losers)
+
+    def take_round(self) -> list[Ticket]:
+        """The prompts of a long round: the oldest R."""
+        return [self._tickets.popleft() for _ in range(self._groups_per_round)]
+
+
+def losers(open_tickets: Iterable[Ticket], arrived: Set[str], *, num_left_in_round: int) -> list[Ticket]:
+    """The tickets that lost their round's race: R groups have arrived without them. None while the race is open.
+
+    Args:
+      open_tickets: issued and not trained.
+      arrived: those of them whose complete group is here.
+      num_left_in_round: groups that the round still wants, the arrived ones among them.
+    """
+    if len(arrived) < num_left_in_round:
+        return []
+    return [t for t in open_tickets if t.id not in arrived]
+
+
+def max_rounds_deferred(rounds: RoundsConfig) -> int:
+    """A bound on the rounds between the one a prompt loses and the long one it comes back in; 0 without a race.
+
+    A short round adds n = eta_P R - R prompts, so a prompt is back after at most ceil(R / n) + 1 rounds, or twice that
+    where R are before it.
+    """
+    num_losers = rounds.groups_issued - rounds.groups_per_round
+    if num_losers == 0:
+        return 0
+    period = -(-rounds.groups_per_round // num_losers) + 1
+    return period * -(-(rounds.groups_per_round + num_losers) // rounds.groups_per_round)

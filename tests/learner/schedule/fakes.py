@@ -1,0 +1,45 @@
+"""Stand-ins at the schedule's edges: problems that are numbers, and a timeline that remembers its marks."""
+
+from typing import Any
+
+import numpy as np
+
+from bridge.types import Task
+from learner.data.problems import Problem
+
+
+class Problems:
+    """Problem n has the prompt [n, ...]; where the stream stands is a number."""
+
+    def __init__(self, num_prompt_tokens: int = 1) -> None:
+        self.next = 0
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def __call__(self) -> Problem:
+        self.next += 1
+        number = str(self.next - 1)
+        tokens = np.full(self._num_prompt_tokens, self.next - 1, np.int32)
+        return Problem(number, tokens, Task(verifier="exact", answer=number))
+
+    def __next__(self) -> Problem:
+        return self()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+class Marks:
+    """A timeline of instants."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+    def instant(self, name: str, **fields: Any) -> None:
+        self.seen.append((name, fields))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The fields of each mark of that name."""
+        return [fields for seen, fields in self.seen if seen == name]
