@@ -17,7 +17,11 @@ REPO = Path(__file__).resolve().parents[1]
 FOLDERS = ("actor", "bridge", "configs", "docs", "launch", "learner", "tests")
 TEXT = {".py", ".md", ".sh", ".toml", ".txt", ".yml", ".yaml", ".json"}
 MECHANISMS = REPO / "docs" / "mechanisms.md"
-PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", REPO / "learner" / "README.md", *sorted(REPO.glob("docs/*.md"))]
+PAGES = [
+    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "learner/README.md")),
+    *sorted(p for folder in ("docs", "tests") for p in (REPO / folder).rglob("*.md")),
+]
+"""Whose files, symbols and fields are looked up."""
 TERMS = (
     "frontier-group dispatch",
     "tail batching",
@@ -87,7 +91,7 @@ def members_of(node: ast.AST) -> Iterator[str]:
 def problem_of_place(file: str, symbol: str) -> str | None:
     """What is wrong with `file:symbol`, if anything is."""
     path = REPO / file
-    if file == "configs/NAME.py":
+    if Path(file).stem == "NAME":
         return None
     if not path.is_file():
         return f"{file} does not exist"
@@ -119,13 +123,13 @@ def sections() -> set[str]:
 
 
 def problems(text: str, *, beside: Path = REPO) -> list[str]:
-    """What the code spans of a page name that isn't there; files may be named from the root or from the page's folder."""
+    """What the code spans of a page name that isn't there; a file is named from the root or from the page's folder."""
     found = []
     for span in CODE.findall(text):
         if place := PLACE.fullmatch(span):
             found.append(problem_of_place(*place.groups()))
         elif FILE.fullmatch(span):
-            is_there = span == "configs/NAME.py" or (REPO / span).exists() or (beside / span).exists()
+            is_there = Path(span).stem == "NAME" or (REPO / span).exists() or (beside / span).exists()
             found.append(None if is_there else f"{span} does not exist")
         elif (field := FIELD.fullmatch(span)) and field[1] in sections() and field[2] not in ("json", "py", "md"):
             found.append(problem_of_field(*field.groups()))
@@ -284,5 +288,5 @@ def test_broken_links_of_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.REPO", tmp_path)
     (tmp_path / "b.md").write_text("# The head, of `b`\n")
     page = tmp_path / "a.md"
-    page.write_text("# Own\n[1](b.md) [2](b.md#the-head-of-b) [3](#own) [4](https://x.org/c.md) [5](c.md) [6](b.md#x)\n")
+    page.write_text("# Own\n[1](b.md) [2](b.md#the-head-of-b) [3](#own) [4](https://x.org) [5](c.md) [6](b.md#x)\n")
     assert broken_links(page) == ["a.md: c.md", "a.md: b.md#x"]
