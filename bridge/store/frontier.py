@@ -1,9 +1,9 @@
 """Which tickets a claim gets. Pure, and the same for every store and for the simulator.
 
-The lowest order goes first. Under a frontier (RolloutPipe eq. 5-6) F is the `width` lowest orders among the groups
-that are not serving-complete, and a ticket is handed out if and only if its group is in F: as long as fewer than
-`width` groups are in service, the lowest order that is not is the next of F. All actors claim from the one F, so
-whoever is free takes the next group in submission order, and none keeps a part of the frontier to itself.
+The lowest order goes first. In frontier-group dispatch (RolloutPipe eq. 5-6; docs/frontier.md) F is the `width` lowest
+orders among the groups that are not serving-complete, and a ticket is handed out if and only if its group is in F: as
+long as fewer than `width` groups are in service, the lowest order that is not is the next of F. All actors claim from
+the one F, so whoever is free takes the next group in submission order, and none keeps a part of the frontier to itself.
 """
 
 import dataclasses

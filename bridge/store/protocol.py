@@ -1,7 +1,8 @@
 """The store: where tickets, complete groups and heartbeats meet.
 
 Small, durable, transactional. Every call is one transaction; a process may be killed between any
-two of them. Implementations: `sqlite_store.SqliteStore` (one machine).
+two of them, and each group is trained exactly once (docs/exactly_once.md).
+Implementations: `sqlite.SqliteStore` (one machine).
 """
 
 import dataclasses

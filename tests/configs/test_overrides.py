@@ -35,7 +35,7 @@ def test_load_preset_tiny_is_rolloutpipe_at_tiny_size():
 
 @pytest.mark.parametrize(
     ("name", "train_start", "admission", "publish"),
-    [  # The table of presets in the design.
+    [  # The table of presets in README.md.
         ("serial", "round_complete", "fifo", "round_end"),
         ("cgp", "group_ready", "fifo", "round_end"),
         ("rolloutpipe", "group_ready", "frontier", "round_end"),
@@ -44,7 +44,7 @@ def test_load_preset_tiny_is_rolloutpipe_at_tiny_size():
         ("roll_flash", "group_ready", "window", "every"),
     ],
 )
-def test_load_preset_knobs_are_the_design_tables(name, train_start, admission, publish):
+def test_load_preset_knobs_are_the_papers(name, train_start, admission, publish):
     config = preset(f"{name}.py")
     assert (config.rounds.train_start, config.admission.policy, config.publish.when) == (
         train_start,

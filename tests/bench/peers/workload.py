@@ -67,7 +67,7 @@ BATCHES = {
     "full": Lengths(seed=0, median=380, sigma=0.3, row_tokens=1024),
 }
 MAIN = ("seed0", "seed1", "seed2")
-"""The batches of FACTS: the aims are about their median."""
+"""The aims are about the median of these."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -93,8 +93,8 @@ def _rolloutpipe(central: Prediction, swept: Sequence[Prediction]) -> list[str]:
         f"R = 96, fitted by {central.tokens_per_s:.0f} tokens/s and {central.start_latency_s:.1f} s before a round's "
         f"first token; {CHOSEN.max_num_seqs} places and a throughput constant from {CHOSEN.saturates_at} running "
         "sequence on. Those last two the serial column leaves open; they were chosen with CGP's and CGP+FGD's numbers "
-        "in sight (`planner_rolloutpipe.py` says from which), so the central values are no blind prediction. The range "
-        "is over all that fits serial, below.",
+        "in sight (`tests/bench/planner/rolloutpipe.py` says from which), so the central values are no blind "
+        "prediction. The range is over all that fits serial, below.",
         "",
         "| | paper, s | central, s | off | range, s | first dispatch, paper | central | waiting ratio, paper "
         "| central |",

@@ -18,7 +18,7 @@ from tests.learner.model.tiny import MODELS, SHAPE, config_of, pack, reference_o
 
 RNG = np.random.default_rng(0)
 SEQUENCES = [RNG.integers(0, 61, n) for n in (7, 1, 12, 5)]
-# The XLA path, and with queries in blocks that divide the row and that don't; every path: test_attention.py.
+# The XLA path, and with queries in blocks that divide the row and that don't; every path: attention/test_dispatch.py.
 PATHS = {
     "xla": {"attention_path": "xla"},
     "xla-chunked": {"attention_path": "xla", "attention_block": 8},

@@ -69,7 +69,7 @@ def run(logp, inputs, config, entropy=None):
 
 
 def objective(name, x, c, mu, prox, seq, adv, k):
-    """One token's objective (LOSSES.md, to be maximised), all float64; k is the constants in force."""
+    """One token's objective (as its paper writes it, to be maximised), all float64; k is the constants in force."""
 
     def ppo(ratio):
         inside = min(max(ratio, 1 - k["clip_low"]), 1 + k["clip_high"])
@@ -393,7 +393,7 @@ def test_token_loss_input_that_would_broadcast_is_refused():
 
 COMMON = {"advantage": "grpo", "advantage_eps": 1e-6, "normalization": "token", "temperature": 0.7}
 SPECIFIED: dict[str, dict[str, Any]] = {
-    # LOSSES.md, the column of defaults
+    # What public systems ship.
     "grpo_clip": dict(clip_low=0.2, clip_high=0.2),
     "truncated_is": dict(max_weight=5.0),
     "dapo": dict(clip_low=0.2, clip_high=0.28, overlong_buffer_tokens=4096.0, overlong_penalty=1.0),

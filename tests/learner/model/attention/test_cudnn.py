@@ -1,4 +1,4 @@
-"""What of the cuDNN path can be checked without a GPU; test_attention.py runs its numbers where there is one."""
+"""What of the cuDNN path can be checked without a GPU; test_dispatch.py runs its numbers where there is one."""
 
 import jax
 import jax.numpy as jnp
