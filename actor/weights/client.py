@@ -1,4 +1,6 @@
-"""Follows the published weights: prefetch and verify while the engine generates, then swap.
+"""An actor's side of in-flight weight updates (PipelineRL, section 4): prefetch and verify, then swap.
+
+A version is fetched and verified while the engine generates, so that it stands still for the load alone.
 
 Whatever is wrong with a snapshot, it is refused before any tensor is touched and the version before it
 is served on. A refused snapshot is tried again, less and less often: the copy may have been at fault,
