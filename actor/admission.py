@@ -1,12 +1,12 @@
-"""Which tickets an actor has in service. Pure: no engine, no clock.
+"""Which tickets an actor has in service: frontier-group dispatch or another policy. Pure: no engine, no clock.
 
 Train tickets obey the policy:
 
 * fifo: as many as the engine has room for, counted in sequences;
-* frontier(width): RolloutPipe eq. 5-6. F is the `width` lowest orders among the groups that are not
-  serving-complete, and a request is admitted if and only if its group is in F. A slot frees when all
-  requests of a group have ended, whether or not its rewards are known. Several actors serve one frontier: the store
-  hands out what is in it (`bridge/store/frontier.py`);
+* frontier(width): frontier-group dispatch (FGD, RolloutPipe section 3.3, eq. 5-6; docs/frontier.md). F is the
+  `width` lowest orders among the groups that are not serving-complete, and a request is admitted if and only if its
+  group is in F. A slot frees when all requests of a group have ended, whether or not its rewards are known. Several
+  actors serve one frontier: the store hands out what is in it (`bridge/store/frontier.py`);
 * window(width): at most `width` groups, and no more than the engine has room for.
 
 A group is told by its order: tickets of single samples share their group's.

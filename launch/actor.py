@@ -3,23 +3,25 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterable, Iterator
 
 from absl import flags, logging
 
 from actor.admission import Admission
-from actor.duties import duties
+from actor.duties import STANDARD_DUTIES
 from actor.duties.resizing import ResizeRequest, follow_limits
+from actor.duties.signs import heartbeat
 from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile, limits_path
 from actor.engine.protocol import EngineSize
-from actor.loop import Actor, Limits
+from actor.loop import Actor, Duty, Limits
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from actor.weights.local_copy import LocalCopy
@@ -41,7 +43,7 @@ _LIMITS = flags.DEFINE_string(
 _WAIT_S = flags.DEFINE_float("wait_s", 120.0, "How long to wait for the run folder to be set up.")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_POLL_S = 0.1
+_RUN_FOLDER_POLL_S = 0.1
 _LATE_SIGNAL_S = 0.5
 
 
@@ -61,7 +63,7 @@ def main() -> int:
     timeline = Timeline(folder / "events", _NAME.value)
     limits_file = _limits_file(config, folder)
     try:
-        store.heartbeat(duties.heartbeat(_NAME.value, None, {}))
+        store.heartbeat(heartbeat(_NAME.value, None, {}))
         from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
 
         config = _with_limits(config, limits_file)
@@ -105,8 +107,9 @@ def main() -> int:
                 drains=config.publish.at_publish == "drain",
             )
             share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
+            resizing = functools.partial(follow_limits, file=limits_file, share=share)
             try:
-                await _run_until_stopped(actor, follow_limits(actor, limits_file, share))
+                await _run_until_stopped(actor, (*STANDARD_DUTIES, resizing))
             finally:
                 await verifiers.close()
                 await engine.close()
@@ -173,17 +176,12 @@ def _say_refused(file: LimitsFile, reason: str) -> None:
     )
 
 
-async def _run_until_stopped(actor: Actor, following: Coroutine[None, None, None]) -> None:
+async def _run_until_stopped(actor: Actor, duties: Iterable[Duty]) -> None:
     stop = asyncio.Event()
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
-    async def serve() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(actor.run())
-            tasks.create_task(following)
-
-    serving, stopping = asyncio.create_task(serve()), asyncio.create_task(stop.wait())
+    serving, stopping = asyncio.create_task(actor.run(duties)), asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not stop.is_set():
         # A signal to the whole process group reaches the engine too, perhaps before us.
@@ -235,7 +233,7 @@ def _wait_for_run() -> command_line.Prepared:
         raise ValueError("give --run_dir=FOLDER of a run that was set up")
     deadline = time.monotonic() + _WAIT_S.value
     while not (pathlib.Path(folder) / command_line.MODEL_PATH_FILE).is_file() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(_RUN_FOLDER_POLL_S)
     return command_line.open_prepared(folder)
 
 

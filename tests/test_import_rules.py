@@ -6,10 +6,12 @@ pulls in. The subprocess sees exactly what a process of that role would hold in 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,13 +75,31 @@ def loaded_by(root: Path, package: str, forbidden: tuple[str, ...], *, skip: tup
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def contracts() -> list[dict[str, Any]]:
+    """The repository's import contracts."""
+    return tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+
+def layers() -> list[str]:
+    """The folders of the modules that contracts of layers name: import-linter wants each to be there."""
+    of_layers = [c for c in contracts() if c["type"] == "layers"]
+    return [
+        f"{container}/{name.strip(' ()')}".replace(".", "/")
+        for contract in of_layers
+        for container in contract["containers"]
+        for layer in contract["layers"]
+        for name in re.split("[|:]", layer)
+    ]
+
+
 def make_tree(root: Path, files: dict[str, str]) -> None:
-    """Writes five empty packages with the repository's own contracts, then files over them."""
+    """Writes five packages with empty rooms and the repository's own contracts, then files over them."""
     (root / "pyproject.toml").write_text((REPO / "pyproject.toml").read_text())
-    for package in PACKAGES:
-        (root / package).mkdir()
-        (root / package / "__init__.py").touch()
+    for folder in (*PACKAGES, *layers()):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "__init__.py").touch()
     for path, text in files.items():
+        (root / path.removesuffix(".py") / "__init__.py").unlink(missing_ok=True)  # a module takes its room's place
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
         if "/" in path:
@@ -134,15 +154,17 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
         ("actor/vllm/engine.py", "import learner\n", "actor"),
         ("actor/bad.py", "import torch\n", "vllm-room"),
         ("actor/verifiers/bad.py", "from vllm import SamplingParams\n", "vllm-room"),
+        ("actor/loop.py", "from actor import duties\n", "actor-layers"),
+        ("actor/engine/bad.py", "def f():\n    from actor.vllm import engine\n", "actor-layers"),
+        ("actor/weights/bad.py", "import actor.verifiers\n", "actor-layers"),
         ("configs/bad.py", "import learner\n", "configs"),
         ("configs/bad.py", "import jax\n", "configs"),
     ],
 )
 def test_import_contracts_on_a_bad_file_are_broken(tmp_path, path, text, contract):
-    make_tree(tmp_path, {path: text, "actor/loop.py": ""})
+    make_tree(tmp_path, {"actor/loop.py": "", path: text})
     done = lint_imports(tmp_path)
-    contracts = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    broken = [c["id"] for c in contracts if f"{c['name']} BROKEN" in " ".join(done.stdout.split())]
+    broken = [c["id"] for c in contracts() if f"{c['name']} BROKEN" in " ".join(done.stdout.split())]
     assert done.returncode == 1, done.stdout + done.stderr
     assert broken == [contract], done.stdout
 

@@ -1,22 +1,23 @@
-"""What makes an engine elastic: its load is watched, its bounds follow, and for another size it is started again."""
+"""What makes an engine elastic: its load is watched, its bounds follow, and for another size it is started again.
+
+The rules, and RollPacker's elastic tensor parallel size, are in `actor.engine.elastic`.
+"""
 
 import asyncio
 import dataclasses
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from absl import logging
 
-from actor.duties.duties import give_back_waiting
 from actor.engine.elastic import ElasticShare, StepStats
 from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineStats
+from actor.loop import Actor
 from bridge.types import Version
 
-if TYPE_CHECKING:
-    from actor.loop import Actor
-
-POLL_S = 0.1
+LIMITS_POLL_S = 0.1
+"""How often the file of limits and the engine's load are looked at."""
 
 
 class ResizeRequest(Exception):  # noqa: N818  # nothing went wrong
@@ -56,7 +57,7 @@ class Step:
         return self.end.num_preempted - self.start.num_preempted
 
 
-async def follow_limits(actor: "Actor", file: LimitsFile, share: ElasticShare | None) -> NoReturn:
+async def follow_limits(actor: Actor, *, file: LimitsFile, share: ElasticShare | None) -> NoReturn:
     """Adapts what runs at once (with a `share`), and ends the actor when its engine should be another one.
 
     Raises:
@@ -72,14 +73,14 @@ async def follow_limits(actor: "Actor", file: LimitsFile, share: ElasticShare | 
             logging.error("limits ignored: %s", e)
             wanted = None
         if wanted is not None and wanted != current:
-            await leave(actor)
+            await _finish(actor)
             raise ResizeRequest(f"{current} become {wanted}")
         if share is not None:
             step = observe(actor, file, share, step)
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(LIMITS_POLL_S)
 
 
-def observe(actor: "Actor", file: LimitsFile, share: ElasticShare, step: Step) -> Step:
+def observe(actor: Actor, file: LimitsFile, share: ElasticShare, step: Step) -> Step:
     """Looks at the load; at a step's end bounds what runs at once, and asks for another size by the file."""
     stats, version = actor.engine.stats, actor.engine.version
     if version != step.version and step.num_finished >= share.max_sequences:
@@ -94,8 +95,7 @@ def observe(actor: "Actor", file: LimitsFile, share: ElasticShare, step: Step) -
             )
         )
         if decision.max_sequences != sequences_before:
-            actor.admission.max_sequences = decision.max_sequences
-            actor.changed.set()
+            actor.bound_sequences(decision.max_sequences)
             actor.timeline.instant("max_sequences", value=decision.max_sequences, preempted=step.num_preempted)
         if decision.tensor_parallel_size != size_before:
             file.write(
@@ -111,13 +111,13 @@ def observe(actor: "Actor", file: LimitsFile, share: ElasticShare, step: Step) -
     return step
 
 
-async def leave(actor: "Actor") -> None:
+async def _finish(actor: Actor) -> None:
     """Takes nothing new, gives back what has not begun, and waits for the groups in progress to be emitted."""
     start_s = time.time()
-    actor.is_leaving = True
-    logging.info("actor leaves groups=%d", len(actor.groups))
-    while actor.groups or actor.admission.waiting:
+    actor.leave()
+    logging.info("actor leaves groups=%d", actor.num_groups)
+    while actor.num_groups or actor.admission.waiting:
         if actor.admission.waiting:
-            await give_back_waiting(actor)
-        await asyncio.sleep(POLL_S)
+            await actor.give_back_waiting()
+        await asyncio.sleep(LIMITS_POLL_S)
     actor.timeline.span("leave", start_s, time.time())

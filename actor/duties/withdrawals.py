@@ -1,21 +1,20 @@
 """Notices tickets that the learner withdrew: losers of a race, prompts that another one replaced."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from absl import logging
 
-if TYPE_CHECKING:
-    from actor.loop import Actor
+from actor.loop import Actor
 
-POLL_S = 0.05
-"""One read of the store; a loser's requests take room in the engine that the next round wants."""
+LEASED_POLL_S = 0.05
+"""How often the store is asked what is leased to this actor: one read, and a loser's requests take room in the engine
+that the next round wants."""
 
 
-async def follow_withdrawals(actor: "Actor") -> None:
+async def follow_withdrawals(actor: Actor) -> None:
     """Aborts the requests of tickets that this actor does not hold any more."""
     while True:
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(LEASED_POLL_S)
         if not actor.held:
             continue
         held = set(actor.held)  # before the store is asked: what is claimed meanwhile is in neither

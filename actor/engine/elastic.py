@@ -1,4 +1,6 @@
-"""The share of the devices that an engine takes: RollPacker's parallelism planner. Pure: no engine, no clock.
+"""Elastic tensor parallel size: RollPacker's parallelism planner (sections 4.2, 4.4). Pure: no engine, no clock.
+
+It decides the share of the devices that an engine takes; `actor.duties.resizing` follows it.
 
 From what a step showed (preemptions, KV usage, response lengths) two things are decided:
 

@@ -15,7 +15,7 @@ from bridge.snapshots.segment import replace_file
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What can't be changed while an engine runs."""
+    """How large an engine is, which can't be changed while it runs; an actor's deadlines are `actor.loop.Limits`."""
 
     max_num_seqs: int
     tensor_parallel_size: int

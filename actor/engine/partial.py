@@ -1,4 +1,7 @@
-"""Partial responses: what was sampled before a request was ended, and what is left of it. Pure."""
+"""Partial rollouts (ROLL Flash, section 4.3): what was sampled before a request was ended, and what is left. Pure.
+
+With publish.at_publish=abort_and_resume a weight update ends all requests, and each goes on as a new one.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +23,7 @@ class Part:
 
 
 def join(parts: Sequence[Part], finish: Finish) -> Sample:
-    """One response out of the requests that made it (ROLL Flash, partial rollouts)."""
+    """One response out of the requests that made it."""
     return Sample(
         tokens=np.concatenate([p.tokens for p in parts]),
         logprobs=np.concatenate([p.logprobs for p in parts]),

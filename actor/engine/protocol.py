@@ -1,4 +1,4 @@
-"""What the actor asks of an engine; `vllm_engine.VllmEngine` is the real one."""
+"""What the actor asks of an engine; `actor.vllm.engine.VllmEngine` is the real one."""
 
 import dataclasses
 import pathlib
@@ -110,7 +110,7 @@ class Engine(Protocol):
         ...
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Checks a verified local snapshot, pauses, loads, resumes; running requests go on after it.
+        """Updates the weights in flight: checks a verified local snapshot, pauses, loads, resumes; requests go on.
 
         Raises:
           WeightLoadError: the snapshot does not fit the model; the old weights are still served.

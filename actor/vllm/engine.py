@@ -39,7 +39,7 @@ _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
 class VllmEngine:
-    """An `engine.Engine` on vLLM."""
+    """An `actor.engine.protocol.Engine` on vLLM."""
 
     def __init__(
         self, llm: "AsyncLLM", *, expected: TensorTable, counter: StatLogger, size: EngineSize, config: Config
@@ -69,7 +69,7 @@ class VllmEngine:
     def start(cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable) -> "VllmEngine":
         """Loads the model and starts the engine's processes; takes long and blocks, so do it before a loop.
 
-        `expected` is the table of tensors that every snapshot must match (`model_folder.tensor_table`).
+        `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
         """
         set_environment(config)
         from vllm import AsyncEngineArgs

@@ -1,4 +1,4 @@
-"""Our weight transport for vLLM: a verified local snapshot, mapped without a copy, loaded and proved.
+"""In-flight weight updates inside vLLM (PipelineRL, section 4): a verified local snapshot, mapped, loaded and proved.
 
 vLLM imports this module in each of its processes, by the entry point `vllm.general_plugins` or, where
 the project is not installed, because `WorkerPlugin` is named as its worker extension.
@@ -113,7 +113,7 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         head = getattr(model, "lm_head", None)
         if is_tied and isinstance(head, ParallelLMHead):
             # The reload takes a tied head for one without weights, and on a CPU its kernel keeps a
-            # repacked copy: the old one (FACTS: vLLM reports success and serves a wrong model).
+            # repacked copy: the old one. vLLM reports success and serves a wrong model.
             head.quant_method.process_weights_after_loading(head)
         if self.parallel_config.tensor_parallel_size == 1:
             prove_served(self.model, tensors, seed=manifest.version.step)

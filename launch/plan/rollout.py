@@ -224,7 +224,7 @@ class Rollout:
 
     def _serve(self, actor: _Actor) -> None:
         if actor.engine.is_draining:
-            return  # as in actor/duties/duties.py: nothing is claimed or starts before the new weights serve
+            return  # as in actor/duties/weights.py: nothing is claimed or starts before the new weights serve
         admission = actor.admission
         is_short = False
         if limit := admission.num_to_claim():

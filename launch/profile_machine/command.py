@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from actor.loop import POLL_S
+from actor.loop import CLAIM_POLL_S
 from configs.overrides import snapshot_folder
 from launch import command_line
 from launch.pipes import ChildError, PipedProcess, wait_for
@@ -118,6 +118,6 @@ def measure(
             "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
             "learner": ask(learner, "training"),
             "publish": {name: statistics.median(p[name] for p in publishes) for name in publishes[0]},
-            "claim_s": POLL_S / 2,  # an actor looks that often
+            "claim_s": CLAIM_POLL_S / 2,  # an actor looks that often
             **ask(engine, "judging", task=problems["task"]),
         }

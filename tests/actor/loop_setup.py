@@ -8,7 +8,8 @@ import pathlib
 import numpy as np
 
 from actor.admission import Admission, Policy
-from actor.loop import Actor, Limits
+from actor.duties import STANDARD_DUTIES
+from actor.loop import Actor, Duty, Limits
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from bridge import timeline
@@ -57,8 +58,8 @@ class Setup:
         await until(lambda: self.running() == sorted(request_ids), f"{request_ids} run")
 
     @contextlib.asynccontextmanager
-    async def serving(self):
-        task = asyncio.create_task(self.actor.run())
+    async def serving(self, *more: Duty):
+        task = asyncio.create_task(self.actor.run((*STANDARD_DUTIES, *more)))
         try:
             yield task
         finally:

@@ -111,7 +111,7 @@ def test_a_race_keeps_the_first_samples_to_end_and_aborts_the_others(tmp_path):
             await s.runs("t0.0", "t0.1", "t0.2")
             s.engine.finish("t0.1")
             await s.runs("t1.0", "t1.1")  # the losers have ended, so the slot is free
-            await until(lambda: len(s.groups()) == 1, "the group")
+            await until(lambda: s.actor.num_emitted == 1, "the group")
             assert sorted(s.engine.aborted) == ["t0.0", "t0.2"]
         (group,) = s.groups()
         assert len(group.rollouts) == 2 and s.actor.num_emitted_tokens == sum(r.tokens.size for r in group.rollouts)
@@ -126,7 +126,7 @@ def test_overlapping_groups_lie_in_lanes_of_their_own(tmp_path):
         s.put(*range(20))
         async with s.serving():
             await until(lambda: len(s.groups()) == 20, "all groups")
-            await until(lambda: not s.actor.groups, "all are recorded")
+            await until(lambda: not s.actor.num_groups, "all are recorded")
 
     run(body())
     spans = [e for e in timeline.read(tmp_path / "events") if e["ph"] == "X" and e["name"] in ("rollout", "reward")]

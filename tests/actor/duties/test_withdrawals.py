@@ -81,5 +81,5 @@ def test_a_ticket_put_anew_waits_for_the_end_of_the_one_it_replaces(tmp_path, mo
         assert s.groups()[0].prompt_tokens.tolist() == [5]
 
     # Only the claim may notice.
-    monkeypatch.setattr(withdrawals, "POLL_S", 1000.0)
+    monkeypatch.setattr(withdrawals, "LEASED_POLL_S", 1000.0)
     run(body())

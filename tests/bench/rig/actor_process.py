@@ -13,6 +13,7 @@ from typing import Any
 from absl import logging
 
 from actor.admission import Admission
+from actor.duties import STANDARD_DUTIES
 from actor.loop import Actor, Limits
 from actor.verifiers.pool import VerifierPool
 from actor.vllm.engine import VllmEngine
@@ -117,7 +118,7 @@ class Server:
                 drains=config.publish.at_publish == "drain",
             )
             try:
-                await actor.run()
+                await actor.run(STANDARD_DUTIES)
             finally:
                 await replay.settle()
                 await verifiers.close()

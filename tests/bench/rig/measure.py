@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from actor.loop import POLL_S
+from actor.loop import CLAIM_POLL_S
 from configs.schema import Config
 from launch.profile_machine.engine import counts_up_to
 from tests.bench.rig.lengths import Lengths
@@ -62,7 +62,7 @@ def measure_profile(
             "prefetch_s": _median(steps, "actor/prefetch_s"),
             "pause_s": _median(steps, "actor/pause_s"),
         },
-        "claim_s": POLL_S / 2,
+        "claim_s": CLAIM_POLL_S / 2,
     }
 
 

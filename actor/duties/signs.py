@@ -1,0 +1,83 @@
+"""Signs of life: the heartbeats of this actor and of the others, and a watch on its engine."""
+
+import asyncio
+import json
+import os
+import time
+
+from actor.engine.protocol import EngineDeadError
+from actor.loop import Actor
+from bridge.types import Heartbeat, Version
+
+ENGINE_POLL_S = 1.0
+"""How often, at least, an engine is looked at that may have hung."""
+
+
+async def beat(actor: Actor) -> None:
+    """Says that this actor lives, and hears who else does."""
+    while True:
+        await say_alive(actor)
+        await asyncio.sleep(actor.limits.heartbeat_s)
+
+
+async def watch(actor: Actor) -> None:
+    """Finds an engine that hangs.
+
+    Raises:
+      EngineDeadError: it has requests and sampled nothing for `limits.stall_s`.
+    """
+    num_tokens, since = -1, time.monotonic()
+    while True:
+        now = time.monotonic()
+        is_busy = actor.admission.num_sequences > 0
+        if not is_busy or actor.engine.num_sampled_tokens != num_tokens:
+            num_tokens, since = actor.engine.num_sampled_tokens, now
+        elif now - since > actor.limits.stall_s:
+            raise EngineDeadError(
+                f"the engine has hung: no token for {actor.limits.stall_s} s "
+                f"with {actor.admission.num_sequences} requests"
+            )
+        await asyncio.sleep(min(ENGINE_POLL_S, actor.limits.stall_s / 4))
+
+
+async def say_alive(actor: Actor) -> None:
+    """One heartbeat, and a look at those of the others: those that serve share the tickets."""
+    stats = actor.engine.stats
+    detail = {
+        **actor.weights.timings,
+        "refused_snapshots": actor.weights.num_refused,
+        "in_service": len(actor.admission.in_service),
+        "waiting": len(actor.admission.waiting),
+        "leaving": actor.is_leaving,
+        "groups": actor.num_emitted,
+        "dropped_groups": actor.num_dropped,
+        "sampled_tokens": stats.num_sampled_tokens,
+        "emitted_tokens": actor.num_emitted_tokens,
+        "max_sequences": actor.admission.max_sequences,
+        "running": stats.num_running,
+        "engine_waiting": stats.num_waiting,
+        "kv_usage": stats.kv_usage,
+        "kv_usage_peak": stats.kv_usage_peak,
+        "preempted": stats.num_preempted,
+    }
+    await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, detail))
+    beats = await asyncio.to_thread(actor.store.heartbeats)
+    horizon = time.time() - 5 * actor.limits.heartbeat_s
+    serving = {
+        b.process
+        for b in beats
+        if b.role == "actor" and b.version and b.time_s > horizon and not json.loads(b.detail or "{}").get("leaving")
+    }
+    actor.share_among(len(serving | {actor.name}))
+
+
+def heartbeat(name: str, version: Version | None, detail: dict[str, float]) -> Heartbeat:
+    """A sign of life; `detail` travels as JSON, and the learner writes its `*_s` entries as metrics."""
+    return Heartbeat(
+        process=name,
+        role="actor",
+        pid=os.getpid(),
+        time_s=time.time(),
+        version=version,
+        detail=json.dumps(detail),
+    )

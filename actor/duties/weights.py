@@ -1,0 +1,91 @@
+"""Keeps the newest published weights in service: in-flight weight updates (PipelineRL, section 4).
+
+A version is fetched and verified while requests run; then the engine swaps, and running requests go on under the new
+weights (`actor.weights.client`). Two cases are no update in flight: with publish.at_publish=drain running requests end
+first, and those of a future that the learner abandoned start anew.
+"""
+
+import asyncio
+import time
+
+from absl import logging
+
+from actor.duties.signs import say_alive
+from actor.engine.protocol import EngineDeadError
+from actor.loop import Actor
+from bridge.types import Ticket, WeightManifest
+
+ANNOUNCED_POLL_S = 0.02
+"""How often the announced version is looked at: one small file."""
+
+
+async def follow_weights(actor: Actor) -> None:
+    """Puts each announced version into service.
+
+    Raises:
+      EngineDeadError: an update failed half-way, or hung.
+      WeightLoadError: the announced version was refused for minutes.
+    """
+    while True:
+        manifest = await actor.weights.prefetch()
+        if manifest is not None:
+            await _replace(actor, manifest)
+        actor.weights.check_hope()
+        if actor.weights.is_stuck and actor.admission.waiting:
+            await actor.give_back_waiting()  # other actors may have the weights that these tickets want
+        await asyncio.sleep(ANNOUNCED_POLL_S)
+
+
+async def _replace(actor: Actor, manifest: WeightManifest) -> None:
+    """Swaps; before that running requests end (publish.at_publish=drain), or start anew if their future is gone."""
+    newest: WeightManifest | None = manifest
+    if actor.drains and not _is_abandoned(actor, manifest):
+        newest = await _drain(actor, manifest)
+    restarting = await _abandon(actor, newest) if newest is not None and _is_abandoned(actor, newest) else []
+    if newest is not None:
+        try:
+            async with asyncio.timeout(actor.limits.swap_s):
+                await actor.weights.swap(newest)
+        except TimeoutError as e:
+            raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_s} s") from e
+    actor.resume(restarting)
+    await say_alive(actor)  # at once: the learner waits for actors that serve its weights
+
+
+async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | None:
+    """Lets running requests end under the old weights while nothing new starts.
+
+    It takes as long as the longest response, so what is published meanwhile is prefetched too. Returns the
+    newest version; None if that could not be fetched.
+    """
+    start_s = time.time()
+    newest: WeightManifest | None = manifest
+    actor.pause()
+    while actor.admission.num_sequences and not (newest is not None and _is_abandoned(actor, newest)):
+        await asyncio.sleep(ANNOUNCED_POLL_S)
+        newest = await actor.weights.prefetch()
+    actor.timeline.span("drain", start_s, time.time(), version=str(newest.version if newest else manifest.version))
+    return newest
+
+
+def _is_abandoned(actor: Actor, manifest: WeightManifest) -> bool:
+    """Whether the served weights belong to a future that the learner went back behind.
+
+    A learner that went back to a checkpoint publishes under a higher incarnation with a step that may
+    lie before the served one, and train on from there before this actor hears of it. Tokens of steps that the
+    new learner never made must reach no group, so unless it is at the very step served, every group in
+    progress starts again from its prompt.
+    """
+    old, new = actor.engine.version, manifest.version
+    return old is not None and new.incarnation != old.incarnation and new.step != old.step
+
+
+async def _abandon(actor: Actor, manifest: WeightManifest) -> list[Ticket]:
+    """Ends every group in progress; returns the tickets that start again."""
+    actor.pause()
+    num_groups = actor.num_groups
+    restarting = await actor.end_groups()
+    old, new = actor.engine.version, manifest.version
+    actor.timeline.instant("abandoned", old=str(old), new=str(new), groups=num_groups)
+    logging.warning("future abandoned old=%s new=%s groups=%d", old, new, num_groups)
+    return restarting

@@ -1,0 +1,41 @@
+"""Signs of life: what a heartbeat says, and an engine that hangs."""
+
+import asyncio
+import dataclasses
+import json
+
+from actor.engine.protocol import EngineDeadError
+from bridge.types import Version
+from tests.actor.fakes import until
+from tests.actor.loop_setup import LIMITS, ended, make_setup, run
+
+
+def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        v = s.publish(4)
+        s.put(0)
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the group")
+            await until(lambda: json.loads(s.store.heartbeats()[0].detail)["groups"] == 1, "it is told")
+        (beat,) = s.store.heartbeats()
+        detail = json.loads(beat.detail)
+        assert (beat.process, beat.role, beat.version) == ("actor-0", "actor", v)
+        assert detail["pause_s"] == 0.02 and detail["load_s"] == 0.01 and detail["prefetch_s"] > 0
+
+    run(body())
+
+
+def test_engine_that_samples_nothing_is_found(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.5))
+        s.publish(0)
+        async with s.serving() as task:
+            await s.served(Version(incarnation=0, step=0))
+            await asyncio.wait({task}, timeout=1.0)
+            assert not task.done()  # idle is not hung
+            s.put(0)
+            error = await ended(task)
+        assert isinstance(error, EngineDeadError) and "no token for 0.5 s with 2 requests" in str(error)
+
+    run(body())
