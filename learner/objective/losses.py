@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, jaxtyped
 
+from configs import extension
 from configs.sections import LossConfig
-from configs.sections.loss import PROXIMAL_LOSSES
+from configs.sections.loss import OWN_LOSS, PROXIMAL_LOSSES
 from learner.objective.kl import KL_ESTIMATORS, MAX_LOG_RATIO
 
 
@@ -188,7 +189,7 @@ LOSSES: dict[str, Callable[..., Terms]] = {
     "cispo": cispo_loss,
     "topr": topr_loss,
 }
-"""By `LossConfig.name`; each takes the constants of `LossConfig.constants` by name."""
+"""By `LossConfig.name`; each takes the constants of `LossConfig.constants` by name. So does a user's own."""
 
 
 @jaxtyped(typechecker=beartype)
@@ -200,7 +201,8 @@ def token_loss(
     loss = l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref); differentiable in logprobs and entropy only.
 
     Raises:
-      ValueError: an input that the loss needs is missing, or is not of the logprobs' shape.
+      ValueError: an input that the loss needs is missing, or is not of the logprobs' shape; or a user's own loss
+        can't be loaded, or returns something else than a loss and what was clipped, both of that shape.
     """
     _check(logprobs.shape, inputs, config)
     mask = inputs.loss_mask
@@ -211,7 +213,7 @@ def token_loss(
 
     logprobs = clear(logprobs)
     inputs = jax.tree.map(lambda x: x if x is mask else jax.lax.stop_gradient(clear(x)), inputs)
-    loss, clipped = LOSSES[config.name](logprobs, inputs, **config.constants)
+    loss, clipped = _terms(logprobs, inputs, config)
     kl = jnp.zeros_like(logprobs)
     if inputs.reference_logprobs is not None:
         kl = KL_ESTIMATORS[config.kl_estimator](logprobs - inputs.reference_logprobs)
@@ -247,6 +249,27 @@ def effective_constants(config: LossConfig, *, temperature: float) -> dict[str, 
         used["overlong_penalty"] = config.overlong_penalty
     used["temperature"] = temperature
     return used
+
+
+def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
+    if not extension.is_own(config.name):
+        return LOSSES[config.name](logprobs, inputs, **config.constants)
+    returned = extension.load("loss.name", config.name, OWN_LOSS)(logprobs, inputs, **config.constants)
+    wanted = [(logprobs.shape, jnp.floating), (logprobs.shape, jnp.bool_)]
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    if (
+        not all(isinstance(x, jax.Array) for x in parts)
+        or len(parts) != 2
+        or not all(
+            x.shape == shape and jnp.issubdtype(x.dtype, kind) for x, (shape, kind) in zip(parts, wanted, strict=True)
+        )
+    ):
+        got = ", ".join(f"{x.dtype}{list(x.shape)}" if isinstance(x, jax.Array) else type(x).__name__ for x in parts)
+        raise ValueError(
+            f"loss.name={config.name} must return (loss, clipped), of floats and of booleans, both of the logprobs' "
+            f"shape {list(logprobs.shape)}, got {got}"
+        )
+    return returned
 
 
 def _ratio(log_ratio: Array) -> Array:
