@@ -38,19 +38,19 @@ def check(config: LossConfig, *, group_size: int) -> None:
         try:
             group_advantages(np.linspace(0.0, 1.0, max(2, group_size)), config)
         except Exception as e:
-            raise _of("loss.advantage", config.advantage, e) from e
+            raise _of(f"loss.advantage={config.advantage} fails on a group of rewards from 0 to 1", e) from e
     if extension.is_own(config.name):
         try:
             _check_loss(config)
         except Exception as e:
-            raise _of("loss.name", config.name, e) from e
+            raise _of(f"loss.name={config.name} fails on a sample of tokens", e) from e
 
 
-def _of(field: str, name: str, error: Exception) -> ValueError:
+def _of(what: str, error: Exception) -> ValueError:
     """Ours say which function they are about; what a function itself raises does not."""
     if isinstance(error, ValueError) and str(error).startswith("loss."):
         return error
-    return ValueError(f"{field}={name} fails on a sample: {extension.one_line(error)}")
+    return ValueError(f"{what}: {extension.one_line(error)}")
 
 
 def _check_loss(config: LossConfig) -> None:
