@@ -1,10 +1,11 @@
 """Advantages from the rewards of one complete group, and the shaping of rewards; numpy in float64, float32 out."""
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 from beartype import beartype
-from jaxtyping import Float32, Float64, Int, jaxtyped
+from jaxtyping import Float32, Float64, Int, jaxtyped  # pyright: ignore[reportUnknownVariableType]
 
 from configs import extension
 from configs.sections import LossConfig
@@ -108,20 +109,17 @@ def check_overlong_buffer(config: LossConfig, max_response_tokens: int) -> None:
 
 def _own(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float32[np.ndarray, " K"]:
     function = extension.load("loss.advantage", config.advantage, OWN_ADVANTAGE)
+    wanted = f"loss.advantage={config.advantage} must return a numpy array of {rewards.size} finite floats"
     # A copy, since what it does to its argument must not reach the metrics.
-    returned = function(rewards.copy(), config)
-    if not isinstance(returned, np.ndarray) or returned.dtype.kind != "f" or returned.shape != rewards.shape:
-        is_array = isinstance(returned, np.ndarray)
-        got = f"{returned.dtype}{list(returned.shape)}" if is_array else type(returned).__name__
-        raise ValueError(
-            f"loss.advantage={config.advantage} must return a numpy array of {rewards.size} floats, got {got}"
-        )
-    advantages = returned.astype(np.float32)
+    returned: object = function(rewards.copy(), config)
+    if not isinstance(returned, np.ndarray):
+        raise ValueError(f"{wanted}, got {type(returned).__name__}")
+    array = cast("np.ndarray[Any, np.dtype[Any]]", returned)
+    if array.dtype.kind != "f" or array.shape != rewards.shape:
+        raise ValueError(f"{wanted}, got {array.dtype}{list(array.shape)}")
+    advantages = array.astype(np.float32)
     if not np.all(np.isfinite(advantages)):
-        raise ValueError(
-            f"loss.advantage={config.advantage} must return finite advantages, got {returned.tolist()} of the rewards "
-            f"{rewards.tolist()}"
-        )
+        raise ValueError(f"{wanted}, got {array.tolist()} of the rewards {rewards.tolist()}")
     return advantages
 
 

@@ -4,8 +4,13 @@ It reads {"loss": LossConfig, "group_size": K} as JSON and ends with code 0, or 
 says what is wrong.
 """
 
+# pyright: reportUnknownMemberType=false
+# (jax's own hints have unknown parts.)
+
 import json
 import sys
+from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +22,7 @@ from configs.sections import LossConfig
 from learner.objective.advantages import group_advantages
 from learner.objective.losses import TokenInputs, token_loss
 
+_OfTokens = Callable[[Array, TokenInputs], Array]
 _LOG_RATIOS = (0.0, 0.0, -0.3, 0.3, 3.0, -3.0, 0.0, 0.0)
 """log pi - log mu of the tokens tried: on-policy, a little and far off it."""
 _ADVANTAGES = (3.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0)
@@ -63,25 +69,38 @@ def _check_loss(config: LossConfig) -> None:
     )
 
     def losses(logprobs: Float[Array, " T"], inputs: TokenInputs) -> Float[Array, " T"]:
-        return token_loss(logprobs, jnp.ones_like(logprobs), inputs, config).loss
+        return token_loss(logprobs, jnp.ones(logprobs.shape), inputs, config).loss
 
-    whole = jax.jit(losses)(logprobs, inputs)
-    slopes = jax.jit(jax.grad(lambda x: jnp.sum(losses(x, inputs))))(logprobs)
+    def total(logprobs: Float[Array, " T"], inputs: TokenInputs) -> Float[Array, ""]:
+        return jnp.sum(losses(logprobs, inputs))
+
+    slope = cast(_OfTokens, jax.grad(total))
+    whole, slopes = _numbers(losses, logprobs, inputs), _numbers(slope, logprobs, inputs)
     if not (np.all(np.isfinite(whole)) and np.all(np.isfinite(slopes))):
         raise ValueError(
             f"loss.name={config.name} must be finite, and its gradient too, at log pi - log mu = {list(_LOG_RATIOS)} "
-            f"with advantages {list(_ADVANTAGES)}; got {np.asarray(whole)}, gradient {np.asarray(slopes)}"
+            f"with advantages {list(_ADVANTAGES)}; got {whole}, gradient {slopes}"
         )
     half = logprobs.size // 2
-    parts = [
-        jax.jit(losses)(logprobs[part], jax.tree.map(lambda x: x[part], inputs))  # noqa: B023  # called at once
-        for part in (slice(half), slice(half, None))
-    ]
-    if not np.allclose(whole, np.concatenate(parts), rtol=1e-5, atol=1e-6):
+
+    def first(x: Array) -> Array:
+        return x[:half]
+
+    def second(x: Array) -> Array:
+        return x[half:]
+
+    parts = np.concatenate([_numbers(losses, take(logprobs), jax.tree.map(take, inputs)) for take in (first, second)])
+    if not np.allclose(whole, parts, rtol=1e-5, atol=1e-6):
         raise ValueError(
-            f"loss.name={config.name} must be elementwise, for it is taken over any chunk of tokens; the loss of 8 "
-            f"tokens is {np.asarray(whole)}, that of their halves {np.concatenate(parts)}"
+            f"loss.name={config.name} must be elementwise, for it is taken over any chunk of tokens; the loss of "
+            f"{logprobs.size} tokens is {whole}, that of their halves {parts}"
         )
+
+
+def _numbers(function: _OfTokens, logprobs: Array, inputs: TokenInputs) -> Float[np.ndarray, " T"]:
+    """Compiled, as a run calls it, so that Python's `if` on a value fails here too."""
+    compiled = cast(_OfTokens, jax.jit(function))
+    return np.asarray(compiled(logprobs, inputs))
 
 
 def main() -> None:

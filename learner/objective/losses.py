@@ -11,15 +11,18 @@ round, pi_ref the reference. Without a proximal policy r = pi / mu. A is the adv
 mask, and it adds the entropy bonus and the KL penalty to whichever loss is chosen.
 """
 
+# pyright: reportUnknownMemberType=false
+# (jax's own hints have unknown parts.)
+
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Bool, Float, jaxtyped
+from jaxtyping import Array, Bool, Float, jaxtyped  # pyright: ignore[reportUnknownVariableType]
 
 from configs import extension
 from configs.sections import LossConfig
@@ -211,8 +214,11 @@ def token_loss(
         # Before any arithmetic: behind it a NaN would come back in the gradient as 0 * NaN.
         return jnp.where(mask, x, 0.0)
 
+    def constant(x: Array) -> Array:
+        return x if x is mask else jax.lax.stop_gradient(clear(x))
+
     logprobs = clear(logprobs)
-    inputs = jax.tree.map(lambda x: x if x is mask else jax.lax.stop_gradient(clear(x)), inputs)
+    inputs = jax.tree.map(constant, inputs)
     loss, clipped = _terms(logprobs, inputs, config)
     kl = jnp.zeros_like(logprobs)
     if inputs.reference_logprobs is not None:
@@ -254,22 +260,24 @@ def effective_constants(config: LossConfig, *, temperature: float) -> dict[str, 
 def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
     if not extension.is_own(config.name):
         return LOSSES[config.name](logprobs, inputs, **config.constants)
-    returned = extension.load("loss.name", config.name, OWN_LOSS)(logprobs, inputs, **config.constants)
-    wanted = [(logprobs.shape, jnp.floating), (logprobs.shape, jnp.bool_)]
-    parts = returned if isinstance(returned, tuple) else (returned,)
-    if (
-        not all(isinstance(x, jax.Array) for x in parts)
-        or len(parts) != 2
-        or not all(
-            x.shape == shape and jnp.issubdtype(x.dtype, kind) for x, (shape, kind) in zip(parts, wanted, strict=True)
-        )
-    ):
-        got = ", ".join(f"{x.dtype}{list(x.shape)}" if isinstance(x, jax.Array) else type(x).__name__ for x in parts)
-        raise ValueError(
-            f"loss.name={config.name} must return (loss, clipped), of floats and of booleans, both of the logprobs' "
-            f"shape {list(logprobs.shape)}, got {got}"
-        )
-    return returned
+    returned: object = extension.load("loss.name", config.name, OWN_LOSS)(logprobs, inputs, **config.constants)
+    match returned:
+        case (jax.Array() as loss, jax.Array() as clipped) if (
+            loss.shape == clipped.shape == logprobs.shape
+            and jnp.issubdtype(loss.dtype, jnp.floating)
+            and clipped.dtype == jnp.bool_
+        ):
+            return loss, clipped
+        case _:
+            raise ValueError(
+                f"loss.name={config.name} must return (loss, clipped), jax arrays of floats and of booleans, both of "
+                f"the logprobs' shape {list(logprobs.shape)}, got {_described(returned)}"
+            )
+
+
+def _described(returned: object) -> str:
+    parts = cast(tuple[object, ...], returned) if isinstance(returned, tuple) else (returned,)
+    return ", ".join(f"{x.dtype}{list(x.shape)}" if isinstance(x, jax.Array) else type(x).__name__ for x in parts)
 
 
 def _ratio(log_ratio: Array) -> Array:

@@ -123,11 +123,11 @@ def test_check_loss_that_can_not_be_trained_with_is_refused_by_name(loss, said):
 @pytest.mark.parametrize(
     ("advantage", "said"),
     [
-        ("one_short", "must return a numpy array of 4 floats, got float64[3]"),
-        ("a_list", "must return a numpy array of 4 floats, got list"),
+        ("one_short", "must return a numpy array of 4 finite floats, got float64[3]"),
+        ("a_list", "must return a numpy array of 4 finite floats, got list"),
         ("integers", "got int64[4]"),
-        ("nan_advantages", "must return finite advantages, got [nan"),
-        ("too_large", "must return finite advantages, got [0.0, 3"),
+        ("nan_advantages", "must return a numpy array of 4 finite floats, got [nan"),
+        ("too_large", "finite floats, got [0.0, 3"),
         ("raises", "fails on a group of rewards from 0 to 1: KeyError: 'no such"),
     ],
 )
@@ -147,7 +147,7 @@ def test_group_advantages_of_ones_own_are_its_and_checked():
     got = group_advantages(np.array([0.0, 1.0, 5.0]), own(advantage="median"))
     np.testing.assert_array_equal(got, np.array([-1, 0, 4], np.float32))
     assert got.dtype == np.float32
-    with pytest.raises(ValueError, match="one_short must return a numpy array of 3 floats"):
+    with pytest.raises(ValueError, match="one_short must return a numpy array of 3 finite floats"):
         group_advantages(np.array([0.0, 1.0, 5.0]), own(advantage="one_short"))
 
 
