@@ -104,7 +104,10 @@ def test_check_good_functions_and_names_of_ours_pass():
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        ("a_sum", "must return (loss, clipped), of floats and of booleans, both of the logprobs' shape [8], got float"),
+        (
+            "a_sum",
+            "must return (loss, clipped), jax arrays of floats and of booleans, both of the logprobs' shape [8], got float",
+        ),
         ("only_a_loss", "got float32[8]"),
         ("ints", "got int32[8], bool[8]"),
         ("clipped_as_floats", "got float32[8], float32[8]"),
