@@ -22,7 +22,7 @@ from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile, limits_path
 from actor.engine.protocol import EngineSize
 from actor.loop import Actor, Duty, Limits
-from actor.verifiers.pool import VerifierPool
+from actor.verifiers.pool import VerifierPool, check_own
 from actor.weights.client import WeightClient
 from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import read_model_folder
@@ -56,6 +56,7 @@ def main() -> int:
     with command_line.usage_errors():
         prepared = _wait_for_run()
         config, folder = prepared.config, prepared.folder
+        check_own(config.prompts.verifier)
         model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
         snapshots = snapshot_folder(config)
         copy = LocalCopy(snapshots, _NAME.value)

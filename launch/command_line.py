@@ -6,7 +6,7 @@ import json
 import logging as stdlib_logging
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NoReturn
 
 from absl import app, flags, logging
@@ -66,23 +66,29 @@ def run(main: Callable[[], int]) -> None:
 _overrides: dict[str, str] = {}
 
 
-def prepare() -> Prepared:
+def prepare(roles: Collection[str]) -> Prepared:
     """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
 
     With --run_dir alone the run's own config.json is read.
 
+    Args:
+      roles: "learner", "actor" or both: whose functions of the user's own must be found on this machine.
+
     Raises:
       ValueError: one line that says what is wrong; nothing was changed.
     """
+    from launch import preflight  # the learner's reading code: not for an actor's process
+    from launch.tiny_model import cached_tiny_model
+
     if _CONFIG.value is None:
         if _RUN_DIR.value is None:
             raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
         if _overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
-        return open_prepared(_RUN_DIR.value)
-    from launch import preflight  # the learner's reading code: not for an actor's process
-    from launch.tiny_model import cached_tiny_model
-
+        prepared = open_prepared(_RUN_DIR.value)
+        for note in preflight.check_functions(prepared.config, roles):
+            print(note, flush=True)
+        return prepared
     config = overrides.load_preset(_CONFIG.value)
     if _RUN_DIR.value is not None:
         _overrides.setdefault("run.dir", _RUN_DIR.value)
@@ -92,7 +98,7 @@ def prepare() -> Prepared:
     model_folder = (
         pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config)
     )
-    for note in preflight.check(config, model_folder):
+    for note in preflight.check(config, model_folder) + preflight.check_functions(config, roles):
         print(note, flush=True)
     folder = overrides.open_run(config)
     (folder / MODEL_PATH_FILE).write_text(f"{model_folder}\n")

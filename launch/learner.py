@@ -11,7 +11,7 @@ def main() -> int:
     die_with_parent()
     command_line.log_to_stderr()
     with command_line.usage_errors():
-        prepared = command_line.prepare()
+        prepared = command_line.prepare(("learner",))
         # jax is loaded only once the input is known to be good.
         from learner.heart import Stopped
         from learner.loop import train

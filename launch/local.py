@@ -13,7 +13,7 @@ from launch.supervisor import Ending, Supervisor
 def main() -> int:
     """Runs to the end; 0 when the run is complete, 130 when it was interrupted, 1 when it failed."""
     with command_line.usage_errors():
-        prepared = command_line.prepare()
+        prepared = command_line.prepare(("learner", "actor"))
         supervisor = Supervisor(prepared)
     outcome = supervisor.run()
     finish(prepared, outcome)

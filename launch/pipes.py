@@ -15,9 +15,9 @@ import sys
 import time
 from typing import Any
 
+from configs import extension
 from launch import lifeline
 
-PROJECT = pathlib.Path(__file__).resolve().parent.parent
 _ANSWERS = "SLUICE_ANSWERS_FD"
 _LOG_TAIL = 3000
 _END_S = 30.0
@@ -47,9 +47,8 @@ class PipedProcess:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write,),
-                cwd=PROJECT,
                 env=os.environ
-                | {"PYTHONPATH": str(PROJECT), _ANSWERS: str(write), lifeline.VARIABLE: str(os.getpid())}
+                | {"PYTHONPATH": extension.python_path(), _ANSWERS: str(write), lifeline.VARIABLE: str(os.getpid())}
                 | (env or {}),
             )
         os.close(write)

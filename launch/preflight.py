@@ -1,13 +1,23 @@
 """Looks at everything a run needs before anything starts; jax and torch stay unloaded."""
 
+import dataclasses
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
+from collections.abc import Collection
 
+from actor.verifiers import pool
+from configs import extension
 from configs.schema import Config
 from learner.data.problems import load_file, load_held_out
 from learner.data.tokenizer import load_tokenizer
 from learner.model.config import Architecture
+
+CHECK_S = 300.0
+"""For importing the user's own loss and advantage, and compiling them for a few tokens."""
 
 
 def check(config: Config, model_folder: pathlib.Path) -> list[str]:
@@ -47,6 +57,52 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
         load_held_out(config, tokenizer)
     _check_room(config, model_folder)
     return notes
+
+
+def check_functions(config: Config, roles: Collection[str]) -> list[str]:
+    """Tries the user's own functions, each in a process like the one that will call it; returns what to know.
+
+    Args:
+      config: the run's; costs nothing where it names no function of the user's own.
+      roles: those that run on this machine: the learner's functions are the loss and the advantage, the actor's is
+        the verifier.
+
+    Raises:
+      ValueError: one line that says what is wrong with which function.
+    """
+    own: list[str] = []
+    if "learner" in roles:
+        objective = {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
+        own += [f"{field}={name}" for field, name in objective.items() if extension.is_own(name)]
+        if own:
+            _try_objective(config)
+    if "actor" in roles and extension.is_own(config.prompts.verifier):
+        own.append(f"prompts.verifier={config.prompts.verifier}")
+        pool.check_own(config.prompts.verifier)
+    return [f"functions of your own: {', '.join(own)}"] if own else []
+
+
+def _try_objective(config: Config) -> None:
+    """In a process of its own, on its CPU: the devices are the learner's."""
+    request = {"loss": dataclasses.asdict(config.loss), "group_size": config.rounds.samples_per_group}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "learner.objective.check"],
+            input=json.dumps(request),
+            env=os.environ | {"PYTHONPATH": extension.python_path(), "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as e:
+        raise ValueError(
+            f"loss.name={config.loss.name} and loss.advantage={config.loss.advantage} did not import and compile in "
+            f"{CHECK_S:.0f} s"
+        ) from e
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["it printed nothing"]
+        raise ValueError(said[-1].removeprefix("error: "))
 
 
 def _missing_weights(folder: pathlib.Path) -> str:

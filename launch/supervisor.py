@@ -17,6 +17,7 @@ from rich.console import Console
 from actor.engine.limits import limits_path
 from actor.weights.local_copy import sweep
 from bridge.run_lock import RunLock
+from configs import extension
 from configs.overrides import snapshot_folder
 from launch import command_line
 from launch.lifeline import VARIABLE
@@ -26,7 +27,6 @@ POLL_S = 0.1
 PLAIN_LINE_S = 5.0
 STOP_S = 30.0
 """How long a process may take to end before it is killed."""
-PROJECT = pathlib.Path(__file__).resolve().parent.parent
 
 
 class Ending(enum.Enum):
@@ -77,8 +77,13 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd=PROJECT,
-                env={**os.environ, VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"} | self._devices,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": extension.python_path(),
+                    VARIABLE: str(os.getpid()),
+                    "PYTHONUNBUFFERED": "1",
+                }
+                | self._devices,
             )
 
     def ask_to_stop(self) -> None:

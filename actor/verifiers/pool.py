@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import math
 import os
-import pathlib
 import struct
 import sys
 from collections.abc import Sequence
@@ -19,11 +18,11 @@ from absl import logging
 from actor.verifiers import worker
 from actor.verifiers.worker import Answer, Question
 from bridge.types import Task
+from configs import extension
 
 LOAD_TIMEOUT_S = 120.0
 """For starting a worker and importing a verifier's library; the deadline proper begins after that."""
 COMMAND = (sys.executable, "-m", worker.__name__)
-_PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class VerifierError(RuntimeError):
@@ -63,17 +62,26 @@ class VerifierPool:
                 self._idle.put_nowait(one)
         raise VerifierError(f"verifier {task.verifier}: {problem} ({1 + self._retries} attempts)")
 
+    async def load(self, name: str) -> None:
+        """Lets a worker load a verifier, as the first response to judge will.
+
+        Raises:
+          VerifierError: says why it can't be.
+        """
+        one = await self._idle.get()
+        try:
+            await self._load(one, Task(verifier=name, answer=""))
+        finally:
+            self._idle.put_nowait(one)
+
     async def close(self) -> None:
         """Ends the workers."""
         for w in self._workers:
             await w.kill()
 
     async def _attempt(self, one: "_Worker", question: Question) -> float:
-        name = question.task.verifier
         try:
-            if name not in one.loaded:
-                await self._ask(one, Question(task=question.task, response_text=None), LOAD_TIMEOUT_S)
-                one.loaded.add(name)
+            await self._load(one, question.task)
             reward = await self._ask(one, question, self._timeout_s)
         except asyncio.CancelledError:
             await one.kill()  # its next answer would be to a question nobody asks any more
@@ -81,6 +89,11 @@ class VerifierPool:
         if reward is None or not math.isfinite(reward):
             raise VerifierError(f"the reward is {reward}")
         return reward
+
+    async def _load(self, one: "_Worker", task: Task) -> None:
+        if task.verifier not in one.loaded:
+            await self._ask(one, Question(task=task, response_text=None), LOAD_TIMEOUT_S)
+            one.loaded.add(task.verifier)
 
     async def _ask(self, one: "_Worker", question: Question, timeout_s: float) -> float | None:
         try:
@@ -95,6 +108,28 @@ class VerifierPool:
         if answer.error:
             raise VerifierError(answer.error)
         return answer.reward
+
+
+def check_own(name: str) -> None:
+    """Loads a user's own verifier in a worker, before anything starts; names of ours need no check.
+
+    Raises:
+      ValueError: says why it can't be.
+    """
+    if not extension.is_own(name):
+        return
+
+    async def load() -> None:
+        pool = VerifierPool(num_workers=1, timeout_s=LOAD_TIMEOUT_S, retries=0)
+        try:
+            await pool.load(name)
+        finally:
+            await pool.close()
+
+    try:
+        asyncio.run(load())
+    except VerifierError as e:
+        raise ValueError(str(e).removeprefix("ValueError: ")) from e
 
 
 class _Worker:
@@ -115,7 +150,7 @@ class _Worker:
                 # One thread each: the cores are the engine's.
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(_PROJECT),
+                    "PYTHONPATH": extension.python_path(),
                     "OMP_NUM_THREADS": "1",
                     "OPENBLAS_NUM_THREADS": "1",
                 },

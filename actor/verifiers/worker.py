@@ -85,7 +85,9 @@ def main(load: Callable[[str], registry.Verifier] = registry.load) -> None:
 def _answer(load: Callable[[str], registry.Verifier], question: Question) -> Answer:
     try:
         score = load(question.task.verifier)
-        return Answer(reward=None if question.response_text is None else score(question.response_text, question.task))
+        if question.response_text is None:
+            return Answer()
+        return Answer(reward=registry.reward(score(question.response_text, question.task)))
     except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
         return Answer(error=f"{type(e).__name__}: {e}")
 

@@ -4,8 +4,11 @@ The equations are in learner/objective/losses.py, learner/objective/kl.py and le
 """
 
 import dataclasses
+import inspect
 import math
-from typing import Literal
+from typing import Any, Literal
+
+from configs import extension
 
 LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
     "grpo_clip": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
@@ -26,6 +29,15 @@ clip_high."""
 PROXIMAL_LOSSES = ("decoupled_ppo", "tis", "masked_is")
 """The losses that tell pi_prox from mu."""
 
+ADVANTAGES = ("grpo", "dr_grpo", "rloo", "mean_baseline")
+
+OWN_LOSS = extension.Signature(
+    takes=("logprobs", "inputs"),
+    constants=("clip_low", "clip_high", "dual_clip", "min_weight", "max_weight"),
+    returns="(loss, clipped)",
+)
+"""A user's own loss: like those of learner/objective/losses.py, with the constants of `LossConfig` that it takes."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
@@ -35,19 +47,11 @@ class LossConfig:
     read is refused: it would change nothing, in silence.
     """
 
-    name: Literal[
-        "grpo_clip",
-        "truncated_is",
-        "dapo",
-        "dr_grpo",
-        "gspo",
-        "decoupled_ppo",
-        "tis",
-        "masked_is",
-        "cispo",
-        "topr",
-    ] = "grpo_clip"
-    """dapo and dr_grpo are grpo_clip with the rest of their papers held fast: dapo wants advantage=grpo,
+    name: str = "grpo_clip"
+    """One of `LOSS_CONSTANTS`, or `module:function` of the user's own (`OWN_LOSS`), which reads those constants that
+    it takes by name.
+
+    dapo and dr_grpo are grpo_clip with the rest of their papers held fast: dapo wants advantage=grpo,
     normalization=token and the overlong penalty, dr_grpo advantage=dr_grpo and normalization=constant. gspo's
     paper averages with normalization=sequence."""
     clip_low: float | None = None
@@ -63,8 +67,9 @@ class LossConfig:
     """pi_prox of decoupled_ppo, tis and masked_is. update: the weights that the update starts from, scored by the
     training pass itself, so pi_theta/pi_prox is 1 and all correction is in rho = pi_prox/mu. round: the weights at
     the round's start, scored once a group, so the clip bounds how far a round's updates go."""
-    advantage: Literal["grpo", "dr_grpo", "rloo", "mean_baseline"] = "grpo"
-    """dr_grpo and mean_baseline are one equation by its two names."""
+    advantage: str = "grpo"
+    """One of `ADVANTAGES` (dr_grpo and mean_baseline are one equation by its two names), or `module:function` of the
+    user's own, like those of learner/objective/advantages.py."""
     advantage_eps: float = 1e-6
     """Added to the standard deviation of advantage=grpo (RolloutPipe eq. 1)."""
     normalization: Literal["token", "sequence", "constant"] = "token"
@@ -84,12 +89,15 @@ class LossConfig:
     overlong_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        extension.check_name("loss.name", self.name, LOSS_CONSTANTS)
+        extension.check_name("loss.advantage", self.advantage, ADVANTAGES)
         self._refuse_unread()
         self._check_constants()
         self._check_whole_method()
 
     def _check_constants(self) -> None:
-        constants = self.constants
+        # Which of them a user's own loss reads is known once it is imported; here it is not.
+        constants = self._given if extension.is_own(self.name) else self.constants
         numbers = constants | {
             name: float(getattr(self, name))
             for name in ("entropy_coef", "kl_coef", "advantage_eps", "overlong_penalty")
@@ -108,11 +116,9 @@ class LossConfig:
             raise ValueError(f"want 0 <= loss.clip_low <= 1 and loss.clip_high >= 0, got {low} and {high}")
         if constants.get("dual_clip", 2.0) <= 1:
             raise ValueError(f"loss.dual_clip must be > 1 (it bounds a ratio from above), got {self.dual_clip}")
-        if "min_weight" in constants and not 0 <= constants["min_weight"] < constants["max_weight"]:
-            raise ValueError(
-                f"want 0 <= loss.min_weight < loss.max_weight, got {constants['min_weight']} and "
-                f"{constants['max_weight']}"
-            )
+        least, most = constants.get("min_weight", 0.0), constants.get("max_weight", math.inf)
+        if not 0 <= least < most:
+            raise ValueError(f"want 0 <= loss.min_weight < loss.max_weight, got {least} and {most}")
 
     def _check_whole_method(self) -> None:
         if self.name == "dapo" and self.overlong_tokens == 0:
@@ -132,16 +138,17 @@ class LossConfig:
                     f"{getattr(self, field)}; set both, or take loss.name=grpo_clip for another combination"
                 )
 
-    def _refuse_unread(self) -> None:
-        read = self._read
-        for name in ("clip_low", "clip_high", "dual_clip", "min_weight", "max_weight"):
-            if name not in read and getattr(self, name) is not None:
-                unclipped = name in LOSS_CONSTANTS[self.name]
+    def _refuse_unread_constants(self, read: dict[str, Any]) -> None:
+        for name, value in self._given.items():
+            if name not in read:
+                unclipped = name in LOSS_CONSTANTS.get(self.name, ())
                 raise ValueError(
-                    f"loss.{name}={getattr(self, name)} has no effect with loss.name={self.name}"
-                    f"{' and loss.proximal=update' if unclipped else ''}, which reads {', '.join(read)}; leave it out "
-                    f"(None){' or set loss.proximal=round' if unclipped else ''}"
+                    f"loss.{name}={value} has no effect with loss.name={self.name}"
+                    f"{' and loss.proximal=update' if unclipped else ''}, which reads {', '.join(read) or 'none'}; "
+                    f"leave it out (None){' or set loss.proximal=round' if unclipped else ''}"
                 )
+
+    def _refuse_unread(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         for name, is_read, reader in (
             ("proximal", self.name in PROXIMAL_LOSSES, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
@@ -156,17 +163,33 @@ class LossConfig:
 
     @property
     def constants(self) -> dict[str, float]:
-        """The constants that the chosen loss reads, defaults filled in; what is off is left out."""
-        values = {}
-        for name, default in self._read.items():
-            given = getattr(self, name)
-            value = default if given is None else given
+        """The constants that the chosen loss reads, defaults filled in; what is off is left out.
+
+        Raises:
+          ValueError: of a user's own loss: it can't be loaded, one is given that it does not read, or none is given
+            that it has no default for.
+        """
+        read = self._read
+        self._refuse_unread_constants(read)
+        values: dict[str, float] = {}
+        for name, default in read.items():
+            value = self._given.get(name, default)
+            if value is inspect.Parameter.empty:
+                raise ValueError(f"loss.name={self.name} has no default for {name}; set loss.{name}")
             if value is not None:
                 values[name] = float(value)
         return values
 
     @property
-    def _read(self) -> dict[str, float | None]:
+    def _given(self) -> dict[str, float]:
+        values = {name: getattr(self, name) for name in OWN_LOSS.constants}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def _read(self) -> dict[str, Any]:
+        """By constant: its default."""
+        if extension.is_own(self.name):
+            return extension.constant_defaults(extension.load("loss.name", self.name, OWN_LOSS), OWN_LOSS)
         read = LOSS_CONSTANTS[self.name]
         if self.name in PROXIMAL_LOSSES and self.proximal == "update":
             # pi_theta/pi_prox is 1 there, which no clip reaches.

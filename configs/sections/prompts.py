@@ -4,6 +4,10 @@ import dataclasses
 import re
 from typing import Literal
 
+from configs import extension
+
+VERIFIERS = ("reasoning_gym", "exact", "math")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptsConfig:
@@ -21,7 +25,8 @@ class PromptsConfig:
     task_args: dict[str, int | float | str | bool] = dataclasses.field(default_factory=dict)
     pattern: str = ""
     """A regular expression whose first group is the part of the question to show; empty shows it all."""
-    verifier: Literal["reasoning_gym", "exact", "math"] = "exact"
+    verifier: str = "exact"
+    """One of `VERIFIERS`, or `module:function` of the user's own, like those of actor/verifiers."""
     chat_template: Literal["auto", "on", "off"] = "auto"
     """auto: applied when the tokenizer has one."""
     system_prompt: str = ""
@@ -29,6 +34,7 @@ class PromptsConfig:
     """Put the tokenizer's BOS token before a prompt that no chat template was applied to."""
 
     def __post_init__(self) -> None:
+        extension.check_name("prompts.verifier", self.verifier, VERIFIERS)
         if self.held_out_one_in < 2:
             raise ValueError(f"prompts.held_out_one_in must be >= 2, got {self.held_out_one_in}")
         if self.path and self.verifier == "reasoning_gym":

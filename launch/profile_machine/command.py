@@ -55,7 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
         flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
         with command_line.usage_errors():
-            prepared = command_line.prepare()
+            prepared = command_line.prepare(("learner", "actor"))
             if _CONTEXT.value > prepared.config.model.max_tokens:
                 raise ValueError(
                     f"--context_tokens={_CONTEXT.value} is above model.max_tokens={prepared.config.model.max_tokens}"

@@ -1,14 +1,19 @@
 """Advantages from the rewards of one complete group, and the shaping of rewards; numpy in float64, float32 out."""
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 from beartype import beartype
-from jaxtyping import Float32, Float64, Int, jaxtyped
+from jaxtyping import Float32, Float64, Int, jaxtyped  # pyright: ignore[reportUnknownVariableType]
 
+from configs import extension
 from configs.sections import LossConfig
 
 AdvantageFn = Callable[[Float64[np.ndarray, " K"], LossConfig], Float64[np.ndarray, " K"]]
+
+OWN_ADVANTAGE = extension.Signature(takes=("rewards", "config"), returns="advantages")
+"""A user's own: like those below, an `AdvantageFn`."""
 
 
 def grpo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
@@ -48,12 +53,14 @@ def group_advantages(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> 
     """The advantages of a group's K responses; exactly zero for a zero-variance group.
 
     Raises:
-      ValueError: a reward is not finite.
+      ValueError: a reward is not finite; or a user's own function can't be loaded, or does not return K finite floats.
     """
     _check_finite(rewards)
     if not has_signal(rewards):
         # R - mean R may be one rounding error away from 0, which eps would then magnify.
         return np.zeros(rewards.shape, np.float32)
+    if extension.is_own(config.advantage):
+        return _own(rewards, config)
     return ADVANTAGES[config.advantage](rewards, config).astype(np.float32)
 
 
@@ -76,7 +83,7 @@ def shaped_rewards(
       max_response_tokens: L_max.
 
     Raises:
-      ValueError: a reward is not finite, or the buffer is longer than a response may be.
+      ValueError: a reward is not finite, or the buffer is as long as a response may be.
     """
     _check_finite(rewards)
     buffer = config.overlong_tokens
@@ -88,16 +95,32 @@ def shaped_rewards(
 
 
 def check_overlong_buffer(config: LossConfig, max_response_tokens: int) -> None:
-    """Refuses an overlong buffer that a response does not hold.
+    """Refuses an overlong buffer that leaves no length unpunished.
 
     Raises:
-      ValueError: it is longer than max_response_tokens.
+      ValueError: it is not below max_response_tokens.
     """
-    if config.overlong_tokens > max_response_tokens:
+    if config.overlong_tokens >= max_response_tokens:
         raise ValueError(
-            f"loss.overlong_buffer_tokens ({config.overlong_tokens}) must be at most sampling.max_response_tokens "
+            f"loss.overlong_buffer_tokens ({config.overlong_tokens}) must be below sampling.max_response_tokens "
             f"({max_response_tokens}), or every response is punished"
         )
+
+
+def _own(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float32[np.ndarray, " K"]:
+    function = extension.load("loss.advantage", config.advantage, OWN_ADVANTAGE)
+    wanted = f"loss.advantage={config.advantage} must return a numpy array of {rewards.size} finite floats"
+    # A copy, since what it does to its argument must not reach the metrics.
+    returned: object = function(rewards.copy(), config)
+    if not isinstance(returned, np.ndarray):
+        raise ValueError(f"{wanted}, got {type(returned).__name__}")
+    array = cast("np.ndarray[Any, np.dtype[Any]]", returned)
+    if array.dtype.kind != "f" or array.shape != rewards.shape:
+        raise ValueError(f"{wanted}, got {array.dtype}{list(array.shape)}")
+    advantages = array.astype(np.float32)
+    if not np.all(np.isfinite(advantages)):
+        raise ValueError(f"{wanted}, got {array.tolist()} of the rewards {rewards.tolist()}")
+    return advantages
 
 
 def _check_finite(rewards: Float64[np.ndarray, " K"]) -> None:

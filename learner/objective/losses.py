@@ -11,18 +11,22 @@ round, pi_ref the reference. Without a proximal policy r = pi / mu. A is the adv
 mask, and it adds the entropy bonus and the KL penalty to whichever loss is chosen.
 """
 
+# pyright: reportUnknownMemberType=false
+# (jax's own hints have unknown parts.)
+
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Bool, Float, jaxtyped
+from jaxtyping import Array, Bool, Float, jaxtyped  # pyright: ignore[reportUnknownVariableType]
 
+from configs import extension
 from configs.sections import LossConfig
-from configs.sections.loss import PROXIMAL_LOSSES
+from configs.sections.loss import OWN_LOSS, PROXIMAL_LOSSES
 from learner.objective.kl import KL_ESTIMATORS, MAX_LOG_RATIO
 
 
@@ -188,7 +192,7 @@ LOSSES: dict[str, Callable[..., Terms]] = {
     "cispo": cispo_loss,
     "topr": topr_loss,
 }
-"""By `LossConfig.name`; each takes the constants of `LossConfig.constants` by name."""
+"""By `LossConfig.name`; each takes the constants of `LossConfig.constants` by name. So does a user's own."""
 
 
 @jaxtyped(typechecker=beartype)
@@ -200,7 +204,8 @@ def token_loss(
     loss = l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref); differentiable in logprobs and entropy only.
 
     Raises:
-      ValueError: an input that the loss needs is missing, or is not of the logprobs' shape.
+      ValueError: an input that the loss needs is missing, or is not of the logprobs' shape; or a user's own loss
+        can't be loaded, or returns something else than a loss and what was clipped, both of that shape.
     """
     _check(logprobs.shape, inputs, config)
     mask = inputs.loss_mask
@@ -209,9 +214,12 @@ def token_loss(
         # Before any arithmetic: behind it a NaN would come back in the gradient as 0 * NaN.
         return jnp.where(mask, x, 0.0)
 
+    def constant(x: Array) -> Array:
+        return x if x is mask else jax.lax.stop_gradient(clear(x))
+
     logprobs = clear(logprobs)
-    inputs = jax.tree.map(lambda x: x if x is mask else jax.lax.stop_gradient(clear(x)), inputs)
-    loss, clipped = LOSSES[config.name](logprobs, inputs, **config.constants)
+    inputs = jax.tree.map(constant, inputs)
+    loss, clipped = _terms(logprobs, inputs, config)
     kl = jnp.zeros_like(logprobs)
     if inputs.reference_logprobs is not None:
         kl = KL_ESTIMATORS[config.kl_estimator](logprobs - inputs.reference_logprobs)
@@ -247,6 +255,29 @@ def effective_constants(config: LossConfig, *, temperature: float) -> dict[str, 
         used["overlong_penalty"] = config.overlong_penalty
     used["temperature"] = temperature
     return used
+
+
+def _terms(logprobs: Array, inputs: TokenInputs, config: LossConfig) -> Terms:
+    if not extension.is_own(config.name):
+        return LOSSES[config.name](logprobs, inputs, **config.constants)
+    returned: object = extension.load("loss.name", config.name, OWN_LOSS)(logprobs, inputs, **config.constants)
+    match returned:
+        case (jax.Array() as loss, jax.Array() as clipped) if (
+            loss.shape == clipped.shape == logprobs.shape
+            and jnp.issubdtype(loss.dtype, jnp.floating)
+            and clipped.dtype == jnp.bool_
+        ):
+            return loss, clipped
+        case _:
+            raise ValueError(
+                f"loss.name={config.name} must return (loss, clipped), jax arrays of floats and of booleans, both of "
+                f"the logprobs' shape {list(logprobs.shape)}, got {_described(returned)}"
+            )
+
+
+def _described(returned: object) -> str:
+    parts = cast(tuple[object, ...], returned) if isinstance(returned, tuple) else (returned,)
+    return ", ".join(f"{x.dtype}{list(x.shape)}" if isinstance(x, jax.Array) else type(x).__name__ for x in parts)
 
 
 def _ratio(log_ratio: Array) -> Array:

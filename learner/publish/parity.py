@@ -1,8 +1,9 @@
 """The parity fence: proves what the engines serve by a probe's logprobs against the learner's own.
 
-Silently wrong weights are this field's most common serious bug (docs/publishing_and_proof.md), so right after a
-publish a few fresh responses are sampled, and the learner, whose weights are still the ones it published,
-computes the same tokens' logprobs. An actor that is off by more than the served dtype explains is fenced.
+Silently wrong weights are this field's most common serious bug: nothing crashes, only the ratios are off
+(docs/publishing_and_proof.md). So right after a publish a few fresh responses are sampled, and the learner, whose
+weights are still the ones it published, computes the same tokens' logprobs. An actor that is off by more than the
+served dtype explains is fenced.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Publishes weights: cast to the served dtype on the way into shared memory, in one pass.
 
 Leaves are stacked in Hugging Face's layout, so a tensor is a contiguous slice of a leaf and nothing is
-transposed (DESIGN.md section 7).
+transposed (docs/publishing_and_proof.md).
 """
 
 import functools

@@ -10,6 +10,7 @@ learner step now - its version.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,65 +28,80 @@ LAG_BUCKETS: dict[str, int] = {"0": 0, "1": 1, "2-3": 2, "4-7": 4, "8+": 8}
 """Name of each lag bucket -> its lowest lag, in steps."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Merging:
+    """How a field of two parts becomes that of both, and what it is of nothing."""
+
+    both: Callable[[Any, Any], Any]
+    nothing: Callable[[], Any]
+
+
+def _merging(
+    both: Callable[[Any, Any], Any], start: float, dtype: Any = jnp.float32, shape: tuple[int, ...] = ()
+) -> dict[str, Merging]:
+    return {"merging": Merging(both, lambda: jnp.full(shape, start, dtype))}
+
+
+_LAGS = (len(LAG_BUCKETS),)
+_COUNT = _merging(jnp.add, 0, jnp.int32)
+_COUNT_BY_LAG = _merging(jnp.add, 0, jnp.int32, _LAGS)
+_COUNT_BY_BIN = _merging(jnp.add, 0, jnp.int32, (NUM_BINS,))
+_SUM = _merging(jnp.add, 0)
+_LOG_SUM = _merging(jnp.logaddexp, -jnp.inf)
+_LOG_SUM_BY_LAG = _merging(jnp.logaddexp, -jnp.inf, shape=_LAGS)
+_LARGEST = _merging(jnp.maximum, 0)
+_LARGEST_COUNT = _merging(jnp.maximum, 0, jnp.int32)
+_MOMENTS = {"merging": Merging(moments.merge, Moments.zeros)}
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stats:
-    """What is known of the tokens, sequences and groups so far: scalars, and two short vectors of counts and sums.
+    """What is known of the tokens, sequences and groups so far: scalars, and short vectors of counts and sums.
 
-    The name says how a field merges: `log_sum_*` by logaddexp, `*max*` by maximum, moments as moments, all
-    others add.
+    Each field's metadata says how it merges.
     """
 
-    num_slots: Int32[Array, ""]
+    num_slots: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     """Places in the packed rows, padding included."""
-    num_real_tokens: Int32[Array, ""]
+    num_real_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     """Prompt and response tokens, the ones the model computes for a reason."""
-    num_tokens: Int32[Array, ""]
+    num_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     """Tokens that train (loss_mask)."""
-    num_lag0_tokens: Int32[Array, ""]
-    num_clipped_tokens: Int32[Array, ""]
-    num_groups: Int32[Array, ""]
-    num_zero_variance_groups: Int32[Array, ""]
-    lag_sum: Float[Array, ""]
-    lag_max: Int32[Array, ""]
-    entropy_sum: Float[Array, ""]
-    log_w_sum: Float[Array, ""]
-    k3_sum: Float[Array, ""]
+    num_lag0_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    num_clipped_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    num_groups: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    num_zero_variance_groups: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    lag_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
+    lag_max: Int32[Array, ""] = dataclasses.field(metadata=_LARGEST_COUNT)
+    entropy_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
+    log_w_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
+    k3_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
     """Sum of w - 1 - log w."""
-    log_sum_w: Float[Array, ""]
+    log_sum_w: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
     """log of the sum of w over tokens; -inf of none."""
-    log_sum_w2: Float[Array, ""]
+    log_sum_w2: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
     """log of the sum of w^2 over tokens."""
-    num_sequences: Int32[Array, ""]
-    log_sum_sequence_w: Float[Array, ""]
+    num_sequences: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    log_sum_sequence_w: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
     """log of the sum over sequences of prod_t w_t."""
-    log_sum_sequence_w2: Float[Array, ""]
-    reference_kl_sum: Float[Array, ""]
-    num_tokens_by_lag: Int32[Array, " buckets"]
+    log_sum_sequence_w2: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
+    reference_kl_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
+    num_tokens_by_lag: Int32[Array, " buckets"] = dataclasses.field(metadata=_COUNT_BY_LAG)
     """By `LAG_BUCKETS`."""
-    log_sum_w_by_lag: Float[Array, " buckets"]
-    log_sum_w2_by_lag: Float[Array, " buckets"]
-    num_tokens_by_log_w: Int32[Array, " bins"]
+    log_sum_w_by_lag: Float[Array, " buckets"] = dataclasses.field(metadata=_LOG_SUM_BY_LAG)
+    log_sum_w2_by_lag: Float[Array, " buckets"] = dataclasses.field(metadata=_LOG_SUM_BY_LAG)
+    num_tokens_by_log_w: Int32[Array, " bins"] = dataclasses.field(metadata=_COUNT_BY_BIN)
     """By the bins of learner/update/histogram.py."""
-    max_abs_log_w: Float[Array, ""]
-    max_abs_log_w_lag0: Float[Array, ""]
-    rewards: Moments
-    response_tokens: Moments
+    max_abs_log_w: Float[Array, ""] = dataclasses.field(metadata=_LARGEST)
+    max_abs_log_w_lag0: Float[Array, ""] = dataclasses.field(metadata=_LARGEST)
+    rewards: Moments = dataclasses.field(metadata=_MOMENTS)
+    response_tokens: Moments = dataclasses.field(metadata=_MOMENTS)
 
     @classmethod
     def zeros(cls) -> "Stats":
         """The statistics of nothing: the neutral element of `merge`."""
-        shapes = {"num_tokens_by_log_w": (NUM_BINS,)}
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            if field.type is Moments:
-                values[field.name] = Moments.zeros()
-                continue
-            shape = (len(LAG_BUCKETS),) if field.name.endswith("_by_lag") else shapes.get(field.name, ())
-            is_count = field.name.startswith(("num_", "lag_max"))
-            start = -jnp.inf if field.name.startswith("log_sum") else 0
-            values[field.name] = jnp.full(shape, start, jnp.int32 if is_count else jnp.float32)
-        return cls(**values)
+        return cls(**{field.name: field.metadata["merging"].nothing() for field in dataclasses.fields(cls)})
 
 
 @jaxtyped(typechecker=beartype)
@@ -161,18 +177,12 @@ def measure(
 
 def merge(a: Stats, b: Stats) -> Stats:
     """The statistics of both together; associative and commutative up to rounding."""
-    merged = {}
-    for field in dataclasses.fields(Stats):
-        x, y = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(x, Moments):
-            merged[field.name] = moments.merge(x, y)
-        elif field.name.startswith("log_sum"):
-            merged[field.name] = jnp.logaddexp(x, y)
-        elif "max" in field.name:
-            merged[field.name] = jnp.maximum(x, y)
-        else:
-            merged[field.name] = x + y
-    return Stats(**merged)
+    return Stats(
+        **{
+            field.name: field.metadata["merging"].both(getattr(a, field.name), getattr(b, field.name))
+            for field in dataclasses.fields(Stats)
+        }
+    )
 
 
 def finalize(stats: Stats) -> dict[str, Array]:

@@ -127,7 +127,7 @@ def pack_groups(
     sequences: list[_Sequence] = []
     signal: list[bool] = []
     for i, group in enumerate(groups):
-        _lengths(group, packing)
+        _check_fits(group, packing)
         rewards = np.array([r.reward for r in group.rollouts], np.float64)
         lengths = np.array([r.tokens.size for r in group.rollouts])
         shaped = shaped_rewards(rewards, lengths, loss, max_response_tokens)
@@ -165,14 +165,13 @@ def empty_batch(packing: PackingConfig) -> PackedBatch:
     return _pack_rows([], packing, LossConfig(), max_response_tokens=1)
 
 
-def _lengths(group: Group, packing: PackingConfig) -> list[int]:
-    lengths = [group.prompt_tokens.size + r.tokens.size for r in group.rollouts]
-    if max(lengths) > packing.row_tokens:
+def _check_fits(group: Group, packing: PackingConfig) -> None:
+    longest = group.prompt_tokens.size + max(r.tokens.size for r in group.rollouts)
+    if longest > packing.row_tokens:
         raise ValueError(
-            f"ticket {group.ticket_id} has a sequence of {max(lengths)} tokens, a row holds "
+            f"ticket {group.ticket_id} has a sequence of {longest} tokens, a row holds "
             f"{packing.row_tokens}; admission must refuse it (model.max_tokens, packing.row_tokens)"
         )
-    return lengths
 
 
 def _pack_rows(

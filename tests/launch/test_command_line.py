@@ -32,7 +32,7 @@ def prepare(tmp_path, model, monkeypatch):
             paths = {"model.path": str(model), "evaluation.num_problems": "5"} | paths
         monkeypatch.setattr(command_line, "_overrides", paths)
         with flagsaver.flagsaver(config=config, run_dir=run_dir):
-            return command_line.prepare()
+            return command_line.prepare(("learner", "actor"))
 
     flags.FLAGS.mark_as_parsed()
     yield call
@@ -126,7 +126,7 @@ PROGRAM = """
 from launch import command_line
 def main():
     with command_line.usage_errors():
-        prepared = command_line.prepare()
+        prepared = command_line.prepare(("learner", "actor"))
     print(prepared.config.run.seed, prepared.config.prompts.task_args["max_terms"])
     return command_line.STOPPED
 command_line.run(main)

@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -107,3 +108,52 @@ def test_check_room_counts_two_snapshots_and_a_copy(folder, tmp_path, monkeypatc
     free = 2999
     assert "set publish.snapshot_dir to a folder with room" in refusal(folder, config)
     assert set(asked) == {tmp_path}
+
+
+def own(folder, **names):
+    (folder / "mine.py").write_text(
+        "import jax\ndef loss(logprobs, inputs): return -inputs.advantages * logprobs, logprobs > 0\n"
+        "def short(rewards, config): return rewards[1:]\ndef one(text): ...\n"
+    )
+    (folder / "judge.py").write_text("def score(response_text, task): return 1.0\n")
+    loss = {k: v for k, v in names.items() if k != "verifier"}
+    return config_of(
+        loss=sections.LossConfig(**loss), prompts=sections.PromptsConfig(verifier=names.get("verifier", "exact"))
+    )
+
+
+def test_check_functions_of_ones_own_are_tried_and_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = own(tmp_path, name="mine:loss", verifier="judge:score")
+    assert preflight.check_functions(config, ("learner", "actor")) == [
+        "functions of your own: loss.name=mine:loss, prompts.verifier=judge:score"
+    ]
+    assert "mine" not in sys.modules and "judge" not in sys.modules
+
+
+def test_check_functions_of_the_other_machines_role_are_not_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = own(tmp_path, name="nowhere:loss", verifier="judge:score")
+    assert len(preflight.check_functions(config, ("actor",))) == 1
+    config = own(tmp_path, name="mine:loss", verifier="nowhere:score")
+    assert len(preflight.check_functions(config, ("learner",))) == 1
+    assert preflight.check_functions(config_of(), ("learner", "actor")) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            dict(advantage="mine:short"),
+            "loss.advantage=mine:short must return a numpy array of 8 finite floats, got float64[7]",
+        ),
+        (dict(name="mine:los"), "has no 'los'; did you mean 'loss'?"),
+        (dict(verifier="judge:sore"), "prompts.verifier=judge:sore: "),
+        (dict(verifier="mine:one"), "must be a function (response_text, task) -> float, it is (text): too many"),
+    ],
+)
+def test_check_functions_that_can_not_be_used_are_refused_in_one_line(tmp_path, monkeypatch, names, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as e:
+        preflight.check_functions(own(tmp_path, **names), ("learner", "actor"))
+    assert said in str(e.value) and "\n" not in str(e.value)

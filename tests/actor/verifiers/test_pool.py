@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from actor.verifiers.pool import VerifierError, VerifierPool
+from actor.verifiers.pool import VerifierError, VerifierPool, check_own
 from bridge.types import Task
 from tests.actor.fakes import until
 
@@ -123,3 +123,47 @@ def test_real_worker_scores_and_names_what_it_does_not_know():
             await pool.close()
 
     run(body())
+
+
+OWN = """
+import sys
+def length(response_text, task):
+    return len(response_text) + len(task.answer) / 10
+def text(response_text, task):
+    return response_text
+def no_jax(response_text, task):
+    return float(not {"jax", "torch", "vllm"} & sys.modules.keys())
+"""
+
+
+def test_real_worker_scores_by_ones_own_from_where_the_command_was_started(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+
+    async def body():
+        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
+        try:
+            assert await pool.score("abc", Task(verifier="mine:length", answer="42")) == 3.2
+            assert await pool.score("abc", Task(verifier="mine:no_jax", answer="42")) == 1.0
+            with pytest.raises(VerifierError, match="verifier mine:text: .*must return a finite number, got 'abc'"):
+                await pool.score("abc", Task(verifier="mine:text", answer="42"))
+            await pool._workers[0].kill()  # and again after a restart
+            assert await pool.score("", Task(verifier="mine:length", answer="")) == 0.0
+        finally:
+            await pool.close()
+
+    run(body())
+
+
+def test_check_own_says_in_one_line_what_can_not_be_used(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    check_own("mine:length")
+    check_own("exact")
+    for name, said in (
+        ("mine:lenght", "has no 'lenght'; did you mean 'length'?"),
+        ("nowhere:f", "the module nowhere does not import: ModuleNotFoundError: No module named 'nowhere' (looked in"),
+    ):
+        with pytest.raises(ValueError) as e:
+            check_own(name)
+        assert str(e.value).startswith(f"prompts.verifier={name}: ") and said in str(e.value)

@@ -1,11 +1,13 @@
 import json
 
+import numpy as np
 import pytest
 import reasoning_gym
 
 from actor.verifiers import exact, math, registry
 from actor.verifiers import reasoning_gym as gym
 from bridge.types import Task
+from configs.sections.prompts import VERIFIERS
 
 
 def task(answer: str, verifier: str = "exact", metadata: str = "{}") -> Task:
@@ -71,3 +73,29 @@ def test_registry_of_every_name_gives_a_verifier():
     assert registry.load("reasoning_gym") is gym.score
     with pytest.raises(ValueError, match="there are exact, math, reasoning_gym"):
         registry.load("nope")
+    assert set(registry.MODULES) == set(VERIFIERS)
+
+
+def test_registry_loads_ones_own_by_module_and_function():
+    assert registry.load(f"{__name__}:length") is length
+    with pytest.raises(ValueError, match=r"must be a function \(response_text, task\) -> float, it is \(answer: str"):
+        registry.load(f"{__name__}:task_of_three")
+
+
+def length(response_text: str, task: Task) -> float:
+    return len(response_text)
+
+
+def task_of_three(answer: str, verifier: str, metadata: str) -> None: ...
+
+
+@pytest.mark.parametrize(("returned", "want"), [(1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (-2.5, -2.5)])
+def test_reward_of_a_number_is_its_float(returned, want):
+    got = registry.reward(returned)
+    assert got == want and type(got) is float
+
+
+@pytest.mark.parametrize("returned", [None, "1", float("nan"), float("-inf"), [1.0], np.ones(1), 1j])
+def test_reward_that_is_no_finite_number_is_refused(returned):
+    with pytest.raises(ValueError, match="a verifier must return a finite number, got"):
+        registry.reward(returned)

@@ -107,12 +107,16 @@ class Job:
         )
 
 
-def start(folder: Path, model: Path, *, config: str = "configs/tiny.py", **overrides: object) -> Job:
-    """Starts the job small, on a given model; keyword `rounds__groups_per_round=4` sets that field."""
+def start(folder: Path, model: Path, *, config: str = "configs/tiny.py", cwd: Path = REPO, **overrides: object) -> Job:
+    """Starts the job small, on a given model; keyword `rounds__groups_per_round=4` sets that field.
+
+    `cwd` is the directory in which the command is started.
+    """
     fields = SMALL | {"model.path": model, "run.dir": folder} | {k.replace("__", "."): v for k, v in overrides.items()}
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.local", f"--config={config}"] + [f"--config.{k}={v}" for k, v in fields.items()],
-        cwd=REPO,
+        [sys.executable, "-m", "launch.local", f"--config={REPO / config}"]
+        + [f"--config.{k}={v}" for k, v in fields.items()],
+        cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(REPO)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

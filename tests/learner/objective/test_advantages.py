@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.sections import LossConfig
+from configs.schema import Config
+from configs.sections import LossConfig, ModelConfig, PackingConfig, SamplingConfig
+from configs.sections.loss import ADVANTAGES as NAMES
 from learner.objective.advantages import ADVANTAGES, group_advantages, has_signal, shaped_rewards
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=2, max_size=9)
@@ -75,7 +77,7 @@ def test_overlong_penalty_falls_linearly_over_the_buffer():
 @given(
     rewards=st.lists(st.floats(-5, 5), min_size=9, max_size=9),
     lengths=st.lists(st.integers(1, 60), min_size=9, max_size=9),
-    buffer=st.integers(1, 40),
+    buffer=st.integers(1, 39),
     penalty=st.floats(0.1, 3),
 )
 def test_overlong_penalty_matches_the_three_cases_of_the_paper(rewards, lengths, buffer, penalty):
@@ -100,9 +102,31 @@ def test_overlong_penalty_gives_a_group_of_equal_rewards_a_signal():
     assert has_signal(rewards) and not has_signal(np.ones(2))
 
 
-def test_overlong_buffer_longer_than_a_response_is_refused():
-    with pytest.raises(ValueError, match=r"overlong_buffer_tokens \(4096\) must be at most .*\(20\)"):
-        shaped([1.0], [3], name="dapo")
+@pytest.mark.parametrize("longest", [20, 4095, 4096])
+def test_overlong_buffer_not_below_a_response_is_refused_as_by_the_config(longest):
+    said = rf"overlong_buffer_tokens \((here )?4096.*must be below sampling.max_response_tokens \({longest}\)"
+    with pytest.raises(ValueError, match=said):
+        shaped([1.0], [3], longest, name="dapo")
+    sections = {"model": ModelConfig(max_tokens=8192), "packing": PackingConfig(row_tokens=8192)}
+    with pytest.raises(ValueError, match=said):
+        Config(
+            preset="t", loss=LossConfig(name="dapo"), sampling=SamplingConfig(max_response_tokens=longest), **sections
+        )
+
+
+def test_overlong_buffer_one_below_a_response_is_taken_as_by_the_config():
+    np.testing.assert_allclose(shaped([1.0], [4097], 4097, name="dapo"), [0.0])
+    Config(
+        preset="t",
+        loss=LossConfig(name="dapo"),
+        sampling=SamplingConfig(max_response_tokens=4097),
+        model=ModelConfig(max_tokens=8192),
+        packing=PackingConfig(row_tokens=8192),
+    )
+
+
+def test_advantages_registry_and_config_have_the_same_names():
+    assert set(ADVANTAGES) == set(NAMES)
 
 
 def test_shaped_rewards_nan_reward_is_refused():

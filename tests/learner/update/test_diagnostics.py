@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.metrics import METRICS
-from learner.update.diagnostics import LAG_BUCKETS, Stats, finalize, measure, merge
+from learner.update.diagnostics import LAG_BUCKETS, Merging, Stats, finalize, measure, merge
 from learner.update.histogram import RANGE, RELATIVE_ERROR
 from learner.update.moments import Moments
 from tests.learner.streams import config_of, pack, random_group, random_rollout
@@ -189,6 +189,20 @@ def test_merge_of_any_split_equals_the_numbers_of_all_tokens_at_once(seed, order
         rtol, atol = (5e-3, 1e-4) if name == "reward/std" else (2e-5, 1e-6)
         np.testing.assert_allclose(got[name], want[name], rtol=rtol, atol=atol, err_msg=name)
     np.testing.assert_allclose(want["reward/std"], np.std([r.reward for g in groups for r in g.rollouts]), rtol=1e-5)
+
+
+def test_stats_every_field_says_how_it_merges():
+    assert [f.name for f in dataclasses.fields(Stats) if not isinstance(f.metadata.get("merging"), Merging)] == []
+
+
+def test_merge_with_nothing_changes_no_bit_and_no_dtype():
+    groups = [random_group(np.random.default_rng(i), f"t{i}") for i in range(3)]
+    stats = measured(pack(config_of(rows=16), groups)[0].batch, kl=0.5)
+    for merged in (merge(Stats.zeros(), stats), merge(stats, Stats.zeros())):
+        assert jax.tree.structure(merged) == jax.tree.structure(stats)
+        for got, want in zip(jax.tree.leaves(merged), jax.tree.leaves(stats), strict=True):
+            assert (got.dtype, got.shape) == (want.dtype, want.shape)
+            np.testing.assert_array_equal(got, want)
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), max_size=20))

@@ -1,0 +1,119 @@
+"""Functions of the user's own, which a configuration names as `module:function`.
+
+Nothing is imported before `load`, so that each module is imported only in the process that calls its function: the
+learner has no torch, an actor's verifiers no jax. A module is found as by `python -m` from the directory in which the
+command was started, then on PYTHONPATH and among the installed packages.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_PROJECT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What a function is called with, and what it is to return."""
+
+    takes: tuple[str, ...]
+    """What is handed over by position, for people to read."""
+    constants: tuple[str, ...] = ()
+    """What is handed over by name, if the function takes it."""
+    returns: str
+
+    def __str__(self) -> str:
+        """As it would be written."""
+        constants = f", *, any of {', '.join(self.constants)}" if self.constants else ""
+        return f"({', '.join(self.takes)}{constants}) -> {self.returns}"
+
+
+def is_own(name: str) -> bool:
+    """Whether it is `module:function` rather than a name of ours."""
+    return ":" in name
+
+
+def check_name(field: str, name: str, ours: Collection[str]) -> None:
+    """Refuses what is neither one of `ours` nor looks like `module:function`; imports nothing.
+
+    Raises:
+      ValueError: names the field, and the nearest of `ours`.
+    """
+    if name in ours or _OWN.fullmatch(name):
+        return
+    near = difflib.get_close_matches(name, ours, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{field} wants one of {', '.join(ours)}, or module:function of your own, got {name!r}{hint}")
+
+
+def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
+    """Imports the module and returns its function.
+
+    Raises:
+      ValueError: one line: the module does not import (and why), it has no such function, or the function can't be
+        called as `wanted`.
+    """
+    module_name, _, function_name = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:  # the process was not started by `python -m`
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as e:  # a module may do anything
+        where = f" (looked in {here}, on PYTHONPATH and among the installed packages)"
+        is_missing = isinstance(e, ModuleNotFoundError) and module_name.startswith(str(e.name))
+        raise ValueError(
+            f"{field}={name}: the module {module_name} does not import: {one_line(e)}{where if is_missing else ''}"
+        ) from e
+    function = getattr(module, function_name, None)
+    if function is None:
+        near = difflib.get_close_matches(function_name, dir(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{field}={name}: {module.__file__} has no {function_name!r}{hint}")
+    if not callable(function):
+        raise ValueError(f"{field}={name} must be a function {wanted}, got {type(function).__name__}")
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"{field}={name} must be a plain function {wanted}, got an async one")
+    _check_fits(field, name, function, wanted)
+    return function
+
+
+def constant_defaults(function: Callable[..., Any], wanted: Signature) -> dict[str, Any]:
+    """The constants that a function takes, each with its default; `inspect.Parameter.empty` of none."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters
+    return {n: p.default for n, p in parameters.items() if n in wanted.constants and p.kind in by_name}
+
+
+def one_line(error: BaseException) -> str:
+    """An error's type and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+
+
+def python_path() -> str:
+    """PYTHONPATH of a child process that is to find what this one finds: our packages, then what this one was given.
+
+    The child must also be started in this process's directory.
+    """
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys([str(_PROJECT), *filter(None, given)]))
+
+
+def _check_fits(field: str, name: str, function: Callable[..., Any], wanted: Signature) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{field}={name} must be a function {wanted}; what it takes is not known: {e}") from e
+    try:
+        signature.bind(*wanted.takes, **dict.fromkeys(constant_defaults(function, wanted)))
+    except TypeError as e:
+        raise ValueError(f"{field}={name} must be a function {wanted}, it is {signature}: {e}") from e
