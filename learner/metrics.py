@@ -12,6 +12,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ign
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from bridge.files import replace_file
+
 METRICS: dict[str, str] = {
     # name: unit and meaning
     "reward/mean": "mean reward of the update's rollouts",
@@ -164,9 +166,7 @@ class MetricsWriter:
         rest = [r for r in rows if r["step"] > step]
         with open(self._folder / "metrics.abandoned.jsonl", "a", encoding="utf-8") as out:
             out.writelines(json.dumps(r) + "\n" for r in rest)
-        part = self._path.with_name("metrics.jsonl.part")
-        part.write_text("".join(json.dumps(r) + "\n" for r in keep), encoding="utf-8")
-        os.replace(part, self._path)
+        replace_file(self._path, "".join(json.dumps(r) + "\n" for r in keep).encode())
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

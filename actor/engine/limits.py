@@ -10,7 +10,7 @@ import pathlib
 
 import msgspec
 
-from bridge.snapshots.segment import replace_file
+from bridge.files import replace_file
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
