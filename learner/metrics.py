@@ -13,6 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[repo
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bridge.files import replace_file
+from configs.run_folder import RunFolder
 
 METRICS: dict[str, str] = {
     # name: unit and meaning
@@ -110,13 +111,13 @@ class MetricsWriter:
         """Opens the files for rows after `restored_step`."""
         self._folder = pathlib.Path(folder)
         self._incarnation = incarnation
-        self._path = self._folder / "metrics.jsonl"
+        self._path = RunFolder(self._folder).metrics
         self._set_aside_after(restored_step)
         self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  # open as long as the run
         # tensorboard's own writer: the usual wrappers around it import torch. The suffix keeps files of one
         # second apart.
         self._board = EventFileWriter(
-            str(self._folder / "tensorboard"), flush_secs=10, filename_suffix=f".{incarnation}"
+            str(RunFolder(self._folder).tensorboard), flush_secs=10, filename_suffix=f".{incarnation}"
         )
         # Whatever an earlier process wrote from this step on is void.
         start = SessionLog(status=SessionLog.START)
@@ -164,7 +165,7 @@ class MetricsWriter:
         rows = read_rows(self._path)
         keep = [r for r in rows if r["step"] <= step]
         rest = [r for r in rows if r["step"] > step]
-        with open(self._folder / "metrics.abandoned.jsonl", "a", encoding="utf-8") as out:
+        with open(RunFolder(self._folder).abandoned_metrics, "a", encoding="utf-8") as out:
             out.writelines(json.dumps(r) + "\n" for r in rest)
         replace_file(self._path, "".join(json.dumps(r) + "\n" for r in keep).encode())
 

@@ -24,7 +24,7 @@ from bridge.store.sample_tickets import SampleTickets
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
-from configs.overrides import run_id, snapshot_folder
+from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from learner.checkpoint import CheckpointError, Checkpoints
 from learner.data.problems import Problem, write_quarantine
@@ -144,18 +144,18 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
     model_config = Architecture.from_hf(model_folder)
     tokenizer = load_tokenizer(model_folder, vocab_size=model_config.vocab_size)
     prompts, held_out, bad_rows = load_prompts(config, tokenizer)
-    if bad_rows and not (folder / "quarantine.jsonl").exists():
-        write_quarantine(folder / "quarantine.jsonl", config.prompts.path, bad_rows)
+    if bad_rows and not RunFolder(folder).quarantine.exists():
+        write_quarantine(RunFolder(folder).quarantine, config.prompts.path, bad_rows)
     if bad_rows:
-        logging.warning("rows set aside count=%d see=%s", len(bad_rows), folder / "quarantine.jsonl")
+        logging.warning("rows set aside count=%d see=%s", len(bad_rows), RunFolder(folder).quarantine)
     mesh = make_mesh(**config.mesh.axes, devices=None)
     if steps is None:
         steps = build_steps(model_config, config, mesh)
     elif not steps.fits(model_config, config):
         raise ValueError("the steps given were built for another model or configuration; let open_run build them")
 
-    lock = RunLock(folder / "learner.lock", "learner")
-    store: LearnerStore = SqliteStore(folder / "store.sqlite")
+    lock = RunLock(RunFolder(folder).learner_lock, "learner")
+    store: LearnerStore = SqliteStore(RunFolder(folder).store)
     if config.admission.unit == "sample":
         store = SampleTickets(
             store, num_samples=config.rounds.samples_per_group, num_requests=config.rounds.requests_per_group
@@ -164,7 +164,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
+    checkpoints = Checkpoints(RunFolder(folder).checkpoints, keep=config.checkpoint.keep)
 
     def check(books: dict[str, Any]) -> None:
         check_same("model", _shape_fields(Architecture.from_hf(books["model"])), _shape_fields(model_config), folder)
@@ -229,7 +229,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
         evaluation=Pinned("eval", store, while_waiting=heart.check),
         probe=Pinned("probe", store, while_waiting=heart.check),
         metrics=metrics,
-        timeline=Timeline(folder / "events", "learner"),
+        timeline=Timeline(RunFolder(folder).events, "learner"),
         clock=RoundClock(),
         heart=heart,
         fenced_actors=store.fenced_actors(),
@@ -257,7 +257,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
     heart.start()
     constants = losses.effective_constants(config.loss, temperature=config.sampling.temperature)
     constants["max_response_tokens"] = config.sampling.max_response_tokens
-    (folder / "loss.json").write_text(json.dumps(constants, indent=2) + "\n")
+    RunFolder(folder).loss_constants.write_text(json.dumps(constants, indent=2) + "\n")
     logging.info("loss %s", " ".join(f"{name}={value}" for name, value in constants.items()))
     logging.info(
         "learner ready run=%s incarnation=%d step=%d params=%d devices=%d",

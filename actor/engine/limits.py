@@ -26,11 +26,6 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     tensor_parallel_size: int | None = None
 
 
-def limits_path(run_folder: pathlib.Path, actor: str) -> pathlib.Path:
-    """Where an actor's file is unless it is told otherwise."""
-    return run_folder / "limits" / f"{actor}.json"
-
-
 class LimitsFile:
     """`limits/<actor>.json`, read when it changes."""
 

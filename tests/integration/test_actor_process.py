@@ -14,7 +14,7 @@ from bridge import timeline
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Sampling, Task, Version
-from configs import overrides
+from configs.run_folder import RunFolder, open_run, run_id, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, RunConfig
 from tests.bridge.factories import make_ticket
@@ -68,11 +68,11 @@ def run(tmp_path):
         publish=PublishConfig(snapshot_dir=str(tmp_path / "snapshots")),
         actor=ActorConfig(enforce_eager=True, max_num_seqs=8),
     )
-    folder = overrides.open_run(config)
-    (folder / "model_path.txt").write_text(f"{model}\n")
+    folder = open_run(config)
+    RunFolder(folder).model_path_file.write_text(f"{model}\n")
     writer = SnapshotWriter(
-        overrides.snapshot_folder(config),
-        run=overrides.run_id(folder),
+        snapshot_folder(config),
+        run=run_id(folder),
         tokenizer_hash=read_model_folder(model, dtype="float32").tokenizer_hash,
     )
     store = SqliteStore(folder / "store.sqlite")
