@@ -61,7 +61,7 @@ def main() -> int:
     timeline = Timeline(RunFolder(folder).events, _NAME.value)
     limits_file = _limits_file(config, folder)
     try:
-        store.heartbeat(duties.heartbeat(_NAME.value, None, {}))
+        store.heartbeat(duties.heartbeat(_NAME.value, None, None))
         from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
 
         config = _with_limits(config, limits_file)

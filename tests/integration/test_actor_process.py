@@ -1,6 +1,5 @@
 """`python -m launch.actor` as a process: it serves, and it leaves nothing behind, whatever ends it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -123,8 +122,8 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
     for stored in store.read_groups(after_seq=0, limit=99):
         assert {r.tokens.size for r in stored.group.rollouts} <= {20, 500}
     (beat,) = store.heartbeats()
-    detail = json.loads(beat.detail)
-    assert detail["pause_s"] > 0 and detail["refused_snapshots"] == 0
+    assert beat.report is not None and beat.report.pause_s is not None
+    assert beat.report.pause_s > 0 and beat.report.num_refused_snapshots == 0
     names = {e["name"] for e in timeline.read(folder / "events")}
     assert {"rollout", "reward", "prefetch", "pause", "start engine"} <= names
     assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
