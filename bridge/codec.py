@@ -16,13 +16,16 @@ import numpy as np
 
 from bridge.types import Group, Heartbeat, Ticket, WeightManifest
 
-FORMAT = 2
-"""Goes up with every change that an older reader would misread."""
+FORMATS = {Ticket: 2, Group: 2, WeightManifest: 2, Heartbeat: 3}
+"""What travels, and the version of its form.
+
+A type's number goes up with every change of its fields. What a store then holds of that type can't be read any more:
+`sqlite_database.SCHEMA_VERSION` goes up too, and a migration makes those rows anew or drops them.
+"""
 
 MAX_BYTES = 64 * 2**20
 """Default limit on one message."""
 
-_WIRE_TYPES = (Ticket, Group, WeightManifest, Heartbeat)
 _DTYPES = {"<i4": np.dtype(np.int32), "|b1": np.dtype(np.bool_), "<f4": np.dtype(np.float32)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Readers keep integers in 64 signed bits (SQLite's, numpy's), msgpack alone would allow 2**64 - 1.
@@ -51,13 +54,13 @@ def encode(obj: Ticket | Group | WeightManifest | Heartbeat, *, max_bytes: int =
     Raises:
       ValueError: the value is of no wire type, too large, or violates its type.
     """
-    if type(obj) not in _WIRE_TYPES:
+    if type(obj) not in FORMATS:
         raise ValueError(f"no wire type: {type(obj).__name__}; wanted one of {_names()}")
     try:
         body = msgspec.Raw(msgspec.msgpack.encode(obj, enc_hook=_pack))
     except (TypeError, OverflowError) as e:
         raise ValueError(f"a {type(obj).__name__} cannot be encoded: {e}") from e
-    data = msgspec.msgpack.encode(_Message(FORMAT, type(obj).__name__, body))
+    data = msgspec.msgpack.encode(_Message(FORMATS[type(obj)], type(obj).__name__, body))
     decode(type(obj), data, max_bytes=max_bytes)
     return data
 
@@ -69,16 +72,18 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
       ValueError: larger than `max_bytes`, another format version or type, truncated or trailing
         bytes, an unknown or missing field, or values the type refuses.
     """
-    if type_ not in _WIRE_TYPES:
+    if type_ not in FORMATS:
         raise ValueError(f"no wire type: {type_!r}; wanted one of {_names()}")
     if len(data) > max_bytes:
         raise ValueError(f"message has {len(data)} bytes, the limit is {max_bytes}")
     try:
         message = msgspec.msgpack.decode(data, type=_Message)
-        if message.format != FORMAT:
-            raise ValueError(f"wire format {message.format}, this build reads {FORMAT}: update the older one")
         if message.type != type_.__name__:
             raise ValueError(f"got a {message.type!r}, wanted a {type_.__name__}")
+        if message.format != FORMATS[type_]:
+            raise ValueError(
+                f"{message.type}: wire format {message.format}, this build reads {FORMATS[type_]}: update the older one"
+            )
         fields = msgspec.msgpack.decode(message.body, type=_strict(type_))
         return msgspec.convert(fields, type_, from_attributes=True, dec_hook=_unpack)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as e:
@@ -86,7 +91,7 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
 
 
 def _names() -> str:
-    return ", ".join(t.__name__ for t in _WIRE_TYPES)
+    return ", ".join(t.__name__ for t in FORMATS)
 
 
 @functools.cache

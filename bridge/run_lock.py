@@ -4,7 +4,7 @@ import fcntl
 import os
 import pathlib
 
-from bridge.snapshots.segment import try_flock
+from bridge.files import try_flock
 
 
 class RunLock:

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from bridge.files import replace_file
+
 
 class Timeline:
     """Appends one process's events; times are Unix microseconds. Safe to use from several threads."""
@@ -112,11 +114,8 @@ def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
     for e in events:
         if e["ph"] != "M":
             e["ts"] -= origin
-    target = pathlib.Path(target)
-    part = target.with_name(target.name + ".part")
     body = {"traceEvents": events, "displayTimeUnit": "ms", "metadata": {"start_unix_s": origin / 1e6}}
-    part.write_text(json.dumps(body), encoding="utf-8")
-    os.replace(part, target)
+    replace_file(pathlib.Path(target), json.dumps(body).encode())
 
 
 def _plain(value: Any) -> Any:

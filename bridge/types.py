@@ -259,6 +259,55 @@ class WeightManifest:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ActorReport:
+    """What an actor says of itself in a heartbeat; counts without another word are since its start."""
+
+    prefetch_s: float | None = None
+    """Copy and hash of the newest weights, while generation went on; None before the first, as the next three."""
+    verify_s: float | None = None
+    """Comparing them with the model, while generation went on."""
+    pause_s: float | None = None
+    """How long generation stood still for them, all in all."""
+    load_s: float | None = None
+    """The part of `pause_s` in which they were loaded and proved."""
+    num_refused_snapshots: int
+    """Each attempt counted."""
+    num_in_service: int
+    """Tickets being served now."""
+    num_waiting: int
+    """Tickets claimed now whose requests have not begun."""
+    is_leaving: bool
+    """It claims no more, and ends once its groups are emitted."""
+    num_groups: int
+    """Groups emitted."""
+    num_dropped_groups: int
+    """Groups given up."""
+    num_sampled_tokens: int
+    """Tokens that its engine sampled."""
+    num_emitted_tokens: int
+    """Those of them that are in emitted groups."""
+    max_sequences: int
+    """Requests that may run at once now."""
+    num_running: int
+    """Requests that the engine runs now."""
+    num_engine_waiting: int
+    """Requests in the engine's own queue now."""
+    kv_usage: float
+    """Part of the KV cache in use now, in [0, 1]."""
+    kv_usage_peak: float
+    """Its highest value since the served weights were loaded."""
+    num_preempted: int
+    """Requests thrown out of the KV cache for want of room."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no engine can be like."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{field.name} must be finite and >= 0, got {value}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """A process saying that it lives, and what it is doing."""
 
@@ -268,7 +317,8 @@ class Heartbeat:
     time_s: float
     version: Version | None = None
     """An actor's: the weights it serves."""
-    detail: str = ""
+    report: ActorReport | None = None
+    """An actor's; None while its engine starts."""
 
 
 def _check_vector(name: str, value: np.ndarray, dtype: type[np.generic]) -> None:

@@ -8,10 +8,8 @@ import dataclasses
 import difflib
 import importlib.util
 import json
-import os
 import pathlib
 import typing
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,66 +103,6 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2, sort_keys=True) + "\n"
 
 
-def check_run_folder(config: Config) -> None:
-    """Checks that the run folder is new, or belongs to this very config.
-
-    A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ.
-
-    Raises:
-      ValueError: the folder holds another config (the fields that differ are named), or other files.
-    """
-    folder = pathlib.Path(config.run_dir)
-    file = folder / "config.json"
-    if file.is_file():
-        try:
-            old = json.loads(file.read_text())
-        except ValueError as e:
-            raise ValueError(f"{file} is not JSON ({e}); choose another --config.run.dir") from e
-        if not isinstance(old, dict):
-            raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
-        differing = _differences(old, dataclasses.asdict(config))
-        differing = [d for d in differing if not d.startswith(("run.num_updates ", "run.dir "))]
-        if differing:
-            raise ValueError(
-                f"{folder} is the run of another config: {'; '.join(differing)}. "
-                "Choose another --config.run.dir, or remove the folder."
-            )
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(
-            f"{folder} has files but no config.json, so it is no run of ours; choose another --config.run.dir"
-        )
-    elif folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; choose another --config.run.dir")
-
-
-def open_run(config: Config) -> pathlib.Path:
-    """Makes or opens the run folder and writes the config into it.
-
-    Raises:
-      ValueError: see `check_run_folder`.
-    """
-    check_run_folder(config)
-    folder = pathlib.Path(config.run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".config.json.{os.getpid()}"
-    part.write_text(to_json(config))
-    os.replace(part, folder / "config.json")
-    if not (folder / "run_id").is_file():
-        (folder / "run_id").write_text(f"{uuid.uuid4().hex[:12]}\n")
-    return folder
-
-
-def run_id(folder: str | os.PathLike[str]) -> str:
-    """The run's own name in the world: two runs never share one, even in the same folder one after the other."""
-    return (pathlib.Path(folder) / "run_id").read_text().strip()
-
-
-def snapshot_folder(config: Config) -> pathlib.Path:
-    """Where this run's weight snapshots live: shared memory unless the config says otherwise."""
-    root = pathlib.Path(config.publish.snapshot_dir or "/dev/shm")
-    return root / f"sluice-{config.run.name}-{run_id(config.run_dir)}"
-
-
 def _field_type(path: str) -> Any:
     """The declared type of a dotted path; a dict field accepts any key below it."""
     node: Any = Config
@@ -222,14 +160,3 @@ def _leaves(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
         path = prefix + name
         paths += _leaves(value, path + ".") if isinstance(value, Mapping) and value else [path]
     return paths
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for name in sorted({*old, *new}):
-        a, b = old.get(name), new.get(name)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{name}.")
-        elif a != b:
-            found.append(f"{prefix}{name} was {a!r}, now {b!r}")
-    return found

@@ -19,7 +19,7 @@ from actor.duties import STANDARD_DUTIES
 from actor.duties.resizing import ResizeRequest, follow_limits
 from actor.duties.signs import heartbeat
 from actor.engine.elastic import Bounds, ElasticShare
-from actor.engine.limits import EngineLimits, LimitsFile, limits_path
+from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineSize
 from actor.loop import Actor, Duty, Limits
 from actor.verifiers.pool import VerifierPool, check_own
@@ -28,7 +28,7 @@ from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import read_model_folder
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
-from configs.overrides import run_id, snapshot_folder
+from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch import command_line
 from launch.lifeline import die_with_parent
@@ -60,11 +60,11 @@ def main() -> int:
         model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
         snapshots = snapshot_folder(config)
         copy = LocalCopy(snapshots, _NAME.value)
-    store = SqliteStore(folder / "store.sqlite")
-    timeline = Timeline(folder / "events", _NAME.value)
+    store = SqliteStore(RunFolder(folder).store)
+    timeline = Timeline(RunFolder(folder).events, _NAME.value)
     limits_file = _limits_file(config, folder)
     try:
-        store.heartbeat(heartbeat(_NAME.value, None, {}))
+        store.heartbeat(heartbeat(_NAME.value, None, None))
         from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
 
         config = _with_limits(config, limits_file)
@@ -136,7 +136,7 @@ def _limits_file(config: Config, folder: pathlib.Path) -> LimitsFile:
         max_num_seqs=config.actor.max_num_seqs, tensor_parallel_size=config.actor.tensor_parallel_size
     )
     return LimitsFile(
-        pathlib.Path(_LIMITS.value) if _LIMITS.value else limits_path(folder, _NAME.value),
+        pathlib.Path(_LIMITS.value) if _LIMITS.value else RunFolder(folder).limits(_NAME.value),
         default=default,
         max_tensor_parallel_size=max(config.actor.max_tensor_parallel_size, default.tensor_parallel_size),
     )
@@ -233,7 +233,7 @@ def _wait_for_run() -> command_line.Prepared:
     if folder is None:
         raise ValueError("give --run_dir=FOLDER of a run that was set up")
     deadline = time.monotonic() + _WAIT_S.value
-    while not (pathlib.Path(folder) / command_line.MODEL_PATH_FILE).is_file() and time.monotonic() < deadline:
+    while not RunFolder(pathlib.Path(folder)).model_path_file.is_file() and time.monotonic() < deadline:
         time.sleep(_RUN_FOLDER_POLL_S)
     return command_line.open_prepared(folder)
 

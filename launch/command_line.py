@@ -11,7 +11,9 @@ from typing import NoReturn
 
 from absl import app, flags, logging
 
+from bridge.files import replace_file
 from configs import overrides
+from configs.run_folder import RunFolder, check_run_folder, open_run
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
 
@@ -23,7 +25,6 @@ _CONFIG = flags.DEFINE_string(
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "The folder of a run that was set up before.")
 
 _PROJECT = pathlib.Path(__file__).resolve().parent.parent
-MODEL_PATH_FILE = "model_path.txt"
 USAGE_ERROR = 2
 """Exit code of a process that was started with something it can't use; starting it again is no help."""
 STOPPED = 3
@@ -93,15 +94,15 @@ def prepare(roles: Collection[str]) -> Prepared:
     if _RUN_DIR.value is not None:
         _overrides.setdefault("run.dir", _RUN_DIR.value)
     config = overrides.apply(config, _overrides)
-    overrides.check_run_folder(config)
+    check_run_folder(config)
     _check_tiny_model_fits(config)
     model_folder = (
         pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config)
     )
     for note in preflight.check(config, model_folder) + preflight.check_functions(config, roles):
         print(note, flush=True)
-    folder = overrides.open_run(config)
-    (folder / MODEL_PATH_FILE).write_text(f"{model_folder}\n")
+    folder = open_run(config)
+    replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return Prepared(config, folder, model_folder)
 
 
@@ -133,16 +134,17 @@ def open_prepared(run_dir: str) -> Prepared:
       ValueError: it was not.
     """
     folder = pathlib.Path(run_dir)
-    for name in ("config.json", MODEL_PATH_FILE):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder} is no run folder (it has no {name}); set it up with --config")
+    run = RunFolder(folder)
+    for file in (run.config_file, run.model_path_file):
+        if not file.is_file():
+            raise ValueError(f"{folder} is no run folder (it has no {file.name}); set it up with --config")
     try:
-        config = overrides.from_dict(json.loads((folder / "config.json").read_text()))
+        config = overrides.from_dict(json.loads(run.config_file.read_text()))
     except ValueError as e:
-        raise ValueError(f"{folder / 'config.json'}: {e}") from e
+        raise ValueError(f"{run.config_file}: {e}") from e
     # The folder may have been moved since, or be named from another working directory.
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
-    return Prepared(config, folder, pathlib.Path((folder / MODEL_PATH_FILE).read_text().strip()))
+    return Prepared(config, folder, pathlib.Path(run.model_path_file.read_text().strip()))
 
 
 def log_to_stderr() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from actor.verifiers import pool
 from configs import extension
+from configs.run_folder import snapshot_root
 from configs.schema import Config
 from learner.data.problems import load_file, load_held_out
 from learner.data.tokenizer import load_tokenizer
@@ -120,7 +121,7 @@ def _missing_weights(folder: pathlib.Path) -> str:
 def _check_room(config: Config, model_folder: pathlib.Path) -> None:
     """Two snapshot slots and an actor's copy, at most as large as the files."""
     num_bytes = sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
-    folder = pathlib.Path(config.publish.snapshot_dir or "/dev/shm").absolute()
+    folder = snapshot_root(config).absolute()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if free < 3 * num_bytes:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bridge import timeline
+from configs.run_folder import RunFolder
 from launch.command_line import Prepared
 from launch.supervisor import Ending
 from launch.view import MetricsTail
@@ -15,17 +16,17 @@ from launch.view import MetricsTail
 
 def finish(prepared: Prepared, outcome: Ending) -> dict[str, Any]:
     """Merges the event log, writes summary.json and prints the summary."""
-    folder = prepared.folder
-    timeline.merge(folder / "events", folder / "trace.json")
+    run = RunFolder(prepared.folder)
+    timeline.merge(run.events, run.trace)
     summary = summarize(prepared, outcome)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    run.summary.write_text(json.dumps(summary, indent=2) + "\n")
     _print(prepared, summary)
     return summary
 
 
 def summarize(prepared: Prepared, outcome: Ending) -> dict[str, Any]:
     """The run in a few numbers; null where nothing was measured."""
-    _, rows = MetricsTail(prepared.folder / "metrics.jsonl").new_rows()  # whole lines: a killed learner tears one
+    _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()  # whole lines: a killed learner tears one
     steps = [r for r in rows if r["kind"] == "step"]
     evals = [r for r in rows if r["kind"] == "eval"]
     rounds = [r for r in rows if r["kind"] == "round"]
@@ -84,11 +85,11 @@ def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
     row("trainer waiting ratio (5.1)", summary["waiting_ratio"])
     row("engine vs learner, max |dlogprob|", summary["parity_max_abs_dlogprob"], ".1e", " nats")
     console.print(table)
-    folder = prepared.folder
-    console.print(f"metrics      {folder}/metrics.jsonl   (tensorboard --logdir {folder}/tensorboard)", soft_wrap=True)
-    console.print(f"event log    {folder}/trace.json   (open it at https://ui.perfetto.dev)", soft_wrap=True)
-    console.print(f"checkpoints  {folder}/checkpoints", soft_wrap=True)
-    model = folder / f"model-{summary['steps']}"
+    run = RunFolder(prepared.folder)
+    console.print(f"metrics      {run.metrics}   (tensorboard --logdir {run.tensorboard})", soft_wrap=True)
+    console.print(f"event log    {run.trace}   (open it at https://ui.perfetto.dev)", soft_wrap=True)
+    console.print(f"checkpoints  {run.checkpoints}", soft_wrap=True)
+    model = run.model(summary["steps"])
     if model.is_dir():
         console.print(f"model        {model}   (Hugging Face format)", soft_wrap=True)
 

@@ -14,11 +14,10 @@ from typing import IO
 import rich.live
 from rich.console import Console
 
-from actor.engine.limits import limits_path
 from actor.weights.local_copy import sweep
 from bridge.run_lock import RunLock
 from configs import extension
-from configs.overrides import snapshot_folder
+from configs.run_folder import RunFolder, snapshot_folder
 from launch import command_line
 from launch.lifeline import VARIABLE
 from launch.view import RunView
@@ -119,15 +118,15 @@ class Supervisor:
           ValueError: another live supervisor has this run folder.
         """
         folder = prepared.folder.resolve()
+        run, config = RunFolder(folder), prepared.config
         arguments = [f"--run_dir={folder}"]
         self._config = prepared.config
         self._folder = folder
-        logs, config = folder / "logs", prepared.config
-        self._lock = RunLock(folder / "supervisor.lock", "launch.local")
-        self._learner = Child("learner", arguments, logs / "learner.log", devices=config.mesh.devices)
+        self._lock = RunLock(run.supervisor_lock, "launch.local")
+        self._learner = Child("learner", arguments, run.log("learner"), devices=config.mesh.devices)
         # By its role, so that limits outlive the new name after a restart.
-        limits = f"--limits={limits_path(folder, 'actor-0')}"
-        self._actor = Child("actor-0", [*arguments, limits], logs / "actor-0.log", devices=config.actor.devices)
+        limits = f"--limits={run.limits('actor-0')}"
+        self._actor = Child("actor-0", [*arguments, limits], run.log("actor-0"), devices=config.actor.devices)
         self._view = RunView(prepared.config, prepared.folder)
         self._console = console or Console()
         self._interrupted = False
@@ -207,7 +206,7 @@ class Supervisor:
     def _clean_up(self) -> None:
         """Removes what killed processes left in shared memory, unless a learner started by hand lives on it."""
         try:
-            lock = RunLock(self._folder / "learner.lock", "learner")
+            lock = RunLock(RunFolder(self._folder).learner_lock, "learner")
         except ValueError:
             return
         snapshots = snapshot_folder(self._config)

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from configs.run_folder import RunFolder
 from configs.schema import Config
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -56,7 +57,7 @@ class RunView:
         """Reads nothing yet."""
         self._config = config
         self._folder = folder
-        self._tail = MetricsTail(folder / "metrics.jsonl")
+        self._tail = MetricsTail(RunFolder(folder).metrics)
         self._started_s = time.monotonic()
         self._first_step: tuple[int, float] | None = None
         self.steps: list[dict[str, Any]] = []

@@ -17,6 +17,8 @@ import orbax.checkpoint as ocp
 from absl import logging
 from blake3 import blake3
 
+from bridge.files import replace_file
+
 
 class CheckpointError(ValueError):
     """No usable checkpoint where one must be."""
@@ -114,12 +116,9 @@ class Checkpoints:
 
     def _commit(self, step: int) -> int:
         self._manager.wait_until_finished()
-        part = self._hashes / f".{step}.part"
-        with open(part, "w") as file:
-            json.dump(_hash_files(self._folder / str(step)), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())  # groups are acknowledged on its account
-        os.replace(part, self._hashes / f"{step}.json")
+        hashes = json.dumps(_hash_files(self._folder / str(step)), indent=1)
+        # Durable: groups are acknowledged on its account.
+        replace_file(self._hashes / f"{step}.json", hashes.encode(), is_durable=True)
         for old in self._hashes.glob("*.json"):
             if not (self._folder / old.stem).exists():
                 old.unlink()

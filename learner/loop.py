@@ -7,6 +7,7 @@ import jax
 from absl import logging
 
 from bridge.types import Sampling
+from configs.run_folder import RunFolder
 from learner.model.hf import io as hf_io
 from learner.publish import parity
 from learner.publish.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS, evaluation_metrics
@@ -185,7 +186,7 @@ def finish(run: Run) -> None:
     if run.last_saved_step != run.step:
         run.save()
         run.stream.acknowledge(run.checkpoints.wait())
-    target = run.folder / f"model-{run.step}"
+    target = RunFolder(run.folder).model(run.step)
     if not target.exists():
         hf_io.save(target, run.architecture, run.state.params, tokenizer_from=run.tokenizer.folder)
     logging.info("finished step=%d model=%s", run.step, target)

@@ -12,6 +12,9 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ign
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from bridge.files import replace_file
+from configs.run_folder import RunFolder
+
 METRICS: dict[str, str] = {
     # name: unit and meaning
     "reward/mean": "mean reward of the update's rollouts",
@@ -108,13 +111,13 @@ class MetricsWriter:
         """Opens the files for rows after `restored_step`."""
         self._folder = pathlib.Path(folder)
         self._incarnation = incarnation
-        self._path = self._folder / "metrics.jsonl"
+        self._path = RunFolder(self._folder).metrics
         self._set_aside_after(restored_step)
         self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  # open as long as the run
         # tensorboard's own writer: the usual wrappers around it import torch. The suffix keeps files of one
         # second apart.
         self._board = EventFileWriter(
-            str(self._folder / "tensorboard"), flush_secs=10, filename_suffix=f".{incarnation}"
+            str(RunFolder(self._folder).tensorboard), flush_secs=10, filename_suffix=f".{incarnation}"
         )
         # Whatever an earlier process wrote from this step on is void.
         start = SessionLog(status=SessionLog.START)
@@ -162,11 +165,9 @@ class MetricsWriter:
         rows = read_rows(self._path)
         keep = [r for r in rows if r["step"] <= step]
         rest = [r for r in rows if r["step"] > step]
-        with open(self._folder / "metrics.abandoned.jsonl", "a", encoding="utf-8") as out:
+        with open(RunFolder(self._folder).abandoned_metrics, "a", encoding="utf-8") as out:
             out.writelines(json.dumps(r) + "\n" for r in rest)
-        part = self._path.with_name("metrics.jsonl.part")
-        part.write_text("".join(json.dumps(r) + "\n" for r in keep), encoding="utf-8")
-        os.replace(part, self._path)
+        replace_file(self._path, "".join(json.dumps(r) + "\n" for r in keep).encode())
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

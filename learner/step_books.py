@@ -1,6 +1,5 @@
 """What the host knows of the update being filled: its groups, its times, and the row they make."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,10 +112,12 @@ class StepBooks:
 
     def _actor_metrics(self) -> dict[str, float]:
         """The slowest actor's last weight update, and what all actors sampled for nothing."""
-        details = [
-            json.loads(b.detail) for b in self._store.heartbeats() if b.role == "actor" and b.detail and is_fresh(b)
-        ]
-        names = ("pause_s", "load_s", "prefetch_s")
-        slowest = {f"actor/{n}": max(d[n] for d in details if n in d) for n in names if any(n in d for d in details)}
-        sampled, emitted = (sum(d.get(n, 0) for d in details) for n in ("sampled_tokens", "emitted_tokens"))
-        return slowest | {"actor/not_emitted_tokens": float(sampled - emitted)}
+        reports = [b.report for b in self._store.heartbeats() if b.report is not None and is_fresh(b)]
+        times_s = {
+            "actor/pause_s": [r.pause_s for r in reports if r.pause_s is not None],
+            "actor/load_s": [r.load_s for r in reports if r.load_s is not None],
+            "actor/prefetch_s": [r.prefetch_s for r in reports if r.prefetch_s is not None],
+        }
+        slowest = {name: max(values) for name, values in times_s.items() if values}
+        not_emitted = sum(r.num_sampled_tokens - r.num_emitted_tokens for r in reports)
+        return slowest | {"actor/not_emitted_tokens": float(not_emitted)}

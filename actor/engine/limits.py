@@ -10,7 +10,7 @@ import pathlib
 
 import msgspec
 
-from bridge.snapshots.segment import replace_file
+from bridge.files import replace_file
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,6 @@ class EngineLimits:
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     max_num_seqs: int | None = None
     tensor_parallel_size: int | None = None
-
-
-def limits_path(run_folder: pathlib.Path, actor: str) -> pathlib.Path:
-    """Where an actor's file is unless it is told otherwise."""
-    return run_folder / "limits" / f"{actor}.json"
 
 
 class LimitsFile:

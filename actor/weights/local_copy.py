@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 
-from bridge.snapshots.segment import try_flock
+from bridge.files import try_flock
 
 _OWNER = "owner"
 

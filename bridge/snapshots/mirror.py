@@ -13,6 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from bridge import codec
+from bridge.files import replace_file, try_flock
 from bridge.snapshots.layout import (
     SnapshotBusyError,
     SnapshotError,
@@ -25,7 +26,7 @@ from bridge.snapshots.layout import (
     reserve,
     view,
 )
-from bridge.snapshots.segment import Segment, replace_file, try_flock
+from bridge.snapshots.segment import Segment
 from bridge.types import WeightManifest
 
 

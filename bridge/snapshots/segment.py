@@ -13,6 +13,8 @@ import time
 import blake3
 import numpy as np
 
+from bridge.files import try_flock
+
 ALIGN_BYTES = 64  # a cache line, and enough for every dtype and vector instruction
 _COPY_BYTES = 4 * 2**20
 _THREADS_PAY_BYTES = 2**20
@@ -91,25 +93,9 @@ class Segment:
         self._map, self._num_mapped_bytes = None, 0
 
 
-def try_flock(fd: int, operation: int) -> bool:
-    """Takes a lock if nobody is in the way; the kernel drops it when its holder dies."""
-    try:
-        fcntl.flock(fd, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def hash_bytes(data: np.ndarray) -> str:
     """BLAKE3 of a uint8 vector, on all cores when it is large."""
     return blake3.blake3(data.data, max_threads=_num_threads(data.size)).hexdigest()
-
-
-def replace_file(path: pathlib.Path, data: bytes) -> None:
-    """Writes a small file so that others see the old one or the new one, whole."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(data)
-    os.replace(part, path)
 
 
 def _num_threads(num_bytes: int) -> int:

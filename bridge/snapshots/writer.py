@@ -16,6 +16,7 @@ from types import TracebackType
 import numpy as np
 
 from bridge import codec
+from bridge.files import replace_file, try_flock
 from bridge.snapshots.cast import cast_into
 from bridge.snapshots.layout import (
     MANIFEST,
@@ -29,7 +30,7 @@ from bridge.snapshots.layout import (
     view,
 )
 from bridge.snapshots.mirror import SnapshotMirror, fetch, map_tensors, mirrored
-from bridge.snapshots.segment import Segment, hash_bytes, replace_file, try_flock
+from bridge.snapshots.segment import Segment, hash_bytes
 from bridge.types import FileEntry, Version, WeightManifest
 
 __all__ = [
@@ -132,8 +133,9 @@ class SnapshotWriter:
     def remove(self) -> None:
         """Closes, and deletes the folder; readers keep what they have mirrored."""
         self.close()
-        for name in (MANIFEST, f"{MANIFEST}.part", *SLOTS, "writer"):
-            (self._folder / name).unlink(missing_ok=True)
+        part_written = self._folder.glob(f".{MANIFEST}.*")  # by a writer that was killed
+        for path in (*part_written, *(self._folder / name for name in (MANIFEST, *SLOTS, "writer"))):
+            path.unlink(missing_ok=True)
         self._folder.rmdir()
 
     def close(self) -> None:

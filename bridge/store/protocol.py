@@ -1,8 +1,8 @@
 """The store: where tickets, complete groups and heartbeats meet.
 
 Small, durable, transactional. Every call is one transaction; a process may be killed between any
-two of them, and each group is trained exactly once (docs/exactly_once.md).
-Implementations: `sqlite.SqliteStore` (one machine).
+two of them, and each group is trained exactly once (docs/exactly_once.md). Implementations: `sqlite.SqliteStore` (one
+machine); `sample_tickets.SampleTickets` stands between a learner and any of them. What the calls do is said here, once.
 """
 
 import dataclasses
@@ -32,7 +32,13 @@ class LearnerStore(Protocol):
         ...
 
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        """Unacknowledged groups of a kind in order of arrival, from the first after `after_seq`."""
+        """Unacknowledged groups of a kind in order of arrival, from the first after `after_seq`.
+
+        A reader that goes on from the last seq it saw misses nothing.
+
+        Raises:
+          ValueError: a negative limit.
+        """
         ...
 
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
@@ -40,11 +46,14 @@ class LearnerStore(Protocol):
         ...
 
     def reissue(self, ticket_ids: Sequence[str]) -> int:
-        """Drops these tickets' groups, if any, and offers the tickets again. Returns how many."""
+        """Drops these tickets' groups, if any, and offers the tickets again. Returns how many.
+
+        Whatever state a ticket is in, acknowledged included; unknown ids are left out.
+        """
         ...
 
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets tickets that nobody needs any more, wherever they are."""
+        """Forgets tickets that nobody needs any more, wherever they are, and their groups."""
         ...
 
     def withdraw_pinned(self) -> None:
@@ -69,11 +78,14 @@ class LearnerStore(Protocol):
         ...
 
     def heartbeats(self) -> list[Heartbeat]:
-        """The last heartbeat of every process."""
+        """The last heartbeat of every process, by the process's name."""
         ...
 
     def fence(self, actor: str, reason: str) -> None:
-        """Refuses this actor's claims and groups from now on; what it holds or made goes to others."""
+        """Refuses this actor's claims and groups from now on; what it holds or made goes to others.
+
+        Its groups that are not acknowledged yet are dropped.
+        """
         ...
 
     def fenced_actors(self) -> set[str]:
@@ -124,12 +136,13 @@ class GroupStore(LearnerStore, Protocol):
           actor: who claims.
           limit: tickets at most.
           lease_s: for how long, in seconds.
-          width: groups of the frontier that all actors serve together (`claims.choose`); None for none.
+          width: groups of the frontier that all actors serve together (`frontier.choose`); None for none.
           among: actors that share the training tickets; each takes its part only.
           served: this actor's tickets whose last request has ended, so that they leave the frontier.
 
         Raises:
           FencedError: the learner has fenced this actor.
+          ValueError: a negative limit, or a lease that is over at once.
         """
         ...
 
@@ -138,7 +151,11 @@ class GroupStore(LearnerStore, Protocol):
         ...
 
     def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
-        """Extends leases; returns the ids this actor still holds (the others were taken over)."""
+        """Extends leases; returns the ids this actor still holds (the others were taken over).
+
+        Raises:
+          ValueError: a lease that is over at once.
+        """
         ...
 
     def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
@@ -148,9 +165,12 @@ class GroupStore(LearnerStore, Protocol):
     def put_group(self, group: Group) -> bool:
         """Stores a complete group. False if a group of that ticket is here or was acknowledged.
 
+        The actor need not hold the lease any more: the first complete copy wins.
+
         Raises:
-          KeyError: no ticket of that id was ever put.
-          UnfitGroupError: the group does not fit its ticket (prompt, number of rollouts, kind).
+          KeyError: no ticket of that id was ever put, or it was withdrawn.
+          UnfitGroupError: the group does not fit its ticket (prompt, number of rollouts, kind, round, order).
+          FencedError: the learner has fenced the group's actor.
         """
         ...
 

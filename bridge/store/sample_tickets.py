@@ -9,15 +9,16 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from typing_extensions import override
 
 from bridge.store.protocol import LearnerStore, StoredGroup
 from bridge.types import Group, Heartbeat, Ticket
 
 
-class SampleTickets:
-    """A `LearnerStore` over the store that the actors use.
+class SampleTickets(LearnerStore):
+    """Over the store that the actors use: sample i of group g is the ticket "g.i"; evaluations and probes stay whole.
 
-    Sample i of group g is the ticket "g.i". Evaluations and probes stay whole.
+    `put_tickets`, `reissue`, `rewind` and `counts` count samples, not groups.
     """
 
     def __init__(self, store: LearnerStore, *, num_samples: int, num_requests: int) -> None:
@@ -28,11 +29,9 @@ class SampleTickets:
         """Training tickets that were put, by group."""
         self._start_over()
 
+    @override
     def put_tickets(self, tickets: Iterable[Ticket]) -> int:
-        """Offers tickets; training tickets one sample at a time.
-
-        A sample that is here already, from before a restart, and answers another prompt is dropped.
-        """
+        # A sample that is here already, from before a restart, and answers another prompt is dropped.
         parts = []
         for ticket in tickets:
             if ticket.kind == "train":
@@ -44,11 +43,9 @@ class SampleTickets:
             parts += split(ticket)
         return self._store.put_tickets(parts)
 
+    @override
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        """Complete groups; a training group's seq is its last sample's.
-
-        A reader goes on from the last seq it got; from any other it starts over.
-        """
+        # A training group's seq is its last sample's; who asks from another seq than the last it got starts over.
         if kind != "train":
             return self._store.read_groups(after_seq=after_seq, limit=limit, kind=kind)
         if after_seq != self._delivered_seq:
@@ -65,73 +62,73 @@ class SampleTickets:
                     self._delivered_seq = s.seq
         return groups
 
+    @override
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets the data of these groups' samples."""
         for id_ in ticket_ids:
             self._tickets.pop(id_, None)
             self._complete.discard(id_)
         self._store.acknowledge(self._ids(ticket_ids))
 
+    @override
     def reissue(self, ticket_ids: Sequence[str]) -> int:
-        """Drops these groups' samples and offers their tickets again."""
         self._forget(ticket_ids)
         return self._store.reissue(self._ids(ticket_ids))
 
+    @override
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets tickets that nobody needs any more."""
         self._forget(ticket_ids)
         for id_ in ticket_ids:
             self._tickets.pop(id_, None)
         self._store.withdraw(self._ids(ticket_ids))
 
+    @override
     def withdraw_pinned(self) -> None:
-        """Forgets all evaluations and probes."""
         self._store.withdraw_pinned()
 
+    @override
     def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
-        """Goes back to a checkpoint; counts samples."""
         return self._store.rewind(self._ids(open_ids), next_order=next_order, step=step)
 
+    @override
     def failed(self) -> dict[str, str]:
-        """Groups that nobody could make a sample for, and why."""
         return {group_id(i): reason for i, reason in self._store.failed().items()}
 
+    @override
     def fence(self, actor: str, reason: str) -> None:
-        """Refuses an actor; the samples it made are made again."""
         for id_, parts in self._parts.items():
             self._parts[id_] = {i: g for i, g in parts.items() if g.actor != actor}
         self._store.fence(actor, reason)
 
+    @override
     def fenced_actors(self) -> set[str]:
-        """The names of all fenced actors."""
         return self._store.fenced_actors()
 
+    @override
     def heartbeat(self, beat: Heartbeat) -> None:
-        """Records that a process lives."""
         self._store.heartbeat(beat)
 
+    @override
     def heartbeats(self) -> list[Heartbeat]:
-        """The last heartbeat of every process."""
         return self._store.heartbeats()
 
+    @override
     def counts(self) -> dict[str, int]:
-        """Tickets by state; samples, not groups."""
         return self._store.counts()
 
+    @override
     def next_incarnation(self) -> int:
-        """A new learner incarnation."""
         return self._store.next_incarnation()
 
+    @override
     def record_restore(self, incarnation: int, step: int) -> None:
-        """Records the step that a learner's incarnation began at."""
         self._store.record_restore(incarnation, step)
 
+    @override
     def restores(self) -> dict[int, int]:
-        """Incarnation -> the step it began at."""
         return self._store.restores()
 
+    @override
     def close(self) -> None:
-        """Lets go of the store."""
         self._store.close()
 
     def _start_over(self) -> None:

@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from typing_extensions import override
 
 from bridge import codec
 from bridge.store import frontier
-from bridge.store.protocol import FencedError, StoredGroup, UnfitGroupError
+from bridge.store.protocol import FencedError, GroupStore, StoredGroup, UnfitGroupError
 from bridge.store.sqlite_database import SqliteDatabase
 from bridge.types import Group, Heartbeat, Ticket
 
-_STATES = ("open", "claimed", "done", "acknowledged")
+_STATES = ("open", "claimed", "done", "acknowledged", "failed")
 
 
-class SqliteStore:
-    """A `store.GroupStore`; safe to use from several threads, closed before a fork."""
+class SqliteStore(GroupStore):
+    """One file, for any number of processes; safe to use from several threads, closed before a fork."""
 
     def __init__(
         self,
@@ -43,14 +44,15 @@ class SqliteStore:
         self._clock = clock
         self._max_bytes = max_message_bytes
 
+    @override
     def put_tickets(self, tickets: Iterable[Ticket]) -> int:
-        """Offers tickets; ids the store already knows are left alone. Returns how many were new."""
         rows = [(t.id, t.order, t.kind, codec.encode(t, max_bytes=self._max_bytes)) for t in tickets]
         insert = """INSERT INTO tickets (id, "order", kind, payload, state) VALUES (?, ?, ?, ?, 'open')
             ON CONFLICT (id) DO NOTHING"""
         with self._database.write() as db:
             return db.executemany(insert, rows).rowcount if rows else 0
 
+    @override
     def claim(
         self,
         actor: str,
@@ -61,20 +63,6 @@ class SqliteStore:
         among: int = 1,
         served: Sequence[str] = (),
     ) -> list[Ticket]:
-        """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
-
-        Args:
-          actor: who claims.
-          limit: tickets at most.
-          lease_s: for how long, in seconds.
-          width: groups of the frontier that all actors serve together (`frontier.choose`); None for none.
-          among: actors that share the training tickets; each takes its part only.
-          served: this actor's tickets whose last request has ended, so that they leave the frontier.
-
-        Raises:
-          FencedError: the learner has fenced this actor.
-          ValueError: a negative limit or a lease that is over at once.
-        """
         _check_limit(limit)
         _check_lease(lease_s)
         now = self._clock()
@@ -109,14 +97,14 @@ class SqliteStore:
             payloads = [db.execute("SELECT payload FROM tickets WHERE id = ?", (i,)).fetchone()[0] for i in ids]
         return [codec.decode(Ticket, payload, max_bytes=self._max_bytes) for payload in payloads]
 
+    @override
     def leased(self, actor: str) -> set[str]:
-        """The tickets that this actor holds; reads only, so it may be asked often."""
         with self._database.read() as db:
             rows = db.execute("SELECT id FROM tickets WHERE state = 'claimed' AND actor = ?", (actor,))
             return {id_ for (id_,) in rows}
 
+    @override
     def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
-        """Extends leases; returns the ids this actor still holds (the others were taken over)."""
         _check_lease(lease_s)
         update = """UPDATE tickets SET lease_expires_s = ?
             WHERE id = ? AND state = 'claimed' AND actor = ?"""
@@ -124,8 +112,8 @@ class SqliteStore:
         with self._database.write() as db:
             return [i for i in ticket_ids if db.execute(update, (expires, i, actor)).rowcount]
 
+    @override
     def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
-        """Gives leased tickets back unserved; the next claim offers them at once."""
         with self._database.write() as db:
             db.executemany(
                 """UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL
@@ -133,16 +121,8 @@ class SqliteStore:
                 [(i, actor) for i in ticket_ids],
             )
 
+    @override
     def put_group(self, group: Group) -> bool:
-        """Stores a complete group. False if a group of that ticket is here or was acknowledged.
-
-        The actor need not hold the lease any more: the first complete copy wins.
-
-        Raises:
-          KeyError: no ticket of that id was ever put, or it was withdrawn.
-          UnfitGroupError: the group does not fit its ticket (prompt, number of rollouts, kind, round, order).
-          FencedError: the learner has fenced the group's actor.
-        """
         payload = codec.encode(group, max_bytes=self._max_bytes)
         with self._database.write() as db:
             self._refuse_fenced(db, group.actor)
@@ -162,12 +142,10 @@ class SqliteStore:
             )
         return True
 
+    @override
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        """Unacknowledged groups of a kind in order of arrival, from the first after `after_seq`.
-
-        A reader that goes on from the last seq it saw misses nothing: seq is given out inside the
-        one write transaction there is at a time, so no group can appear below one already visible.
-        """
+        # Nothing is missed: seq is given out inside the one write transaction there is at a time, so no group can
+        # appear below one already visible.
         _check_limit(limit)
         with self._database.read() as db:
             rows = db.execute(
@@ -176,8 +154,8 @@ class SqliteStore:
             ).fetchall()
         return [StoredGroup(seq, codec.decode(Group, payload, max_bytes=self._max_bytes)) for seq, payload in rows]
 
+    @override
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets these groups' data; their ids stay known, so a late copy is refused."""
         ids = [(i,) for i in ticket_ids]
         with self._database.write() as db:
             db.executemany("DELETE FROM groups WHERE ticket_id = ?", ids)
@@ -189,11 +167,8 @@ class SqliteStore:
                 ids,
             )
 
+    @override
     def reissue(self, ticket_ids: Sequence[str]) -> int:
-        """Drops these tickets' groups, if any, and offers the tickets again. Returns how many.
-
-        Whatever state a ticket is in, acknowledged included; unknown ids are left out.
-        """
         ids = [(i,) for i in dict.fromkeys(ticket_ids)]
         if not ids:
             return 0
@@ -205,30 +180,21 @@ class SqliteStore:
             db.execute("UPDATE meta SET value = value + ? WHERE key = 'reissued'", (num_reissued,))
         return num_reissued
 
+    @override
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets tickets that nobody needs any more, wherever they are, and their groups."""
         ids = [(i,) for i in ticket_ids]
         with self._database.write() as db:
             db.executemany("DELETE FROM groups WHERE ticket_id = ?", ids)
             db.executemany("DELETE FROM tickets WHERE id = ?", ids)
 
+    @override
     def withdraw_pinned(self) -> None:
-        """Forgets all evaluation and probe tickets, and their groups: nobody waits for them any more."""
         with self._database.write() as db:
             db.execute("DELETE FROM groups WHERE kind <> 'train'")
             db.execute("DELETE FROM tickets WHERE kind <> 'train'")
 
+    @override
     def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
-        """Goes back to a checkpoint: what was open then and acknowledged since is offered again; returns how many.
-
-        Tickets issued after it are forgotten, since the learner issues the same ones anew when it gets there;
-        but one whose group is here, made by weights of no later step, stays: it need not be generated again.
-
-        Args:
-          open_ids: training tickets that were open then.
-          next_order: the order that was to be issued next then.
-          step: the checkpoint's.
-        """
         offer = """UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL
             WHERE state = 'acknowledged' AND kind = 'train' AND id = ?"""
         later = """SELECT tickets.id, groups.payload FROM tickets LEFT JOIN groups ON ticket_id = tickets.id
@@ -243,23 +209,20 @@ class SqliteStore:
             db.executemany("DELETE FROM tickets WHERE id = ?", forgotten)
             return db.executemany(offer, [(i,) for i in open_ids]).rowcount if open_ids else 0
 
+    @override
     def heartbeat(self, beat: Heartbeat) -> None:
-        """Records that a process lives."""
         payload = codec.encode(beat, max_bytes=self._max_bytes)
         with self._database.write() as db:
             db.execute("INSERT OR REPLACE INTO heartbeats VALUES (?, ?)", (beat.process, payload))
 
+    @override
     def heartbeats(self) -> list[Heartbeat]:
-        """The last heartbeat of every process, by the process's name."""
         with self._database.read() as db:
             rows = db.execute("SELECT payload FROM heartbeats ORDER BY process").fetchall()
         return [codec.decode(Heartbeat, payload, max_bytes=self._max_bytes) for (payload,) in rows]
 
+    @override
     def fence(self, actor: str, reason: str) -> None:
-        """Refuses this actor's claims and groups from now on; what it holds or made goes to others.
-
-        Its groups that are not acknowledged yet are dropped.
-        """
         with self._database.write() as db:
             db.execute("INSERT OR REPLACE INTO fences VALUES (?, ?)", (actor, reason))
             db.execute(
@@ -273,22 +236,22 @@ class SqliteStore:
                 (actor,),
             )
 
+    @override
     def fenced(self, actor: str) -> str | None:
-        """Why an actor is fenced; None if it isn't."""
         with self._database.read() as db:
             row = db.execute("SELECT reason FROM fences WHERE actor = ?", (actor,)).fetchone()
         return None if row is None else row[0]
 
+    @override
     def fenced_actors(self) -> set[str]:
-        """The names of all fenced actors."""
         with self._database.read() as db:
             return {name for (name,) in db.execute("SELECT actor FROM fences")}
 
+    @override
     def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
-        """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
         with self._database.write() as db:
             num_given_up = db.execute(
-                """UPDATE tickets SET attempts = attempts + 1, actor = ?, lease_expires_s = NULL,
+                """UPDATE tickets SET attempts = attempts + 1, failure = ?, actor = NULL, lease_expires_s = NULL,
                 state = CASE WHEN attempts + 1 >= ? THEN 'failed' ELSE 'open' END
                 WHERE id = ? AND state = 'claimed'""",
                 (reason, max_attempts, ticket_id),
@@ -297,13 +260,13 @@ class SqliteStore:
             num_offered = min(num_given_up, offered.fetchone()[0])
             db.execute("UPDATE meta SET value = value + ? WHERE key = 'reissued'", (num_offered,))
 
+    @override
     def failed(self) -> dict[str, str]:
-        """Tickets that nobody could make a group for, and why."""
         with self._database.read() as db:
-            return dict(db.execute("SELECT id, actor FROM tickets WHERE state = 'failed'").fetchall())
+            return dict(db.execute("SELECT id, failure FROM tickets WHERE state = 'failed'").fetchall())
 
+    @override
     def counts(self) -> dict[str, int]:
-        """Tickets by state: open, claimed, done, acknowledged; also reissued (a running total)."""
         with self._database.read() as db:
             rows = db.execute(
                 """SELECT state, count(*) FROM tickets GROUP BY state
@@ -311,26 +274,26 @@ class SqliteStore:
             ).fetchall()
         return dict.fromkeys(_STATES, 0) | dict(rows)
 
+    @override
     def next_incarnation(self) -> int:
-        """A new learner incarnation, one higher than the last; the first is 0."""
         with self._database.write() as db:
             (value,) = db.execute("SELECT value FROM meta WHERE key = 'incarnations'").fetchone()
             db.execute("UPDATE meta SET value = value + 1 WHERE key = 'incarnations'")
         return value
 
+    @override
     def record_restore(self, incarnation: int, step: int) -> None:
-        """Records the step that a learner's incarnation began at: later ones of those before it are abandoned."""
         with self._database.write() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"restored/{incarnation}", step))
 
+    @override
     def restores(self) -> dict[int, int]:
-        """Incarnation -> the step it began at."""
         with self._database.read() as db:
             rows = db.execute("SELECT key, value FROM meta WHERE key LIKE 'restored/%'").fetchall()
         return {int(key.removeprefix("restored/")): step for key, step in rows}
 
+    @override
     def close(self) -> None:
-        """Lets go of the store; its contents stay."""
         self._database.close()
 
     def _refuse_fenced(self, db: sqlite3.Connection, actor: str) -> None:

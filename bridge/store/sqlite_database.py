@@ -1,4 +1,4 @@
-"""The SQLite file behind `sqlite_store`: opening, schema, transactions.
+"""The SQLite file behind `sqlite`: opening, schema, transactions.
 
 Write transactions begin with BEGIN IMMEDIATE, so there is one writer at a time over all processes
 and rows are numbered in the order in which they are committed. WAL lets readers go on meanwhile;
@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from typing import Any
 
 APPLICATION_ID = 0x534C5543  # "SLUC", in the file's header
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TABLE tickets (
         id TEXT PRIMARY KEY, "order" INTEGER NOT NULL, kind TEXT NOT NULL, payload BLOB NOT NULL,
         state TEXT NOT NULL, actor TEXT, lease_expires_s REAL, attempts INTEGER NOT NULL DEFAULT 0,
-        served INTEGER NOT NULL DEFAULT 0)""",
+        served INTEGER NOT NULL DEFAULT 0, failure TEXT)""",  # why its last attempt made no group
     """CREATE INDEX tickets_by_order ON tickets (state, "order")""",
     # AUTOINCREMENT: without it SQLite gives the number of a deleted last row out again.
     """CREATE TABLE groups (
@@ -35,6 +35,15 @@ _SCHEMA = (
     f"INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}), ('incarnations', 0), ('reissued', 0)",
     f"PRAGMA application_id = {APPLICATION_ID}",
 )
+_MIGRATIONS = {
+    # A failed ticket's reason stood in the column of its actor. Heartbeats are of another form, and only signs of life.
+    2: (
+        "ALTER TABLE tickets ADD COLUMN failure TEXT",
+        "UPDATE tickets SET failure = actor, actor = NULL WHERE state = 'failed'",
+        "DELETE FROM heartbeats",
+    ),
+}
+"""Schema version -> what makes such a file one of the next version, so that a run goes on that an older build began."""
 
 
 class StoreBusyError(TimeoutError):
@@ -52,7 +61,7 @@ class SqliteDatabase:
         """Opens the file, or makes it and its folder.
 
         Raises:
-          ValueError: the file is something else, or has another schema version.
+          ValueError: the file is something else, or has a schema version that this build can't bring up to its own.
           StoreBusyError: somebody held the file's lock all the time.
         """
         self._path = pathlib.Path(path).absolute()
@@ -139,6 +148,11 @@ class SqliteDatabase:
         if _value(db, "PRAGMA application_id") != APPLICATION_ID:
             raise ValueError(f"{self._path} is a database, but not a Sluice store")
         version = _value(db, "SELECT value FROM meta WHERE key = 'schema_version'")
+        while version in _MIGRATIONS:
+            for statement in _MIGRATIONS[version]:
+                db.execute(statement)
+            version += 1
+            db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
         if version != SCHEMA_VERSION:
             raise ValueError(
                 f"{self._path} has schema version {version}, this build reads {SCHEMA_VERSION}: "

@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from actor.loop import CLAIM_POLL_S
-from configs.overrides import snapshot_folder
+from configs.run_folder import snapshot_folder
 from launch import command_line
 from launch.pipes import ChildError, PipedProcess, wait_for
 from launch.profile_machine.engine import PROMPT_TOKENS

@@ -13,7 +13,7 @@ from absl import logging
 
 from bridge.timeline import Timeline
 from bridge.types import Sampling, Task
-from configs.overrides import run_id, snapshot_folder
+from configs.run_folder import RunFolder, run_id, snapshot_folder
 from launch import command_line
 from launch.pipes import Parent
 
@@ -73,7 +73,7 @@ class EngineSide:
         model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
         self._copy = LocalCopy(snapshot_folder(config), _NAME)
         self._engine = VllmEngine.start(model.path, config, expected=model.tensors)
-        self._timeline = Timeline(prepared.folder / "events", _NAME)
+        self._timeline = Timeline(RunFolder(prepared.folder).events, _NAME)
         self._weights = WeightClient(
             snapshot_folder(config),
             self._copy.file,

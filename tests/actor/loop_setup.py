@@ -16,7 +16,7 @@ from bridge import timeline
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
-from bridge.types import Ticket, Version
+from bridge.types import ActorReport, Ticket, Version
 from tests.actor.fakes import FakeEngine, until
 from tests.bridge.factories import make_ticket
 
@@ -43,6 +43,12 @@ class Setup:
 
     def groups(self, kind: str = "train"):
         return [s.group for s in self.store.read_groups(after_seq=0, limit=1000, kind=kind)]
+
+    def report(self) -> ActorReport:
+        """Of its last heartbeat."""
+        (beat,) = self.store.heartbeats()
+        assert beat.report is not None
+        return beat.report
 
     def events(self, name: str) -> list[str]:
         """The versions of the event log's entries of a name so far."""

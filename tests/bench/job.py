@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from configs.run_folder import RunFolder
+
 
 def run_job(config: str, folder: pathlib.Path, *, reuse: bool, **overrides: object) -> dict:
     """The run's summary, with `wall_s`: everything from the command on.
@@ -30,6 +32,6 @@ def run_job(config: str, folder: pathlib.Path, *, reuse: bool, **overrides: obje
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}")
-    summary = json.loads((folder / "summary.json").read_text()) | {"wall_s": time.monotonic() - start}
+    summary = json.loads(RunFolder(folder).summary.read_text()) | {"wall_s": time.monotonic() - start}
     result.write_text(json.dumps(summary))
     return summary

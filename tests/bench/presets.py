@@ -13,6 +13,7 @@ import tempfile
 
 from absl import app, flags
 
+from configs.run_folder import RunFolder
 from learner.metrics import read_rows
 from tests.bench.job import run_job
 
@@ -28,7 +29,7 @@ _DIR = flags.DEFINE_string("dir", None, "Where the runs go; a temporary folder i
 def run_one(preset: str, folder: pathlib.Path, *, num_updates: int) -> dict:
     """One run's summary, and what its metrics add up to."""
     summary = run_job(f"configs/{preset}.py:tiny", folder, reuse=True, run__num_updates=num_updates)
-    rows = read_rows(folder / "metrics.jsonl")
+    rows = read_rows(RunFolder(folder).metrics)
     steps = [row for row in rows if row["kind"] == "step"]
     return summary | {
         "trained_samples": sum(row["sequences"] for row in steps),

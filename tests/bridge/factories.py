@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.types import Group, Rollout, Sampling, Task, Ticket, Version
+from bridge.types import ActorReport, Group, Rollout, Sampling, Task, Ticket, Version
 
 
 def make_rollout(num_tokens: int = 3, *, step: int = 0, **fields: Any) -> Rollout:
@@ -50,6 +50,12 @@ def make_group(ticket: Ticket, *, actor: str = "a", **fields: Any) -> Group:
         "finished_s": 2.0,
     }
     return Group(**(values | fields))
+
+
+def make_report(**fields: Any) -> ActorReport:
+    counts = {f.name: 0 for f in dataclasses.fields(ActorReport) if f.name.startswith("num_")}
+    values: dict[str, Any] = counts | {"is_leaving": False, "max_sequences": 8, "kv_usage": 0.25, "kv_usage_peak": 0.5}
+    return ActorReport(**(values | fields))
 
 
 def as_plain(value: Any) -> Any:

@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,6 +10,7 @@ from hypothesis.extra import numpy as npst
 
 from bridge import codec
 from bridge.types import (
+    ActorReport,
     FileEntry,
     Group,
     Heartbeat,
@@ -20,7 +22,7 @@ from bridge.types import (
     Version,
     WeightManifest,
 )
-from tests.bridge.factories import as_plain, make_group, make_rollout, make_ticket
+from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 
 UNHURRIED = settings(deadline=None, max_examples=200)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -82,6 +84,16 @@ GROUPS = st.builds(
     started_s=FINITE,
     finished_s=FINITE,
 )
+SECONDS = st.floats(0, allow_infinity=False)
+REPORTS = st.builds(
+    ActorReport,
+    **{n: st.none() | SECONDS for n in ("prefetch_s", "verify_s", "pause_s", "load_s")},
+    **{f.name: COUNTS for f in dataclasses.fields(ActorReport) if f.name.startswith("num_")},
+    is_leaving=st.booleans(),
+    max_sequences=COUNTS,
+    kv_usage=st.floats(0, 1),
+    kv_usage_peak=st.floats(0, 1),
+)
 HEARTBEATS = st.builds(
     Heartbeat,
     process=st.text(),
@@ -89,7 +101,7 @@ HEARTBEATS = st.builds(
     pid=INT64,
     time_s=FINITE,
     version=st.none() | VERSIONS,
-    detail=st.text(),
+    report=st.none() | REPORTS,
 )
 
 
@@ -220,6 +232,9 @@ def test_decode_optional_and_repeated_parts_are_strict_too():
     beat = Heartbeat(process="p", role="actor", pid=1, time_s=0.0, version=Version(incarnation=0, step=1))
     with pytest.raises(ValueError, match="unknown field"):
         codec.decode(Heartbeat, change(codec.encode(beat), lambda body: body["version"].update(new=1)))
+    beat = dataclasses.replace(beat, report=make_report())
+    with pytest.raises(ValueError, match="missing required field `pause_s`"):
+        codec.decode(Heartbeat, change(codec.encode(beat), lambda body: body["report"].pop("pause_s")))
     group = codec.encode(make_group(make_ticket()))
     with pytest.raises(ValueError, match="unknown field"):
         codec.decode(Group, change(group, lambda body: body["rollouts"][1].update(new=1)))
@@ -280,12 +295,23 @@ def test_wire_arrays_are_little_endian_bytes():
 
 def test_decode_other_format_or_type_refused():
     format_, name, body = msgspec.msgpack.decode(codec.encode(make_ticket()))
-    with pytest.raises(ValueError, match="wire format 3"):
+    with pytest.raises(ValueError, match="Ticket: wire format 3, this build reads 2"):
         codec.decode(Ticket, msgspec.msgpack.encode([format_ + 1, name, body]))
     with pytest.raises(ValueError, match="'Ticket', wanted a Group"):
         codec.decode(Group, codec.encode(make_ticket()))
     with pytest.raises(ValueError, match="no wire type"):
         codec.decode(Rollout, b"")  # pyright: ignore[reportArgumentType]
+
+
+def test_formats_of_what_old_stores_hold_stay_as_they_were():
+    """Tickets and groups are read from stores, manifests from folders, that an older build wrote."""
+    assert {t.__name__: f for t, f in codec.FORMATS.items()} == {
+        "Ticket": 2,
+        "Group": 2,
+        "WeightManifest": 2,
+        "Heartbeat": 3,
+    }
+    assert codec.FORMATS.keys() == set(TYPES)
 
 
 def test_size_limit_holds_on_both_sides():

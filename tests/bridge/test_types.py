@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bridge.types import FileEntry, Sampling, TensorEntry, Version, WeightManifest
-from tests.bridge.factories import make_group, make_rollout, make_ticket
+from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 
 
 def test_version_parse_reads_what_str_writes():
@@ -126,3 +126,18 @@ def test_manifest_tensors_in_any_order_accepted():
 def test_manifest_double_overlapping_or_outside_refused(tensors):
     with pytest.raises(ValueError):
         make_manifest(*tensors, num_bytes=12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_groups": -1}, "num_groups must be finite and >= 0, got -1"),
+        ({"pause_s": float("nan")}, "pause_s must be"),
+        ({"load_s": float("inf")}, "load_s must be"),
+        ({"kv_usage": -0.1}, "kv_usage must be"),
+    ],
+)
+def test_report_of_what_cannot_be_refused(fields, said):
+    assert make_report().pause_s is None  # not known yet
+    with pytest.raises(ValueError, match=said):
+        make_report(**fields)

@@ -7,7 +7,6 @@ import pytest
 
 from configs import overrides
 from configs.schema import Config
-from configs.sections import PromptsConfig, RunConfig
 
 FOLDER = pathlib.Path(overrides.__file__).parent
 PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash")
@@ -183,77 +182,3 @@ def test_to_json_reads_back_as_the_same_config(name):
 def test_from_dict_unknown_or_wrong_field_is_refused(raw: dict[str, Any], said):
     with pytest.raises(ValueError, match=said):
         overrides.from_dict(raw)
-
-
-def in_folder(folder: pathlib.Path, **fields: Any) -> Config:
-    return Config(preset="test", run=RunConfig(dir=str(folder), **fields))
-
-
-def test_open_run_writes_the_config_and_opens_again(tmp_path):
-    config = in_folder(tmp_path / "a" / "run")
-    folder = overrides.open_run(config)
-    assert overrides.from_dict(json.loads((folder / "config.json").read_text())) == config
-    first_id = overrides.run_id(folder)
-    assert overrides.open_run(config) == folder
-    assert overrides.run_id(folder) == first_id
-    assert not [p.name for p in folder.iterdir() if p.name.startswith(".")]
-
-
-def test_open_run_longer_is_accepted_and_recorded(tmp_path):
-    overrides.open_run(in_folder(tmp_path / "run"))
-    overrides.open_run(in_folder(tmp_path / "run", num_updates=200))
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["num_updates"] == 200
-
-
-def test_open_run_moved_folder_is_accepted(tmp_path):
-    overrides.open_run(in_folder(tmp_path / "here"))
-    (tmp_path / "here").rename(tmp_path / "there")
-    overrides.open_run(in_folder(tmp_path / "there"))
-
-
-def test_open_run_another_config_is_refused_naming_the_fields(tmp_path):
-    old = in_folder(tmp_path / "run")
-    overrides.open_run(old)
-    before = (tmp_path / "run" / "config.json").read_bytes()
-    other = dataclasses.replace(old, prompts=PromptsConfig(task="spell_backward"), preset="other")
-    with pytest.raises(ValueError) as e:
-        overrides.open_run(other)
-    assert "prompts.task was 'chain_sum', now 'spell_backward'" in str(e.value)
-    assert "preset was 'test', now 'other'" in str(e.value)
-    assert "run." not in str(e.value).replace("config.run.dir", "")
-    assert (tmp_path / "run" / "config.json").read_bytes() == before
-
-
-def test_check_run_folder_with_other_files_is_refused_untouched(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="has files but no config.json"):
-        overrides.check_run_folder(in_folder(tmp_path))
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-
-
-@pytest.mark.parametrize("text", ["{torn", "[]"])
-def test_check_run_folder_with_an_unreadable_config_is_refused(tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match="choose another --config.run.dir"):
-        overrides.check_run_folder(in_folder(tmp_path))
-
-
-def test_check_run_folder_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(ValueError, match="is a file"):
-        overrides.check_run_folder(in_folder(tmp_path / "run"))
-
-
-def test_check_run_folder_new_or_empty_is_accepted_and_not_made(tmp_path):
-    overrides.check_run_folder(in_folder(tmp_path))
-    overrides.check_run_folder(in_folder(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
-
-
-def test_snapshot_folder_two_runs_of_one_name_do_not_share_it(tmp_path):
-    folders = set()
-    for name in ("a", "b"):
-        config = in_folder(tmp_path / name)
-        overrides.open_run(config)
-        folders.add(overrides.snapshot_folder(config))
-    assert len(folders) == 2

@@ -1,6 +1,5 @@
 """`python -m launch.actor` as a process: it serves, and it leaves nothing behind, whatever ends it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from bridge import timeline
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Sampling, Task, Version
-from configs import overrides
+from configs.run_folder import RunFolder, open_run, run_id, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, RunConfig
 from tests.bridge.factories import make_ticket
@@ -68,11 +67,11 @@ def run(tmp_path):
         publish=PublishConfig(snapshot_dir=str(tmp_path / "snapshots")),
         actor=ActorConfig(enforce_eager=True, max_num_seqs=8),
     )
-    folder = overrides.open_run(config)
-    (folder / "model_path.txt").write_text(f"{model}\n")
+    folder = open_run(config)
+    RunFolder(folder).model_path_file.write_text(f"{model}\n")
     writer = SnapshotWriter(
-        overrides.snapshot_folder(config),
-        run=overrides.run_id(folder),
+        snapshot_folder(config),
+        run=run_id(folder),
         tokenizer_hash=read_model_folder(model, dtype="float32").tokenizer_hash,
     )
     store = SqliteStore(folder / "store.sqlite")
@@ -123,8 +122,8 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
     for stored in store.read_groups(after_seq=0, limit=99):
         assert {r.tokens.size for r in stored.group.rollouts} <= {20, 500}
     (beat,) = store.heartbeats()
-    detail = json.loads(beat.detail)
-    assert detail["pause_s"] > 0 and detail["refused_snapshots"] == 0
+    assert beat.report is not None and beat.report.pause_s is not None
+    assert beat.report.pause_s > 0 and beat.report.num_refused_snapshots == 0
     names = {e["name"] for e in timeline.read(folder / "events")}
     assert {"rollout", "reward", "prefetch", "pause", "start engine"} <= names
     assert "Traceback" not in (tmp_path / "stderr.txt").read_text()

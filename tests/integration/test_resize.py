@@ -1,6 +1,5 @@
 """The main job with engines that change: other limits mid-run, and each way a publish treats running requests."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -45,8 +44,8 @@ def test_engine_restarted_with_other_limits_rejoins_and_nothing_is_lost(tmp_path
     assert len(job.events("leave")) == 1
     (beat,) = [b for b in job.heartbeats() if b.role == "actor"]
     assert beat.process == "actor-0" and beat.pid != first
-    detail = json.loads(beat.detail)
-    assert detail["max_sequences"] == 4 and 0 < detail["kv_usage_peak"] < 1
+    assert beat.report is not None
+    assert beat.report.max_sequences == 4 and 0 < beat.report.kv_usage_peak < 1
     # No response was begun in vain: each group's rollout is there once.
     tickets = [e["args"]["ticket"] for e in job.events("rollout") if e["args"]["kind"] == "train"]
     assert len(tickets) == len(set(tickets)) == 64

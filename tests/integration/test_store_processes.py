@@ -100,7 +100,7 @@ def test_random_kills_lose_nothing_and_train_nothing_twice(tmp_path):
     assert set(ids) == {f"t{i}" for i in range(NUM_TICKETS)}
     assert seqs == sorted(seqs)  # every restart went on in the order of arrival
     store = SqliteStore(tmp_path / "store.db")
-    want = {"open": 0, "claimed": 0, "done": 0, "acknowledged": NUM_TICKETS, "reissued": 0}
+    want = {"open": 0, "claimed": 0, "done": 0, "acknowledged": NUM_TICKETS, "failed": 0, "reissued": 0}
     assert store.counts() == want
     store.close()
 

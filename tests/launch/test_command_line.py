@@ -9,6 +9,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from configs import overrides
+from configs.run_folder import run_id, snapshot_folder
 from configs.schema import Config
 from launch import command_line
 from tests.learner.model_folder import make_model_folder
@@ -89,10 +90,10 @@ def test_open_prepared_moved_folder_is_the_run_where_it_is_now(prepare, tmp_path
     got = command_line.open_prepared(str(tmp_path / "there"))
     assert got.config.run_dir == str(tmp_path / "there")
     assert dataclasses.replace(got.config, run=first.config.run) == first.config
-    assert overrides.snapshot_folder(got.config).name.endswith(overrides.run_id(tmp_path / "there"))
+    assert snapshot_folder(got.config).name.endswith(run_id(tmp_path / "there"))
 
 
-@pytest.mark.parametrize("gone", ["config.json", command_line.MODEL_PATH_FILE])
+@pytest.mark.parametrize("gone", ["config.json", "model_path.txt"])
 def test_open_prepared_folder_that_was_not_set_up_is_refused(prepare, tmp_path, gone):
     prepare(run_dir=str(tmp_path / "run"))
     (tmp_path / "run" / gone).unlink()
@@ -105,7 +106,7 @@ def test_open_prepared_folder_that_was_not_set_up_is_refused(prepare, tmp_path, 
 )
 def test_open_prepared_unreadable_config_is_refused_by_name(tmp_path, text, said):
     (tmp_path / "config.json").write_text(text)
-    (tmp_path / command_line.MODEL_PATH_FILE).write_text("m\n")
+    (tmp_path / "model_path.txt").write_text("m\n")
     with pytest.raises(ValueError, match=said):
         command_line.open_prepared(str(tmp_path))
 

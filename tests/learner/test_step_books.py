@@ -1,13 +1,18 @@
 import collections
+import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bridge.types import Heartbeat
 from learner.step_books import NotFiniteError, StepBooks
+from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL, config_of
 
 
+<<<<<<< HEAD
 def books_of(*, skipped: int) -> StepBooks:
     """Of a run that goes on from a checkpoint in which so many updates were skipped."""
     stream: Any = SimpleNamespace(
@@ -16,6 +21,27 @@ def books_of(*, skipped: int) -> StepBooks:
         num_dropped_updates=0,
         intake=SimpleNamespace(dropped=collections.Counter()),
         clock=SimpleNamespace(trained=lambda *a: None),
+=======
+def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = (), rows: list[dict] | None = None) -> StepBooks:
+    """Of a run that goes on from a checkpoint in which so many updates were skipped; its rows go to `rows`."""
+    written = [] if rows is None else rows
+    nothing = SimpleNamespace(
+        span=lambda *a, **k: None, trained=lambda *a: None, write=lambda kind, step, row, **k: written.append(row)
+    )
+    run: Any = SimpleNamespace(
+        config=config_of(),
+        model_config=MODEL,
+        state=SimpleNamespace(skipped_updates=skipped),
+        step=7,
+        queue=SimpleNamespace(wait_s=0.0, dropped=collections.Counter()),
+        num_ess_stops=0,
+        steps=SimpleNamespace(num_compilations=2),
+        store=SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats)),
+        publisher=SimpleNamespace(last_publish_s=0.0),
+        clock=nothing,
+        timeline=nothing,
+        metrics=nothing,
+>>>>>>> wt-bridge
     )
     store: Any = SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: [])
     return StepBooks(config_of().optimizer, MODEL, stream=stream, store=store, num_skipped=skipped)
@@ -40,3 +66,27 @@ def test_check_skipped_after_a_restart_counts_only_what_is_new():
         update(books, skipped)
     with pytest.raises(NotFiniteError):
         update(books, 9)
+
+
+def test_write_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
+    def beat(process: str, report, *, age_s: float = 0.0) -> Heartbeat:
+        return Heartbeat(process=process, role="actor", pid=1, time_s=time.time() - age_s, report=report)
+
+    beats = [
+        Heartbeat(process="learner", role="learner", pid=1, time_s=time.time()),
+        beat("starting", None),
+        beat("no update yet", make_report(prefetch_s=3.0, num_sampled_tokens=10, num_emitted_tokens=7)),
+        beat("slow", make_report(prefetch_s=1.0, pause_s=0.5, load_s=0.25, num_sampled_tokens=5, num_emitted_tokens=5)),
+        beat("quick", make_report(prefetch_s=2.0, pause_s=0.25, load_s=0.125)),
+        beat("dead", make_report(prefetch_s=99.0, pause_s=99.0, load_s=99.0, num_sampled_tokens=99), age_s=3600.0),
+    ]
+    rows: list[dict] = []
+    update(books_of(beats=beats, rows=rows), 0)
+    assert {k: v for k, v in rows[0].items() if k.startswith("actor/")} == {
+        "actor/pause_s": 0.5,
+        "actor/load_s": 0.25,
+        "actor/prefetch_s": 3.0,
+        "actor/not_emitted_tokens": 3.0,
+    }
+    update(books_of(beats=beats[:2], rows=rows), 0)
+    assert {k: v for k, v in rows[1].items() if k.startswith("actor/")} == {"actor/not_emitted_tokens": 0.0}

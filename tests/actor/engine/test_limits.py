@@ -2,13 +2,13 @@
 
 import pytest
 
-from actor.engine.limits import EngineLimits, LimitsFile, limits_path
+from actor.engine.limits import EngineLimits, LimitsFile
 
 DEFAULT = EngineLimits(max_num_seqs=64, tensor_parallel_size=1)
 
 
 def make(tmp_path, text: str | None = None) -> LimitsFile:
-    path = limits_path(tmp_path, "actor-0")
+    path = tmp_path / "limits" / "actor-0.json"
     if text is not None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

@@ -23,6 +23,7 @@ from actor.weights.model_folder import ModelFolder, read_model_folder
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from configs import overrides
+from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch import command_line
 from launch.pipes import Parent
@@ -86,19 +87,19 @@ class Server:
         config, model = session.config, self._model
         self._engine = self._engine.for_run(config)
         replay = ReplayEngine(self._engine, session.lengths)
-        snapshots = overrides.snapshot_folder(config)
+        snapshots = snapshot_folder(config)
         with contextlib.ExitStack() as parts:
             copy = LocalCopy(snapshots, NAME)
             parts.callback(copy.close)
-            store = SqliteStore(session.folder / "store.sqlite")
+            store = SqliteStore(RunFolder(session.folder).store)
             parts.callback(store.close)
-            timeline = Timeline(session.folder / "events", NAME)
+            timeline = Timeline(RunFolder(session.folder).events, NAME)
             parts.callback(timeline.close)
             weights = WeightClient(
                 snapshots,
                 copy.file,
                 replay,
-                run=overrides.run_id(session.folder),
+                run=run_id(session.folder),
                 tokenizer_hash=model.tokenizer_hash,
                 expected=model.tensors,
                 timeline=timeline,

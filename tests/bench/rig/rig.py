@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from bridge import timeline
-from configs import overrides
+from configs.run_folder import RunFolder, snapshot_folder
 from configs.schema import Config
 from launch.pipes import PipedProcess, wait_for
 from learner.metrics import read_rows
@@ -135,13 +135,13 @@ class Rig:
             )
             self._ask(self._actor, {"do": "end"})
         finally:
-            shutil.rmtree(overrides.snapshot_folder(session.config), ignore_errors=True)
-        rows = read_rows(session.folder / "metrics.jsonl")
+            shutil.rmtree(snapshot_folder(session.config), ignore_errors=True)
+        rows = read_rows(RunFolder(session.folder).metrics)
         return Result(
             rounds=[r for r in rows if r["kind"] == "round"],
             steps=[r for r in rows if r["kind"] == "step"],
             evals=[r for r in rows if r["kind"] == "eval"],
-            events=timeline.read(session.folder / "events"),
+            events=timeline.read(RunFolder(session.folder).events),
             **answer,
         )
 

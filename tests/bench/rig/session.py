@@ -8,8 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from configs import overrides
+from configs.run_folder import RunFolder, open_run
 from configs.schema import Config
-from launch.command_line import MODEL_PATH_FILE
 from tests.bench.rig.lengths import Lengths
 
 
@@ -49,5 +49,5 @@ class Session:
 
     def prepare(self, model_folder: pathlib.Path) -> None:
         """Makes the run folder as the launcher does."""
-        folder = overrides.open_run(self.config)
-        (folder / MODEL_PATH_FILE).write_text(f"{model_folder}\n")
+        folder = open_run(self.config)
+        RunFolder(folder).model_path_file.write_text(f"{model_folder}\n")

@@ -270,6 +270,7 @@ def test_second_live_writer_and_other_run_refused(writer, folder):
 def test_remove_deletes_the_folder_but_not_what_was_mirrored(writer, folder, local):
     manifest = publish(writer, 1)
     fetch(folder, manifest, local, **KEYS)
+    (folder / ".manifest.1").write_bytes(b"torn")  # of a writer that was killed while it announced
     writer.remove()
     assert not folder.exists() and latest(folder) is None
     assert_holds(local, manifest, weights(1))

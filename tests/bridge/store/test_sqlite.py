@@ -12,7 +12,7 @@ from bridge.store.protocol import FencedError, GroupStore
 from bridge.store.sqlite import SqliteStore
 from bridge.store.sqlite_database import SqliteDatabase, StoreBusyError
 from bridge.types import Heartbeat, Sampling, Version
-from tests.bridge.factories import as_plain, make_group, make_rollout, make_ticket
+from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 
 
 class FakeClock:
@@ -207,7 +207,7 @@ def test_reissue_opens_tickets_in_every_state(store):
     store.release("y", ["open"])
     assert store.reissue(["claimed", "done", "done", "acknowledged", "open", "unknown"]) == 4
     assert store.reissue([]) == 0
-    assert store.counts() == {"open": 4, "claimed": 0, "done": 0, "acknowledged": 0, "reissued": 4}
+    assert store.counts() == {"open": 4, "claimed": 0, "done": 0, "acknowledged": 0, "failed": 0, "reissued": 4}
     assert stored_ids(store) == []
     assert store.renew("y", ["claimed"], lease_s=1.0) == []
     assert claim_ids(store, "x") == ["open", "claimed", "done", "acknowledged"]
@@ -219,7 +219,7 @@ def test_withdraw_forgets_tickets_and_groups(store):
     claim_ids(store, "x", limit=1)
     store.put_group(make_group(tickets["b"]))
     store.withdraw(["a", "b", "unknown"])
-    assert store.counts() == {"open": 1, "claimed": 0, "done": 0, "acknowledged": 0, "reissued": 0}
+    assert store.counts() == {"open": 1, "claimed": 0, "done": 0, "acknowledged": 0, "failed": 0, "reissued": 0}
     assert store.renew("x", ["a"], lease_s=1.0) == stored_ids(store) == []
     with pytest.raises(KeyError):
         store.put_group(make_group(tickets["a"]))
@@ -232,7 +232,7 @@ def test_withdraw_pinned_forgets_evaluation_and_probe_only(store):
     for ticket in (trained["a"], pinned["e"], pinned["p"]):
         store.put_group(make_group(ticket))
     store.withdraw_pinned()
-    assert store.counts() == {"open": 1, "claimed": 0, "done": 1, "acknowledged": 0, "reissued": 0}
+    assert store.counts() == {"open": 1, "claimed": 0, "done": 1, "acknowledged": 0, "failed": 0, "reissued": 0}
     assert stored_ids(store) == ["a"]
     assert stored_ids(store, kind="eval") == stored_ids(store, kind="probe") == []
 
@@ -270,6 +270,18 @@ def test_give_up_offers_again_until_it_has_failed_too_often(store):
     assert store.counts()["failed"] == 1
 
 
+def test_give_up_reason_stands_in_a_column_of_its_own(store):
+    put(store, "a", "b")
+    claim_ids(store, "x")
+    store.give_up("a", "y", max_attempts=1)
+    store.give_up("b", "y", max_attempts=2)
+    with store._database.read() as db:
+        assert db.execute("SELECT id, state, actor, failure FROM tickets ORDER BY id").fetchall() == [
+            ("a", "failed", None, "y"),
+            ("b", "open", None, "y"),
+        ]
+
+
 def test_fence_drops_what_the_actor_made_and_nobody_acknowledged(store):
     tickets = put(store, "a", "b", "c")
     store.put_group(make_group(tickets["a"], actor="x"))
@@ -300,9 +312,16 @@ def test_heartbeats_last_one_of_each_process(store):
     version = Version(incarnation=1, step=2)
     beats = [
         Heartbeat(process="b", role="actor", pid=1, time_s=1.0),
-        Heartbeat(process="a", role="learner", pid=2, time_s=2.0, detail="round 3"),
+        Heartbeat(process="a", role="learner", pid=2, time_s=2.0, version=version),
         Heartbeat(process="c", role="actor", pid=3, time_s=3.0, version=version),
-        Heartbeat(process="b", role="actor", pid=4, time_s=4.0, version=version),
+        Heartbeat(
+            process="b",
+            role="actor",
+            pid=4,
+            time_s=4.0,
+            version=version,
+            report=make_report(num_groups=3, pause_s=0.02),
+        ),
     ]
     for beat in (beats[0], beats[2], beats[3], beats[1]):
         store.heartbeat(beat)
@@ -322,7 +341,7 @@ def test_contents_and_counters_survive_reopening(tmp_path, clock):
         assert [store.next_incarnation(), store.next_incarnation()] == [0, 1]
     with contextlib.closing(SqliteStore(path, clock=clock)) as store:
         assert store.counts() == counts
-        assert counts == {"open": 1, "claimed": 1, "done": 1, "acknowledged": 1, "reissued": 1}
+        assert counts == {"open": 1, "claimed": 1, "done": 1, "acknowledged": 1, "failed": 0, "reissued": 1}
         assert stored_ids(store) == ["b"]
         assert store.next_incarnation() == 2
 

@@ -179,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_the_models(self):
-        want: dict[str, int] = dict.fromkeys(("open", "claimed", "done", "acknowledged"), 0)
+        want: dict[str, int] = dict.fromkeys(("open", "claimed", "done", "acknowledged", "failed"), 0)
         for e in self.entries.values():
             want[e.state] += 1
         assert self.store.counts() == want | {"reissued": self.num_reissued}

@@ -1,0 +1,180 @@
+"""A run's folder: where each of its files lies, whose run it is, and where its snapshots are."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.files import replace_file
+from configs.overrides import to_json
+from configs.schema import Config
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Names each file of a run folder, once; makes and reads none."""
+
+    path: pathlib.Path
+
+    @property
+    def config_file(self) -> pathlib.Path:
+        """The config that the run was set up with."""
+        return self.path / "config.json"
+
+    @property
+    def run_id_file(self) -> pathlib.Path:
+        """What `run_id` reads."""
+        return self.path / "run_id"
+
+    @property
+    def model_path_file(self) -> pathlib.Path:
+        """The model folder that the run began with; written last, so a folder that has it is set up."""
+        return self.path / "model_path.txt"
+
+    @property
+    def store(self) -> pathlib.Path:
+        """Tickets, groups and heartbeats (SQLite)."""
+        return self.path / "store.sqlite"
+
+    @property
+    def learner_lock(self) -> pathlib.Path:
+        """Held by the one live learner."""
+        return self.path / "learner.lock"
+
+    @property
+    def supervisor_lock(self) -> pathlib.Path:
+        """Held by the one live `launch.local`."""
+        return self.path / "supervisor.lock"
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        """A folder a step."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> pathlib.Path:
+        """One row a step, evaluation, probe or round (JSONL)."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def abandoned_metrics(self) -> pathlib.Path:
+        """Rows of steps that a restarted learner went back behind."""
+        return self.path / "metrics.abandoned.jsonl"
+
+    @property
+    def tensorboard(self) -> pathlib.Path:
+        """The same scalars for TensorBoard."""
+        return self.path / "tensorboard"
+
+    @property
+    def events(self) -> pathlib.Path:
+        """The event log, a file a process."""
+        return self.path / "events"
+
+    @property
+    def trace(self) -> pathlib.Path:
+        """The event log as one file for Perfetto; written at the run's end."""
+        return self.path / "trace.json"
+
+    @property
+    def quarantine(self) -> pathlib.Path:
+        """Rows of the prompts that were set aside, and why (JSONL)."""
+        return self.path / "quarantine.jsonl"
+
+    @property
+    def loss_constants(self) -> pathlib.Path:
+        """The loss's constants, with every default filled in."""
+        return self.path / "loss.json"
+
+    @property
+    def summary(self) -> pathlib.Path:
+        """The run in a few numbers; written at its end."""
+        return self.path / "summary.json"
+
+    def log(self, role: str) -> pathlib.Path:
+        """What a process of `launch.local` prints."""
+        return self.path / "logs" / f"{role}.log"
+
+    def limits(self, actor: str) -> pathlib.Path:
+        """An actor's engine limits, where they differ from the config's."""
+        return self.path / "limits" / f"{actor}.json"
+
+    def model(self, step: int) -> pathlib.Path:
+        """The trained model in Hugging Face's format."""
+        return self.path / f"model-{step}"
+
+
+def check_run_folder(config: Config) -> None:
+    """Checks that the run folder is new, or belongs to this very config.
+
+    A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ.
+
+    Raises:
+      ValueError: the folder holds another config (the fields that differ are named), or other files.
+    """
+    folder = pathlib.Path(config.run_dir)
+    file = RunFolder(folder).config_file
+    if file.is_file():
+        try:
+            old = json.loads(file.read_text())
+        except ValueError as e:
+            raise ValueError(f"{file} is not JSON ({e}); choose another --config.run.dir") from e
+        if not isinstance(old, dict):
+            raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
+        differing = _differences(old, dataclasses.asdict(config))
+        differing = [d for d in differing if not d.startswith(("run.num_updates ", "run.dir "))]
+        if differing:
+            raise ValueError(
+                f"{folder} is the run of another config: {'; '.join(differing)}. "
+                "Choose another --config.run.dir, or remove the folder."
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(
+            f"{folder} has files but no {file.name}, so it is no run of ours; choose another --config.run.dir"
+        )
+    elif folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; choose another --config.run.dir")
+
+
+def open_run(config: Config) -> pathlib.Path:
+    """Makes or opens the run folder and writes the config into it.
+
+    Raises:
+      ValueError: see `check_run_folder`.
+    """
+    check_run_folder(config)
+    run = RunFolder(pathlib.Path(config.run_dir))
+    run.path.mkdir(parents=True, exist_ok=True)
+    replace_file(run.config_file, to_json(config).encode())
+    if not run.run_id_file.is_file():
+        replace_file(run.run_id_file, f"{uuid.uuid4().hex[:12]}\n".encode())
+    return run.path
+
+
+def run_id(folder: str | os.PathLike[str]) -> str:
+    """The run's own name in the world: two runs never share one, even in the same folder one after the other."""
+    return RunFolder(pathlib.Path(folder)).run_id_file.read_text().strip()
+
+
+def snapshot_root(config: Config) -> pathlib.Path:
+    """Where snapshots of runs live: shared memory unless the config says otherwise."""
+    return pathlib.Path(config.publish.snapshot_dir or "/dev/shm")
+
+
+def snapshot_folder(config: Config) -> pathlib.Path:
+    """Where this run's weight snapshots live."""
+    return snapshot_root(config) / f"sluice-{config.run.name}-{run_id(config.run_dir)}"
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for name in sorted({*old, *new}):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append(f"{prefix}{name} was {a!r}, now {b!r}")
+    return found

@@ -1,0 +1,121 @@
+import dataclasses
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from configs import overrides
+from configs.run_folder import RunFolder, check_run_folder, open_run, run_id, snapshot_folder
+from configs.schema import Config
+from configs.sections import PromptsConfig, RunConfig
+
+REPO = pathlib.Path(overrides.__file__).parents[1]
+PATHS = {
+    "config_file": "config.json",
+    "run_id_file": "run_id",
+    "model_path_file": "model_path.txt",
+    "store": "store.sqlite",
+    "learner_lock": "learner.lock",
+    "supervisor_lock": "supervisor.lock",
+    "checkpoints": "checkpoints",
+    "metrics": "metrics.jsonl",
+    "abandoned_metrics": "metrics.abandoned.jsonl",
+    "tensorboard": "tensorboard",
+    "events": "events",
+    "trace": "trace.json",
+    "quarantine": "quarantine.jsonl",
+    "loss_constants": "loss.json",
+    "summary": "summary.json",
+}
+"""What run folders made so far have in them."""
+
+
+def test_run_folder_names_stay_as_folders_made_so_far_have_them():
+    run = RunFolder(pathlib.Path("r"))
+    properties = {name for name, value in vars(RunFolder).items() if isinstance(value, property)}
+    assert {name: str(getattr(run, name).relative_to("r")) for name in properties} == PATHS
+    methods = (run.log("learner"), run.limits("actor-0"), run.model(8))
+    assert [str(p) for p in methods] == ["r/logs/learner.log", "r/limits/actor-0.json", "r/model-8"]
+
+
+def test_run_folder_names_are_written_nowhere_else():
+    names = "|".join({*PATHS.values(), "logs", "limits"} - {"config.json"})  # a model folder has a config.json too
+    joined = re.compile(f'/ "({names})"|/ f"(model-|limits/|logs/)')
+    files = [f for p in ("actor", "bridge", "configs", "launch", "learner") for f in (REPO / p).rglob("*.py")]
+    assert [f.name for f in files if joined.search(f.read_text())] == ["run_folder.py"]
+
+
+def in_folder(folder: pathlib.Path, **fields: Any) -> Config:
+    return Config(preset="test", run=RunConfig(dir=str(folder), **fields))
+
+
+def test_open_run_writes_the_config_and_opens_again(tmp_path):
+    config = in_folder(tmp_path / "a" / "run")
+    folder = open_run(config)
+    assert overrides.from_dict(json.loads((folder / "config.json").read_text())) == config
+    first_id = run_id(folder)
+    assert open_run(config) == folder
+    assert run_id(folder) == first_id
+    assert not [p.name for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_open_run_longer_is_accepted_and_recorded(tmp_path):
+    open_run(in_folder(tmp_path / "run"))
+    open_run(in_folder(tmp_path / "run", num_updates=200))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["num_updates"] == 200
+
+
+def test_open_run_moved_folder_is_accepted(tmp_path):
+    open_run(in_folder(tmp_path / "here"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    open_run(in_folder(tmp_path / "there"))
+
+
+def test_open_run_another_config_is_refused_naming_the_fields(tmp_path):
+    old = in_folder(tmp_path / "run")
+    open_run(old)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    other = dataclasses.replace(old, prompts=PromptsConfig(task="spell_backward"), preset="other")
+    with pytest.raises(ValueError) as e:
+        open_run(other)
+    assert "prompts.task was 'chain_sum', now 'spell_backward'" in str(e.value)
+    assert "preset was 'test', now 'other'" in str(e.value)
+    assert "run." not in str(e.value).replace("config.run.dir", "")
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_check_run_folder_with_other_files_is_refused_untouched(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="has files but no config.json"):
+        check_run_folder(in_folder(tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("text", ["{torn", "[]"])
+def test_check_run_folder_with_an_unreadable_config_is_refused(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="choose another --config.run.dir"):
+        check_run_folder(in_folder(tmp_path))
+
+
+def test_check_run_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        check_run_folder(in_folder(tmp_path / "run"))
+
+
+def test_check_run_folder_new_or_empty_is_accepted_and_not_made(tmp_path):
+    check_run_folder(in_folder(tmp_path))
+    check_run_folder(in_folder(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_snapshot_folder_two_runs_of_one_name_do_not_share_it(tmp_path):
+    folders = set()
+    for name in ("a", "b"):
+        config = in_folder(tmp_path / name)
+        open_run(config)
+        folders.add(snapshot_folder(config))
+    assert len(folders) == 2
