@@ -5,11 +5,14 @@ import json
 import pathlib
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
 from configs import overrides
 from configs.model_sizes import MODEL_SIZES
 from configs.schema import Config
 from configs.tpu_slices import CASES
+from launch import command_line
 from launch.compile_tpu import command as compile_tpu
 from launch.compile_tpu import report, venv
 from launch.compile_tpu.estimate import estimate, kernel_flops, num_micro_batches
@@ -26,6 +29,24 @@ def no_environment(monkeypatch, request):
     """Bad input must be found before an environment is made or a compiler started."""
     if "slow" not in request.keywords:
         monkeypatch.setattr(compile_tpu, "tpu_python", lambda: pathlib.Path("never/used"))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """The command with these arguments, in this process; gives its exit code."""
+
+    def call(*arguments: str) -> int:
+        try:
+            command_line.parse(["compile_tpu", *arguments])
+            return compile_tpu.main()
+        except SystemExit as e:
+            assert isinstance(e.code, int)
+            return e.code
+
+    monkeypatch.setattr(command_line, "_overrides", {})
+    with flagsaver.flagsaver():
+        yield call
+    flags.FLAGS.unparse_flags()
 
 
 @pytest.mark.parametrize(
@@ -55,11 +76,16 @@ def no_environment(monkeypatch, request):
         ([f"--config={SMALL}", "--config.model.path=no/such/folder"], ["no/such/folder"]),
         (["--config=configs/tiny.py"], ["--topology"]),
         (["--config=configs/tiny.py", "--topology=v5e:1x1"], ["--model", "--config.model.path"]),
-        ([f"--config={SMALL}", "--fast"], ["--fast"]),
+        ([f"--config={SMALL}", "--fast"], ["Unknown", "fast"]),
+        ([f"--config={SMALL}", "more"], ["unexpected argument 'more'"]),
+        ([f"--config={SMALL}", "--config.mesh.tensor"], ["--config.mesh.tensor", "needs a value"]),
+        ([f"--config={SMALL}", "--run_dir=x"], ["--run_dir"]),
+        ([f"--config={SMALL}", "--out=table.md"], ["--out needs --all"]),
+        (["--all", "--out=no/such/folder/table.md"], ["no folder no/such/folder"]),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
-    assert compile_tpu.main(argv) == 2
+def test_bad_input_is_one_line_and_exit_code_2(run, argv, words, capsys):
+    assert run(*argv) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("error: ")
     assert [w for w in words if w not in err] == []
@@ -218,7 +244,7 @@ def test_show_prints_every_part_and_what_is_not_seen(capsys):
     assert [w for w in words if w not in out] == []
 
 
-def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
+def test_out_of_memory_is_exit_code_1_with_xlas_words(run, monkeypatch, capsys):
     message = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.1G of 15.75G hbm.\n\n  Largest: 9G dot"
     )
@@ -229,7 +255,7 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
         "compile_job",
         lambda job, python, dump: compile_tpu.Compiled(job=job, estimate=None, answer=failed),
     )
-    assert compile_tpu.main([f"--config={SMALL}"]) == 1
+    assert run(f"--config={SMALL}") == 1
     lines = capsys.readouterr().out.splitlines()
     assert any("Used 20.1G of 15.75G" in line for line in lines) and any("Largest: 9G dot" in line for line in lines)
     assert any("optimizer 7.00" in line for line in lines)
@@ -240,16 +266,14 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
     assert summary["aims"][f"fits/{key}"] == {"value": False, "aim": True, "met": False}
 
 
-def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, capsys):
+def test_all_writes_a_table_with_a_line_for_every_case(run, monkeypatch, tmp_path, capsys):
     def compiled(job, python, dump):
         model = Architecture.from_hf(job.model)
         return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
 
     monkeypatch.setattr(compile_tpu, "compile_job", compiled)
-    monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)
-    (tmp_path / compile_tpu.RESULTS).parent.mkdir(parents=True)
-    assert compile_tpu.main(["--all"]) == 0
-    text = (tmp_path / compile_tpu.RESULTS).read_text()
+    assert run("--all", f"--out={tmp_path / 'tpu.md'}") == 0
+    text = (tmp_path / "tpu.md").read_text()
     assert [c.key for c in CASES if f"|{c.key} |" not in text] == []
     assert "does not see" in text
     aims = json.loads(capsys.readouterr().out.splitlines()[-1])["aims"]
@@ -260,7 +284,7 @@ def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, ca
     ]
 
 
-def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, tmp_path, capsys):
+def test_all_goes_on_after_a_case_that_breaks_and_says_so(run, monkeypatch, capsys):
     def compiled(job, python, dump):
         if job.family == "v6e":
             raise RuntimeError("the compiler crashed")
@@ -268,12 +292,11 @@ def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, tmp_path,
         return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
 
     monkeypatch.setattr(compile_tpu, "compile_job", compiled)
-    monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)
-    (tmp_path / compile_tpu.RESULTS).parent.mkdir(parents=True)
-    assert compile_tpu.main(["--all"]) == 1
-    assert "Qwen2.5-32B@v6e:16x16: the compiler crashed" in capsys.readouterr().err
-    text = (tmp_path / compile_tpu.RESULTS).read_text()
-    assert "|Qwen2.5-7B@v5p:4x4x4 |" in text and "v6e:16x16 |" not in text
+    assert run("--all") == 1
+    out, err = capsys.readouterr()
+    assert "Qwen2.5-32B@v6e:16x16: the compiler crashed" in err
+    # Without --out the table is printed.
+    assert "|Qwen2.5-7B@v5p:4x4x4 |" in out and "v6e:16x16 |" not in out
 
 
 def test_environment_has_jax_for_tpus_and_no_engine():
@@ -303,8 +326,8 @@ SMALLEST = [
 
 
 @pytest.mark.slow
-def test_real_compile_for_the_smallest_slice_fits(capfd):
-    assert compile_tpu.main(SMALLEST) == 0
+def test_real_compile_for_the_smallest_slice_fits(run, capfd):
+    assert run(*SMALLEST) == 0
     out = capfd.readouterr().out
     values = json.loads(out.splitlines()[-1])["values"]
     key = "Qwen3-0.6B@v5e:2x2"
@@ -315,6 +338,6 @@ def test_real_compile_for_the_smallest_slice_fits(capfd):
 
 
 @pytest.mark.slow
-def test_real_compile_of_a_model_that_is_too_large_says_so(capfd):
-    assert compile_tpu.main([a.replace("Qwen3-0.6B", "Qwen3-14B") for a in SMALLEST]) == 1
+def test_real_compile_of_a_model_that_is_too_large_says_so(run, capfd):
+    assert run(*(a.replace("Qwen3-0.6B", "Qwen3-14B") for a in SMALLEST)) == 1
     assert "DOES NOT FIT" in capfd.readouterr().out
