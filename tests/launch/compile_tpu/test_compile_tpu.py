@@ -5,19 +5,17 @@ import json
 import pathlib
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from configs import overrides
 from configs.model_sizes import MODEL_SIZES
 from configs.schema import Config
 from configs.tpu_slices import CASES
-from launch import command_line
 from launch.compile_tpu import command as compile_tpu
 from launch.compile_tpu import report, venv
 from launch.compile_tpu.estimate import estimate, kernel_flops, num_micro_batches
 from learner.costs.flops import TPU_CHIPS
 from learner.model.config import Architecture
+from tests.launch.in_process import call
 
 SMALL = "configs/tpu_v5e_16.py"
 V5E = TPU_CHIPS["v5e"]
@@ -31,22 +29,8 @@ def no_environment(monkeypatch, request):
         monkeypatch.setattr(compile_tpu, "tpu_python", lambda: pathlib.Path("never/used"))
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """The command with these arguments, in this process; gives its exit code."""
-
-    def call(*arguments: str) -> int:
-        try:
-            command_line.parse(["compile_tpu", *arguments])
-            return compile_tpu.main()
-        except SystemExit as e:
-            assert isinstance(e.code, int)
-            return e.code
-
-    monkeypatch.setattr(command_line, "_overrides", {})
-    with flagsaver.flagsaver():
-        yield call
-    flags.FLAGS.unparse_flags()
+def run(*arguments: str) -> int:
+    return call(compile_tpu.main, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +68,7 @@ def run(monkeypatch):
         (["--all", "--out=no/such/folder/table.md"], ["no folder no/such/folder"]),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(run, argv, words, capsys):
+def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
     assert run(*argv) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("error: ")
@@ -244,7 +228,7 @@ def test_show_prints_every_part_and_what_is_not_seen(capsys):
     assert [w for w in words if w not in out] == []
 
 
-def test_out_of_memory_is_exit_code_1_with_xlas_words(run, monkeypatch, capsys):
+def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
     message = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.1G of 15.75G hbm.\n\n  Largest: 9G dot"
     )
@@ -266,7 +250,7 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(run, monkeypatch, capsys):
     assert summary["aims"][f"fits/{key}"] == {"value": False, "aim": True, "met": False}
 
 
-def test_all_writes_a_table_with_a_line_for_every_case(run, monkeypatch, tmp_path, capsys):
+def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, capsys):
     def compiled(job, python, dump):
         model = Architecture.from_hf(job.model)
         return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
@@ -284,7 +268,7 @@ def test_all_writes_a_table_with_a_line_for_every_case(run, monkeypatch, tmp_pat
     ]
 
 
-def test_all_goes_on_after_a_case_that_breaks_and_says_so(run, monkeypatch, capsys):
+def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, capsys):
     def compiled(job, python, dump):
         if job.family == "v6e":
             raise RuntimeError("the compiler crashed")
@@ -326,7 +310,7 @@ SMALLEST = [
 
 
 @pytest.mark.slow
-def test_real_compile_for_the_smallest_slice_fits(run, capfd):
+def test_real_compile_for_the_smallest_slice_fits(capfd):
     assert run(*SMALLEST) == 0
     out = capfd.readouterr().out
     values = json.loads(out.splitlines()[-1])["values"]
@@ -338,6 +322,6 @@ def test_real_compile_for_the_smallest_slice_fits(run, capfd):
 
 
 @pytest.mark.slow
-def test_real_compile_of_a_model_that_is_too_large_says_so(run, capfd):
+def test_real_compile_of_a_model_that_is_too_large_says_so(capfd):
     assert run(*(a.replace("Qwen3-0.6B", "Qwen3-14B") for a in SMALLEST)) == 1
     assert "DOES NOT FIT" in capfd.readouterr().out
