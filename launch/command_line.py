@@ -6,7 +6,7 @@ import json
 import logging as stdlib_logging
 import pathlib
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NoReturn
 
 from absl import app, flags, logging
@@ -43,28 +43,37 @@ class Prepared:
 
 
 def run(main: Callable[[], int]) -> None:
-    """`app.run` with --config.section.field=value."""
-    found: dict[str, str] = {}
-
-    def parse(argv: list[str]) -> list[str]:
-        try:
-            rest, given = overrides.split_argv(argv)
-        except ValueError as e:
-            _end(e)
-        found.update(given)
-        return flags.FLAGS(rest)
-
-    def inner(argv: list[str]) -> None:
-        if len(argv) > 1:
-            _end(ValueError(f"unexpected argument {argv[1]!r}"))
-        global _overrides
-        _overrides = found
-        sys.exit(main())
-
-    app.run(inner, flags_parser=parse)
+    """`app.run` of a command, however it was started: `--help` shows its module's docstring and flags, and ours."""
+    sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
+    for module in (main.__module__, __name__):
+        for flag in flags.FLAGS.get_flags_for_module(module):
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    app.run(lambda argv: main(), flags_parser=parse)
 
 
 _overrides: dict[str, str] = {}
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+    """Sets the flags and takes the --config.section.field=value aside; returns the program's name, the one thing left.
+
+    Ends the process with one line and `USAGE_ERROR` where a flag is not known, its value can't be, or what is no flag
+    is given.
+    """
+    global _overrides
+    try:
+        rest, _overrides = overrides.split_argv(argv)
+        rest = flags.FLAGS(rest)
+        if len(rest) > 1:
+            raise ValueError(f"unexpected argument {rest[1]!r}")
+    except (ValueError, flags.Error) as e:
+        _end(e)
+    return rest
+
+
+def given_overrides() -> dict[str, str]:
+    """The --config.section.field=value of the command line, by dotted path."""
+    return dict(_overrides)
 
 
 def prepare(roles: Collection[str]) -> Prepared:

@@ -28,7 +28,11 @@ class ChildError(RuntimeError):
 
 
 class PipedProcess:
-    """A process, seen from the tool that started it."""
+    """A process, seen from the tool that started it.
+
+    It lives as long as this object and is asked for things; one that must be replaced when it dies, and is never spoken
+    to, is a `supervisor.Child`.
+    """
 
     def __init__(
         self, module: str, arguments: list[str], log: pathlib.Path, *, env: dict[str, str] | None = None

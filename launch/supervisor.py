@@ -22,7 +22,8 @@ from launch import command_line
 from launch.lifeline import VARIABLE
 from launch.view import RunView
 
-POLL_S = 0.1
+WATCH_EVERY_S = 0.1
+"""How often the processes' exit codes and the run's metrics are looked at."""
 PLAIN_LINE_S = 5.0
 STOP_S = 30.0
 """How long a process may take to end before it is killed."""
@@ -37,7 +38,10 @@ class Ending(enum.Enum):
 
 
 class Child:
-    """One of our processes and its log."""
+    """A role of the run: the process that fills it now, or the one that is started in its place, and their log.
+
+    It is never spoken to, unlike a tool's `pipes.PipedProcess`: what it does is in the run folder.
+    """
 
     def __init__(self, role: str, arguments: list[str], log: pathlib.Path, *, devices: str) -> None:
         """Not started; `devices` is what CUDA_VISIBLE_DEVICES is set to, if anything."""
@@ -162,7 +166,7 @@ class Supervisor:
             code = self._actor.returncode
             if code is not None and not self._may_restart(self._actor, was_killed=True):
                 return Ending.FAILED
-            time.sleep(POLL_S)
+            time.sleep(WATCH_EVERY_S)
 
     def _may_restart(self, child: Child, *, was_killed: bool) -> bool:
         """Starts a dead child again. Not for ever, and not one that will fail again for the same reason."""

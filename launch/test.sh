@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# Sets up, then linters, types, import rules and tests. Every step runs; the summary and the exit status tell.
+# Linters, types, import rules and tests. Every step runs; the summary and the exit status tell.
 #
-#   bash launch/test.sh               linters, then pytest -m 'unit or integration'
-#   bash launch/test.sh -m unit       linters, then pytest with your arguments (add --run-slow for the slow tests)
+#   bash launch/test.sh               sets up, then everything: the unit tests, then those that start real processes
+#   bash launch/test.sh --fast        the daily loop: no set-up where .venv works, no engine, no test marked heavy;
+#                                     what follows goes to pytest, as in --fast -x tests/learner
+#   bash launch/test.sh -m unit       sets up, then pytest with your arguments (add --run-slow for the slow tests)
+#
+# The linters run beside the first tests, and unit tests in a process a core. .cache/jax keeps what XLA compiled: for
+# --fast from run to run; the others begin with an empty folder, so that nothing they show rests on an earlier run.
 set -uo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -10,12 +15,24 @@ cd "$root" || exit 1
 export PYTHONNOUSERSITE=1 PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 unset PYTHONPATH PYTHONHOME
 
-bash launch/setup.sh || exit 1
-
-[ $# -gt 0 ] || set -- -m "unit or integration"
 bin=.venv/bin
-failed=0
-summary=()
+on_all_cores=(-n "$(nproc)" --maxprocesses=8 --dist=worksteal)
+folder="$(mktemp -d)" # the linters' output, the summary
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
+
+is_fast=false
+if [ "${1:-}" = --fast ]; then
+  is_fast=true
+  shift
+fi
+if ! $is_fast || ! "$bin/python" -c "import pytest, xdist" 2>/dev/null; then
+  bash launch/setup.sh || exit 1
+fi
+
+export JAX_COMPILATION_CACHE_DIR="$root/.cache/jax"
+if ! $is_fast; then
+  export JAX_COMPILATION_CACHE_DIR="$folder/jax"
+fi
 
 step() {
   local name="$1" start=$SECONDS status=0
@@ -23,19 +40,39 @@ step() {
   printf '\n== %s\n' "$name"
   "$@" </dev/null || status=$?
   if [ "$status" -eq 0 ]; then
-    summary+=("ok      $name ($((SECONDS - start))s)")
+    echo "ok      $name ($((SECONDS - start))s)" >>"$folder/summary"
   else
-    summary+=("FAILED  $name ($((SECONDS - start))s, exit $status)")
-    failed=1
+    echo "FAILED  $name ($((SECONDS - start))s, exit $status)" >>"$folder/summary"
   fi
 }
 
-step "ruff check" "$bin/ruff" check .
-step "ruff format" "$bin/ruff" format --check .
-step "pyright" "$bin/pyright"
-step "import rules" "$bin/lint-imports"
-step "pytest" "$bin/python" -m pytest --durations=10 "$@"
+tests() {
+  local name="$1"
+  shift
+  step "$name" "$bin/python" -m pytest --durations=10 "$@"
+}
+
+lint() {
+  step "ruff check" "$bin/ruff" check .
+  step "ruff format" "$bin/ruff" format --check .
+  step "import rules" "$bin/lint-imports"
+  step "pyright" "$bin/pyright"
+}
+
+lint >"$folder/lint" 2>&1 &
+if $is_fast; then
+  tests "unit tests, but for the heavy ones" "${on_all_cores[@]}" -m "unit and not heavy" "$@"
+elif [ $# -gt 0 ]; then
+  tests "pytest" "$@"
+else
+  tests "unit tests" "${on_all_cores[@]}" -m unit
+fi
+wait
+cat "$folder/lint"
+if ! $is_fast && [ $# -eq 0 ]; then
+  tests "integration tests" -m integration
+fi
 
 printf '\n== summary\n'
-printf '%s\n' "${summary[@]}"
-exit "$failed"
+cat "$folder/summary"
+! grep -q ^FAILED "$folder/summary"

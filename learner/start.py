@@ -18,7 +18,7 @@ from bridge.store.protocol import LearnerStore
 from bridge.store.sample_tickets import SampleTickets
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
-from configs.overrides import run_id, snapshot_folder
+from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from learner.checkpoint import CheckpointError, Checkpoints
 from learner.data.problems import Problem, write_quarantine
@@ -62,19 +62,19 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
     elif not steps.fits(architecture, config):
         raise ValueError("the steps given were built for another model or configuration; let open_run build them")
 
-    lock = RunLock(folder / "learner.lock", "learner")
+    lock = RunLock(RunFolder(folder).learner_lock, "learner")
     store = _open_store(config, folder)
     incarnation = store.next_incarnation()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
+    checkpoints = Checkpoints(RunFolder(folder).checkpoints, keep=config.checkpoint.keep)
     weights = _Weights(config, architecture)
     step, state, books = _restore(checkpoints, steps, weights, folder, model_folder)
     store.record_restore(incarnation, step)
 
     heart = Heart(store, stop)
-    timeline = Timeline(folder / "events", "learner")
+    timeline = Timeline(RunFolder(folder).events, "learner")
     metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
     stream = Stream(
         config,
@@ -129,7 +129,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
 def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> tuple[PromptStream, list[Problem]]:
     """The training prompts and the held-out problems; rows that are neither are set aside in a file."""
     prompts, held_out, bad_rows = load_prompts(config, tokenizer)
-    quarantine = folder / "quarantine.jsonl"
+    quarantine = RunFolder(folder).quarantine
     if bad_rows and not quarantine.exists():
         write_quarantine(quarantine, config.prompts.path, bad_rows)
     if bad_rows:
@@ -138,7 +138,7 @@ def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) ->
 
 
 def _open_store(config: Config, folder: pathlib.Path) -> LearnerStore:
-    store = SqliteStore(folder / "store.sqlite")
+    store = SqliteStore(RunFolder(folder).store)
     if config.admission.unit == "group":
         return store
     rounds = config.rounds
@@ -193,7 +193,7 @@ def _say_ready(run: Run, incarnation: int) -> None:
     """Keeps what the loss really uses, and logs it with the sizes of the run."""
     constants = losses.effective_constants(run.config.loss, temperature=run.config.sampling.temperature)
     constants["max_response_tokens"] = run.config.sampling.max_response_tokens
-    (run.folder / "loss.json").write_text(json.dumps(constants, indent=2) + "\n")
+    RunFolder(run.folder).loss_constants.write_text(json.dumps(constants, indent=2) + "\n")
     logging.info("loss %s", " ".join(f"{name}={value}" for name, value in constants.items()))
     logging.info(
         "learner ready run=%s incarnation=%d step=%d params=%d devices=%d",

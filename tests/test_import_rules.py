@@ -17,6 +17,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("learner", "actor", "bridge", "configs", "launch")
+TOOLS = ("launch/plan", "launch/compile_tpu", "launch/profile_machine")
 
 # Run in a fresh interpreter: argv is a JSON object, the answer is the last line of stdout.
 IMPORT_AND_REPORT = """
@@ -93,9 +94,9 @@ def layers() -> list[str]:
 
 
 def make_tree(root: Path, files: dict[str, str]) -> None:
-    """Writes five packages with empty rooms and the repository's own contracts, then files over them."""
+    """Writes packages with empty rooms and the repository's own contracts, then files over them."""
     (root / "pyproject.toml").write_text((REPO / "pyproject.toml").read_text())
-    for folder in (*PACKAGES, *layers()):
+    for folder in (*PACKAGES, *TOOLS, *layers()):
         (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder / "__init__.py").touch()
     for path, text in files.items():
@@ -136,6 +137,8 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
         "actor/vllm/engine.py": "import torch, vllm\n",
         "actor/loop.py": "import bridge.types\ndef f():\n    from actor.vllm import engine\n",
         "launch/local.py": "import learner.update.step, actor.loop, configs.schema\n",
+        "launch/plan/search.py": "import launch.local\n",
+        "launch/scripts.py": "import launch.plan.search, launch.compile_tpu\n",
     }
     make_tree(tmp_path, files)
     done = lint_imports(tmp_path)
@@ -163,6 +166,8 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
         ("actor/weights/bad.py", "import actor.verifiers\n", "actor-layers"),
         ("configs/bad.py", "import learner\n", "configs"),
         ("configs/bad.py", "import jax\n", "configs"),
+        ("launch/plan/bad.py", "from launch.profile_machine import engine\n", "tools"),
+        ("launch/compile_tpu/bad.py", "def f():\n    import launch.plan\n", "tools"),
     ],
 )
 def test_import_contracts_on_a_bad_file_are_broken(tmp_path, path, text, contract):

@@ -1,13 +1,12 @@
 """Signs of life: the heartbeats of this actor and of the others, and a watch on its engine."""
 
 import asyncio
-import json
 import os
 import time
 
 from actor.engine.protocol import EngineDeadError
 from actor.loop import Actor
-from bridge.types import Heartbeat, Version
+from bridge.types import ActorReport, Heartbeat, Version
 
 ENGINE_POLL_S = 1.0
 """How often, at least, an engine is looked at that may have hung."""
@@ -43,41 +42,41 @@ async def watch(actor: Actor) -> None:
 async def say_alive(actor: Actor) -> None:
     """One heartbeat, and a look at those of the others: those that serve share the tickets."""
     stats = actor.engine.stats
-    detail = {
+    report = ActorReport(
         **actor.weights.timings,
-        "refused_snapshots": actor.weights.num_refused,
-        "in_service": len(actor.admission.in_service),
-        "waiting": len(actor.admission.waiting),
-        "leaving": actor.is_leaving,
-        "groups": actor.num_emitted,
-        "dropped_groups": actor.num_dropped,
-        "sampled_tokens": stats.num_sampled_tokens,
-        "emitted_tokens": actor.num_emitted_tokens,
-        "max_sequences": actor.admission.max_sequences,
-        "running": stats.num_running,
-        "engine_waiting": stats.num_waiting,
-        "kv_usage": stats.kv_usage,
-        "kv_usage_peak": stats.kv_usage_peak,
-        "preempted": stats.num_preempted,
-    }
-    await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, detail))
+        num_refused_snapshots=actor.weights.num_refused,
+        num_in_service=len(actor.admission.in_service),
+        num_waiting=len(actor.admission.waiting),
+        is_leaving=actor.is_leaving,
+        num_groups=actor.num_emitted,
+        num_dropped_groups=actor.num_dropped,
+        num_sampled_tokens=stats.num_sampled_tokens,
+        num_emitted_tokens=actor.num_emitted_tokens,
+        max_sequences=actor.admission.max_sequences,
+        num_running=stats.num_running,
+        num_engine_waiting=stats.num_waiting,
+        kv_usage=stats.kv_usage,
+        kv_usage_peak=stats.kv_usage_peak,
+        num_preempted=stats.num_preempted,
+    )
+    await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, report))
     beats = await asyncio.to_thread(actor.store.heartbeats)
     horizon = time.time() - 5 * actor.limits.heartbeat_s
     serving = {
         b.process
         for b in beats
-        if b.role == "actor" and b.version and b.time_s > horizon and not json.loads(b.detail or "{}").get("leaving")
+        if b.role == "actor" and b.version and b.time_s > horizon and not (b.report and b.report.is_leaving)
     }
     actor.share_among(len(serving | {actor.name}))
 
 
-def heartbeat(name: str, version: Version | None, detail: dict[str, float]) -> Heartbeat:
-    """A sign of life; `detail` travels as JSON, and the learner writes its `*_s` entries as metrics."""
+def heartbeat(name: str, version: Version | None, report: ActorReport | None) -> Heartbeat:
+    """A sign of life; without a report while the engine starts."""
     return Heartbeat(
         process=name,
         role="actor",
         pid=os.getpid(),
         time_s=time.time(),
         version=version,
-        detail=json.dumps(detail),
+        report=report,
     )

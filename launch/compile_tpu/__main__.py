@@ -1,7 +1,6 @@
 """`python -m launch.compile_tpu`."""
 
-import sys
-
+from launch import command_line
 from launch.compile_tpu.command import main
 
-sys.exit(main(sys.argv[1:]))
+command_line.run(main)

@@ -1,14 +1,13 @@
 """Compiles the learner's real steps for a TPU slice on a machine without one, and says what they would need.
 
     python -m launch.compile_tpu --config=configs/tpu_v5p_64.py --topology=v5p:4x4x4 [--model=Qwen2.5-7B]
-    python -m launch.compile_tpu --all        every preset for a slice; writes tests/bench/results/tpu.md
+    python -m launch.compile_tpu --all [--out=tests/bench/results/tpu.md]     every preset for a slice, as a table
 
 Prints the memory of a chip, FLOPs, bytes, collectives, estimated seconds, the roofline and the implied MFU, and ends
 with one line of JSON. Exit code 0: it fits; 1: it doesn't; 2: bad input. libtpu lives in an environment of its own
 (`launch/compile_tpu/venv.py`), made when it is first needed.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -18,21 +17,33 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
+
+from absl import flags
 
 from configs import overrides
 from configs.model_sizes import MODEL_SIZES
 from configs.schema import Config
 from configs.tpu_slices import CASES, SliceCase
+from launch import command_line
 from launch.compile_tpu import report
 from launch.compile_tpu.estimate import Estimate, estimate
 from launch.compile_tpu.venv import environment, tpu_python
 from learner.costs.flops import TPU_CHIPS
 from learner.model.config import Architecture
 
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "libtpu's name of the slice, as in v5e:4x4, v5p:4x4x8, v6e:16x16; else the preset's."
+)
+_MODEL = flags.DEFINE_string(
+    "model", None, "A name in configs/model_sizes.py; else config.model.path, or the preset's."
+)
+_ALL = flags.DEFINE_bool("all", False, "All presets for slices, as a Markdown table.")
+_OUT = flags.DEFINE_string("out", None, "With --all: the file for the table; else it is printed.")
+_DUMP = flags.DEFINE_string("dump", None, "A folder that gets the compiled programs as text.")
+
 _PROJECT = pathlib.Path(__file__).resolve().parents[2]
-RESULTS = "tests/bench/results/tpu.md"
-DOES_NOT_FIT, USAGE_ERROR = 1, 2
+DOES_NOT_FIT = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,33 +76,27 @@ class Compiled:
         return self.estimate is not None and self.estimate.fits
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command; returns the exit code."""
-    try:
-        rest, given = overrides.split_argv(argv)
-        flags = _parser().parse_args(rest)
-        jobs = _all_jobs(given) if flags.all else [make_job(flags.config, flags.topology, flags.model, given)]
+def main() -> int:
+    """Compiles, prints what it would need, and returns the exit code."""
+    given = command_line.given_overrides()
+    outcomes, broken = [], 0
+    with command_line.usage_errors():
+        _check_flags()
+        jobs = _all_jobs(given) if _ALL.value else [make_job(flags.FLAGS.config, _TOPOLOGY.value, _MODEL.value, given)]
         python = tpu_python()
-        outcomes, broken = [], 0
         for job in jobs:
             try:
-                outcome = compile_job(job, python, dump=flags.dump)
+                outcome = compile_job(job, python, dump=_DUMP.value)
             except RuntimeError as e:
-                if not flags.all:
+                if not _ALL.value:
                     raise
                 print(f"error: {job.key}: {e}", file=sys.stderr)
                 broken += 1
                 continue
             outcomes.append(outcome)
             report.show(job.key, job.config, outcome.estimate, outcome.answer)
-    except (ValueError, FileNotFoundError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        return USAGE_ERROR
-    if flags.all:
-        (_PROJECT / RESULTS).write_text(
-            report.markdown([(o.job.key, o.job.config, o.estimate, o.answer) for o in outcomes])
-        )
-        print(f"wrote {RESULTS}")
+    if _ALL.value:
+        _write_table(report.markdown([(o.job.key, o.job.config, o.estimate, o.answer) for o in outcomes]))
     print(json.dumps(summary(outcomes)))
     return 0 if all(o.fits for o in outcomes) and not broken else DOES_NOT_FIT
 
@@ -193,21 +198,22 @@ def summary(outcomes: Sequence[Compiled]) -> dict[str, Any]:
     return {"bench": "compile_tpu", "values": values, "aims": aims}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+def _check_flags() -> None:
+    if flags.FLAGS.run_dir is not None:
+        raise ValueError("--run_dir has no use here; give --config")
+    if _OUT.value is not None:
+        if not _ALL.value:
+            raise ValueError("--out needs --all")
+        if not pathlib.Path(_OUT.value).parent.is_dir():
+            raise ValueError(f"--out: there is no folder {pathlib.Path(_OUT.value).parent}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="launch.compile_tpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", help="a preset; any field of it is set by --config.section.field=value")
-    parser.add_argument("--topology", help="libtpu's name of the slice, as in v5e:4x4, v5p:4x4x8, v6e:16x16")
-    parser.add_argument("--model", help="a name in configs/model_sizes.py; else config.model.path, else the preset's")
-    parser.add_argument("--all", action="store_true", help=f"all presets for slices; writes {RESULTS}")
-    parser.add_argument("--dump", help="a folder that gets the compiled programs as text")
-    return parser
+def _write_table(table: str) -> None:
+    if _OUT.value is None:
+        print(table)
+    else:
+        pathlib.Path(_OUT.value).write_text(table)
+        print(f"wrote {_OUT.value}")
 
 
 def _all_jobs(given: dict[str, str]) -> list[Job]:

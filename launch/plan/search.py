@@ -134,7 +134,7 @@ def search(
     """All choices: those within the bound first, the fastest first and of equals the one with the lowest lag.
 
     Then the others, those nearest to the bound first. `warmup_updates` of None is each choice's own
-    (`plan_simulate.default_warmup`): a wider window takes longer to fill.
+    (`simulate.default_warmup`): a wider window takes longer to fill.
 
     Raises:
       ValueError: the grid has a value that fits neither config nor profile.

@@ -1,1 +1,4 @@
-"""`python -m launch.profile_machine`: measures this machine for the planner."""
+"""`python -m launch.profile_machine`: measures this machine for the planner.
+
+`command` starts a `worker` for each side and asks; `engine` and `learner` measure.
+"""

@@ -12,8 +12,7 @@ from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL, config_of
 
 
-<<<<<<< HEAD
-def books_of(*, skipped: int) -> StepBooks:
+def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = ()) -> StepBooks:
     """Of a run that goes on from a checkpoint in which so many updates were skipped."""
     stream: Any = SimpleNamespace(
         step=7,
@@ -21,35 +20,16 @@ def books_of(*, skipped: int) -> StepBooks:
         num_dropped_updates=0,
         intake=SimpleNamespace(dropped=collections.Counter()),
         clock=SimpleNamespace(trained=lambda *a: None),
-=======
-def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = (), rows: list[dict] | None = None) -> StepBooks:
-    """Of a run that goes on from a checkpoint in which so many updates were skipped; its rows go to `rows`."""
-    written = [] if rows is None else rows
-    nothing = SimpleNamespace(
-        span=lambda *a, **k: None, trained=lambda *a: None, write=lambda kind, step, row, **k: written.append(row)
     )
-    run: Any = SimpleNamespace(
-        config=config_of(),
-        model_config=MODEL,
-        state=SimpleNamespace(skipped_updates=skipped),
-        step=7,
-        queue=SimpleNamespace(wait_s=0.0, dropped=collections.Counter()),
-        num_ess_stops=0,
-        steps=SimpleNamespace(num_compilations=2),
-        store=SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats)),
-        publisher=SimpleNamespace(last_publish_s=0.0),
-        clock=nothing,
-        timeline=nothing,
-        metrics=nothing,
->>>>>>> wt-bridge
-    )
-    store: Any = SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: [])
+    store: Any = SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats))
     return StepBooks(config_of().optimizer, MODEL, stream=stream, store=store, num_skipped=skipped)
 
 
-def update(books: StepBooks, skipped: int) -> None:
-    books.close({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
+def update(books: StepBooks, skipped: int) -> dict[str, Any]:
+    """The row of one update."""
+    row, _ = books.close({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
     books.check_skipped()
+    return row
 
 
 def test_check_skipped_stops_after_so_many_in_a_row_and_not_before():
@@ -68,7 +48,7 @@ def test_check_skipped_after_a_restart_counts_only_what_is_new():
         update(books, 9)
 
 
-def test_write_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
+def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
     def beat(process: str, report, *, age_s: float = 0.0) -> Heartbeat:
         return Heartbeat(process=process, role="actor", pid=1, time_s=time.time() - age_s, report=report)
 
@@ -80,13 +60,12 @@ def test_write_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         beat("quick", make_report(prefetch_s=2.0, pause_s=0.25, load_s=0.125)),
         beat("dead", make_report(prefetch_s=99.0, pause_s=99.0, load_s=99.0, num_sampled_tokens=99), age_s=3600.0),
     ]
-    rows: list[dict] = []
-    update(books_of(beats=beats, rows=rows), 0)
-    assert {k: v for k, v in rows[0].items() if k.startswith("actor/")} == {
+    row = update(books_of(beats=beats), 0)
+    assert {k: v for k, v in row.items() if k.startswith("actor/")} == {
         "actor/pause_s": 0.5,
         "actor/load_s": 0.25,
         "actor/prefetch_s": 3.0,
         "actor/not_emitted_tokens": 3.0,
     }
-    update(books_of(beats=beats[:2], rows=rows), 0)
-    assert {k: v for k, v in rows[1].items() if k.startswith("actor/")} == {"actor/not_emitted_tokens": 0.0}
+    row = update(books_of(beats=beats[:2]), 0)
+    assert {k: v for k, v in row.items() if k.startswith("actor/")} == {"actor/not_emitted_tokens": 0.0}

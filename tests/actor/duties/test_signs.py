@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 
 from actor.engine.protocol import EngineDeadError
 from bridge.types import Version
@@ -17,11 +16,10 @@ def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
         s.put(0)
         async with s.serving():
             await until(lambda: bool(s.groups()), "the group")
-            await until(lambda: json.loads(s.store.heartbeats()[0].detail)["groups"] == 1, "it is told")
+            await until(lambda: s.report().num_groups == 1, "it is told")
         (beat,) = s.store.heartbeats()
-        detail = json.loads(beat.detail)
         assert (beat.process, beat.role, beat.version) == ("actor-0", "actor", v)
-        assert detail["pause_s"] == 0.02 and detail["load_s"] == 0.01 and detail["prefetch_s"] > 0
+        assert (s.report().pause_s, s.report().load_s) == (0.02, 0.01) and (s.report().prefetch_s or 0) > 0
 
     run(body())
 

@@ -188,21 +188,3 @@ def test_broken_snapshot_gives_waiting_tickets_back_and_serves_on(tmp_path):
             await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
 
     run(body())
-<<<<<<< HEAD:tests/actor/duties/test_weights.py
-=======
-
-
-def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
-    async def body():
-        s = make_setup(tmp_path, auto=True)
-        v = s.publish(4)
-        s.put(0)
-        async with s.serving():
-            await until(lambda: bool(s.groups()), "the group")
-            await until(lambda: s.report().num_groups == 1, "it is told")
-        (beat,) = s.store.heartbeats()
-        assert (beat.process, beat.role, beat.version) == ("actor-0", "actor", v)
-        assert (s.report().pause_s, s.report().load_s) == (0.02, 0.01) and (s.report().prefetch_s or 0) > 0
-
-    run(body())
->>>>>>> wt-bridge:tests/actor/test_loop_weights.py

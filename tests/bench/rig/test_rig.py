@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from bridge.types import Sampling, Task
+from configs.schema import Config
 from launch.pipes import ChildError, PipedProcess, wait_for
 from learner.devices.mesh import make_mesh
+from learner.update.step import Steps
 from tests.bench.rig import report
 from tests.bench.rig.calibrate import Calibration, calibrate_passes
 from tests.bench.rig.lengths import Lengths
@@ -130,20 +132,32 @@ def test_hash_rewards_are_the_same_for_the_same_text_and_half_ones():
     np.testing.assert_allclose(np.mean(got), 0.5, atol=0.1)
 
 
-@pytest.mark.parametrize("passes_per_token", [0.0, 0.05, 0.37])
-def test_paced_steps_train_bit_for_bit_like_steps(passes_per_token):
+def trained(steps: Steps, config: Config) -> Any:
+    """The parameters after two updates."""
+    state = steps.init(fresh_params())
+    for seed in range(2):
+        for micro in stream(config, random_groups(seed, 4)):
+            state = steps.accumulate(state, micro.batch)
+        state, _ = steps.apply(state)
+    return jax.tree.map(np.array, state.params)
+
+
+@pytest.fixture(scope="module")
+def paced() -> PacedSteps:
     config = config_of()
-    paced = PacedSteps(MODEL, config, make_mesh(**config.mesh.axes, devices=jax.devices()[:1]))
+    return PacedSteps(MODEL, config, make_mesh(**config.mesh.axes, devices=jax.devices()[:1]))
+
+
+@pytest.fixture(scope="module")
+def without_pace() -> Any:
+    return trained(steps_of(config_of()), config_of())
+
+
+@pytest.mark.parametrize("passes_per_token", [0.0, 0.05, 0.37])
+def test_paced_steps_train_bit_for_bit_like_steps(paced, without_pace, passes_per_token):
+    config = config_of()
     paced.set_pace(passes_per_token)
-    params = []
-    for steps in (steps_of(config), paced):
-        state = steps.init(fresh_params())
-        for seed in range(2):
-            for micro in stream(config, random_groups(seed, 4)):
-                state = steps.accumulate(state, micro.batch)
-            state, _ = steps.apply(state)
-        params.append(jax.tree.map(np.array, state.params))
-    jax.tree.map(np.testing.assert_array_equal, *params)
+    jax.tree.map(np.testing.assert_array_equal, trained(paced, config), without_pace)
     assert paced.num_compilations == 2
     tokens = sum(
         int((micro.batch.segment_ids > 0).sum()) for s in range(2) for micro in stream(config, random_groups(s, 4))

@@ -15,6 +15,7 @@ from launch.compile_tpu import report, venv
 from launch.compile_tpu.estimate import estimate, kernel_flops, num_micro_batches
 from learner.costs.flops import TPU_CHIPS
 from learner.model.config import Architecture
+from tests.launch.in_process import call
 
 SMALL = "configs/tpu_v5e_16.py"
 V5E = TPU_CHIPS["v5e"]
@@ -26,6 +27,10 @@ def no_environment(monkeypatch, request):
     """Bad input must be found before an environment is made or a compiler started."""
     if "slow" not in request.keywords:
         monkeypatch.setattr(compile_tpu, "tpu_python", lambda: pathlib.Path("never/used"))
+
+
+def run(*arguments: str) -> int:
+    return call(compile_tpu.main, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +60,16 @@ def no_environment(monkeypatch, request):
         ([f"--config={SMALL}", "--config.model.path=no/such/folder"], ["no/such/folder"]),
         (["--config=configs/tiny.py"], ["--topology"]),
         (["--config=configs/tiny.py", "--topology=v5e:1x1"], ["--model", "--config.model.path"]),
-        ([f"--config={SMALL}", "--fast"], ["--fast"]),
+        ([f"--config={SMALL}", "--fast"], ["Unknown", "fast"]),
+        ([f"--config={SMALL}", "more"], ["unexpected argument 'more'"]),
+        ([f"--config={SMALL}", "--config.mesh.tensor"], ["--config.mesh.tensor", "needs a value"]),
+        ([f"--config={SMALL}", "--run_dir=x"], ["--run_dir"]),
+        ([f"--config={SMALL}", "--out=table.md"], ["--out needs --all"]),
+        (["--all", "--out=no/such/folder/table.md"], ["no folder no/such/folder"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
-    assert compile_tpu.main(argv) == 2
+    assert run(*argv) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("error: ")
     assert [w for w in words if w not in err] == []
@@ -229,7 +239,7 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
         "compile_job",
         lambda job, python, dump: compile_tpu.Compiled(job=job, estimate=None, answer=failed),
     )
-    assert compile_tpu.main([f"--config={SMALL}"]) == 1
+    assert run(f"--config={SMALL}") == 1
     lines = capsys.readouterr().out.splitlines()
     assert any("Used 20.1G of 15.75G" in line for line in lines) and any("Largest: 9G dot" in line for line in lines)
     assert any("optimizer 7.00" in line for line in lines)
@@ -246,10 +256,8 @@ def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, ca
         return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
 
     monkeypatch.setattr(compile_tpu, "compile_job", compiled)
-    monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)
-    (tmp_path / compile_tpu.RESULTS).parent.mkdir(parents=True)
-    assert compile_tpu.main(["--all"]) == 0
-    text = (tmp_path / compile_tpu.RESULTS).read_text()
+    assert run("--all", f"--out={tmp_path / 'tpu.md'}") == 0
+    text = (tmp_path / "tpu.md").read_text()
     assert [c.key for c in CASES if f"|{c.key} |" not in text] == []
     assert "does not see" in text
     aims = json.loads(capsys.readouterr().out.splitlines()[-1])["aims"]
@@ -260,7 +268,7 @@ def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, ca
     ]
 
 
-def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, tmp_path, capsys):
+def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, capsys):
     def compiled(job, python, dump):
         if job.family == "v6e":
             raise RuntimeError("the compiler crashed")
@@ -268,12 +276,11 @@ def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, tmp_path,
         return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
 
     monkeypatch.setattr(compile_tpu, "compile_job", compiled)
-    monkeypatch.setattr(compile_tpu, "_PROJECT", tmp_path)
-    (tmp_path / compile_tpu.RESULTS).parent.mkdir(parents=True)
-    assert compile_tpu.main(["--all"]) == 1
-    assert "Qwen2.5-32B@v6e:16x16: the compiler crashed" in capsys.readouterr().err
-    text = (tmp_path / compile_tpu.RESULTS).read_text()
-    assert "|Qwen2.5-7B@v5p:4x4x4 |" in text and "v6e:16x16 |" not in text
+    assert run("--all") == 1
+    out, err = capsys.readouterr()
+    assert "Qwen2.5-32B@v6e:16x16: the compiler crashed" in err
+    # Without --out the table is printed.
+    assert "|Qwen2.5-7B@v5p:4x4x4 |" in out and "v6e:16x16 |" not in out
 
 
 def test_environment_has_jax_for_tpus_and_no_engine():
@@ -304,7 +311,7 @@ SMALLEST = [
 
 @pytest.mark.slow
 def test_real_compile_for_the_smallest_slice_fits(capfd):
-    assert compile_tpu.main(SMALLEST) == 0
+    assert run(*SMALLEST) == 0
     out = capfd.readouterr().out
     values = json.loads(out.splitlines()[-1])["values"]
     key = "Qwen3-0.6B@v5e:2x2"
@@ -316,5 +323,5 @@ def test_real_compile_for_the_smallest_slice_fits(capfd):
 
 @pytest.mark.slow
 def test_real_compile_of_a_model_that_is_too_large_says_so(capfd):
-    assert compile_tpu.main([a.replace("Qwen3-0.6B", "Qwen3-14B") for a in SMALLEST]) == 1
+    assert run(*(a.replace("Qwen3-0.6B", "Qwen3-14B") for a in SMALLEST)) == 1
     assert "DOES NOT FIT" in capfd.readouterr().out

@@ -15,6 +15,7 @@ from bridge.store.sqlite import SqliteStore
 from configs.sections import AdmissionConfig
 from launch.plan import profiles
 from launch.plan import search as plan_search
+from launch.plan.command import main
 from launch.plan.lengths import Lengths
 from launch.plan.outcome import Lag
 from launch.plan.pool import TicketPool, group_id
@@ -23,6 +24,7 @@ from launch.plan.report import plot_search
 from launch.plan.search import Grid, apply, search
 from launch.plan.simulate import simulate
 from tests.bridge.factories import make_ticket
+from tests.launch.in_process import call
 from tests.launch.plan.setup import by_rounds, by_window, profile_of
 
 
@@ -30,9 +32,7 @@ def plan(*args, profile=None, path=None):
     if profile is not None and path is not None:
         path.write_text(json.dumps(profile))
         args += (f"--profile={path}",)
-    return subprocess.run(
-        [sys.executable, "-m", "launch.plan", *args], capture_output=True, text=True, timeout=120, check=False
-    )
+    return call(main, *args)
 
 
 PROFILE = profiles.to_dict(profile_of())
@@ -40,7 +40,9 @@ PROFILE = profiles.to_dict(profile_of())
 
 def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
     out = tmp_path / "out.json"
-    done = plan("--config=configs/cgp.py:tiny", f"--json={out}", profile=PROFILE, path=tmp_path / "p.json")
+    (tmp_path / "p.json").write_text(json.dumps(PROFILE))
+    command = [sys.executable, "-m", "launch.plan", "--config=configs/cgp.py:tiny", f"--json={out}"]
+    done = subprocess.run([*command, f"--profile={tmp_path / 'p.json'}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "waiting ratio" in done.stdout
     numbers = json.loads(out.read_text())
@@ -48,8 +50,8 @@ def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
     assert len(numbers["rounds"]) == 4
 
 
-def test_command_line_searches_prints_and_plots(tmp_path):
-    done = plan(
+def test_command_line_searches_prints_and_plots(tmp_path, capsys):
+    code = plan(
         "--config=configs/pipelinerl.py:tiny",
         "--search",
         "--chips=4",
@@ -61,8 +63,8 @@ def test_command_line_searches_prints_and_plots(tmp_path):
         profile=PROFILE,
         path=tmp_path / "p.json",
     )
-    assert done.returncode == 0, done.stderr
-    assert "alpha 1" in done.stdout
+    assert code == 0
+    assert "alpha 1" in capsys.readouterr().out
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads((tmp_path / "out.json").read_text())
     assert len(rows) == 3 * 3 * 2  # splits 1..3 of 4 chips, three engine sizes, two ratios
@@ -86,11 +88,10 @@ def test_command_line_searches_prints_and_plots(tmp_path):
         (["--config=configs/pipelinerl.py", "--search", "--chips=1"], {}, "--chips=1 is no budget"),
     ],
 )
-def test_command_line_refuses_in_one_line(tmp_path, args, change, says):
+def test_command_line_refuses_in_one_line(tmp_path, capsys, args, change, says):
     profile = None if change is None else PROFILE | change
-    done = plan(*args, profile=profile, path=tmp_path / "p.json")
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
+    assert plan(*args, profile=profile, path=tmp_path / "p.json") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ") and says in line
 
 

@@ -1,0 +1,40 @@
+"""The installed commands, without installing them."""
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from tests.launch.test_command_line import PROJECT
+
+SCRIPTS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+def call(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What an installer's wrapper does."""
+    module, _, function = SCRIPTS[name].partition(":")
+    program = f"import sys; from {module} import {function}; sys.argv[0] = {name!r}; sys.exit({function}())"
+    return subprocess.run([sys.executable, "-c", program, *arguments], cwd=PROJECT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_script_is_a_function_named_like_the_module_it_stands_for(name):
+    function = EntryPoint(name, SCRIPTS[name], "console_scripts").load()
+    assert callable(function) and f"sluice-{function.__name__.replace('_', '-')}" == name
+    here = PROJECT / "launch" / function.__name__
+    assert here.with_suffix(".py").is_file() or (here / "__main__.py").is_file()
+
+
+def test_help_of_a_script_is_the_commands_own():
+    said = call("sluice-plan", "--help").stdout
+    assert [w for w in ("a run in virtual time", "--profile", "--search_alpha", "--config") if w not in said] == []
+
+
+@pytest.mark.parametrize("arguments", [["--fast"], ["--all=perhaps"], ["--config=configs/none.py"], ["stray"]])
+def test_script_with_unusable_arguments_is_one_line_and_exit_code_2(arguments):
+    done = call("sluice-compile-tpu", *arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
