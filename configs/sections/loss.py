@@ -157,7 +157,7 @@ class LossConfig:
     @property
     def constants(self) -> dict[str, float]:
         """The constants that the chosen loss reads, defaults filled in; what is off is left out."""
-        values = {}
+        values: dict[str, float] = {}
         for name, default in self._read.items():
             given = getattr(self, name)
             value = default if given is None else given
