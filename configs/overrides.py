@@ -1,7 +1,7 @@
 """Presets and typed command-line overrides: `--config=FILE --config.section.field=value`.
 
 Values are converted to the field's declared type by msgspec; what does not fit is refused by name
-before anything starts.
+before anything starts. Run folders are `run_folder`'s.
 """
 
 import dataclasses

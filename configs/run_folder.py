@@ -52,7 +52,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> pathlib.Path:
-        """A folder a step."""
+        """A folder a step; their hashes lie beside it, in `checkpoints.hashes`."""
         return self.path / "checkpoints"
 
     @property
