@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from bridge.types import Group, Heartbeat, Ticket, WeightManifest
+from bridge.types import Group, Heartbeat, Ticket, WeightManifest, is_array
 
 FORMATS = {Ticket: 2, Group: 2, WeightManifest: 2, Heartbeat: 3}
 """What travels, and the version of its form.
@@ -124,11 +124,11 @@ def _is_array(hint: Any) -> bool:
 
 
 def _pack(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype in _NAMES:
+    if is_array(value) and value.ndim == 1 and value.dtype in _NAMES:
         name = _NAMES[value.dtype]
         return _Array(name, value.astype(name, copy=False).tobytes())
     if isinstance(value, np.generic):
-        return value.item()
+        return typing.cast("np.generic[Any]", value).item()
     raise TypeError(f"{type(value).__name__} {getattr(value, 'dtype', '')} does not travel")
 
 

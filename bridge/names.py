@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 STACKED_PREFIX = "layers/"
 EXPERTS_PREFIX = "layers/experts_"
@@ -194,7 +194,8 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            flat.update({f"{key}/{rest}": leaf for rest, leaf in flatten(value).items()})
+            branch = cast(Mapping[str, Any], value)
+            flat.update({f"{key}/{rest}": leaf for rest, leaf in flatten(branch).items()})
         else:
             flat[key] = value
     return flat

@@ -11,8 +11,8 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Generator, Mapping
+from typing import Any, cast
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Timeline:
         self._write({"name": name, "ph": "i", "s": "p", "ts": when * 1e6, "tid": 0, "args": args})
 
     @contextlib.contextmanager
-    def measure(self, name: str, *, lane: int = 0, **args: Any) -> Iterator[dict[str, Any]]:
+    def measure(self, name: str, *, lane: int = 0, **args: Any) -> Generator[dict[str, Any]]:
         """Records the time its block takes; entries put into the yielded dict become arguments."""
         start = time.time()
         try:
@@ -91,7 +91,7 @@ def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
       ValueError: a line in the middle of a process's life is no JSON.
     """
-    events = []
+    events: list[dict[str, Any]] = []
     for track, path in enumerate(sorted(pathlib.Path(folder).glob("*.jsonl")), start=1):
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         for i, line in enumerate(lines):
@@ -119,4 +119,4 @@ def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
+    return cast("np.generic[Any]", value).item() if isinstance(value, np.generic) else str(value)

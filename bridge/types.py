@@ -5,10 +5,11 @@ as good as what went in. Arrays are numpy; shapes use P (prompt tokens), T (resp
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
+from typing_extensions import TypeIs
 
 TicketKind = Literal["train", "eval", "probe"]
 """`train` groups are learned from; `eval` groups are held-out problems; `probe` groups exist to
@@ -321,9 +322,14 @@ class Heartbeat:
     """An actor's; None while its engine starts."""
 
 
-def _check_vector(name: str, value: np.ndarray, dtype: type[np.generic]) -> None:
-    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype != np.dtype(dtype):
-        got = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+def is_array(value: object) -> TypeIs[np.ndarray[Any, np.dtype[Any]]]:
+    """Whether a value is an array, of whatever shape and dtype."""
+    return isinstance(value, np.ndarray)
+
+
+def _check_vector(name: str, value: object, dtype: type[np.generic]) -> None:
+    if not is_array(value) or value.ndim != 1 or value.dtype != np.dtype(dtype):
+        got = f"{value.dtype}{value.shape}" if is_array(value) else type(value).__name__
         raise ValueError(f"{name} must be a {np.dtype(dtype).name} vector, got {got}")
     if value.size == 0:
         raise ValueError(f"{name} must not be empty")

@@ -1,7 +1,7 @@
 """Presets and typed command-line overrides: `--config=FILE --config.section.field=value`.
 
 Values are converted to the field's declared type by msgspec; what does not fit is refused by name
-before anything starts.
+before anything starts. Run folders are `run_folder`'s.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import json
 import pathlib
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -26,7 +26,8 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     Raises:
       ValueError: an override has no value, or is there twice.
     """
-    rest, overrides = [], {}
+    rest: list[str] = []
+    overrides: dict[str, str] = {}
     for arg in argv:
         body = arg.lstrip("-")
         if not (arg.startswith("-") and body.startswith("config.")):
@@ -124,7 +125,7 @@ def _field_type(path: str) -> Any:
 
 
 def _all_paths(node: Any = Config, prefix: str = "") -> list[str]:
-    paths = []
+    paths: list[str] = []
     for name, kind in typing.get_type_hints(node).items():
         paths += _all_paths(kind, f"{prefix}{name}.") if dataclasses.is_dataclass(kind) else [prefix + name]
     return paths
@@ -155,8 +156,9 @@ def _parse(path: str, text: str, kind: Any) -> Any:
 
 
 def _leaves(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
-    paths = []
+    paths: list[str] = []
     for name, value in raw.items():
         path = prefix + name
-        paths += _leaves(value, path + ".") if isinstance(value, Mapping) and value else [path]
+        section: Mapping[str, Any] = cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
+        paths += _leaves(section, path + ".") if section else [path]
     return paths

@@ -5,12 +5,13 @@ import json
 import os
 import pathlib
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from bridge.files import replace_file
 from configs.overrides import to_json
 from configs.schema import Config
+
+_Json = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> pathlib.Path:
-        """A folder a step."""
+        """A folder a step; their hashes lie beside it, in `checkpoints.hashes`."""
         return self.path / "checkpoints"
 
     @property
@@ -124,7 +125,7 @@ def check_run_folder(config: Config) -> None:
             raise ValueError(f"{file} is not JSON ({e}); choose another --config.run.dir") from e
         if not isinstance(old, dict):
             raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
-        differing = _differences(old, dataclasses.asdict(config))
+        differing = _differences(cast(_Json, old), dataclasses.asdict(config))
         differing = [d for d in differing if not d.startswith(("run.num_updates ", "run.dir "))]
         if differing:
             raise ValueError(
@@ -169,12 +170,12 @@ def snapshot_folder(config: Config) -> pathlib.Path:
     return snapshot_root(config) / f"sluice-{config.run.name}-{run_id(config.run_dir)}"
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
+def _differences(old: _Json, new: _Json, prefix: str = "") -> list[str]:
+    found: list[str] = []
     for name in sorted({*old, *new}):
         a, b = old.get(name), new.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{name}.")
+            found += _differences(cast(_Json, a), cast(_Json, b), f"{prefix}{name}.")
         elif a != b:
             found.append(f"{prefix}{name} was {a!r}, now {b!r}")
     return found

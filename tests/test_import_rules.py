@@ -148,8 +148,11 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("path", "text", "contract"),
     [
-        ("bridge/bad.py", "import jax\n", "bridge"),
-        ("bridge/bad.py", "def f():\n    import configs\n", "bridge"),
+        ("bridge/names.py", "import jax\n", "bridge"),
+        ("bridge/names.py", "def f():\n    import configs\n", "bridge"),
+        ("bridge/types.py", "import bridge.codec\n", "bridge-layers"),
+        ("bridge/store/bad.py", "def f():\n    from bridge.snapshots import writer\n", "bridge-layers"),
+        ("bridge/of_no_layer.py", "", "bridge-layers"),
         ("learner/model/__init__.py", "import torch.nn\n", "learner"),
         ("learner/run.py", "from transformers import AutoConfig\n", "learner"),
         ("learner/run.py", "from actor import loop\n", "learner"),
@@ -171,7 +174,8 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
     ],
 )
 def test_import_contracts_on_a_bad_file_are_broken(tmp_path, path, text, contract):
-    others = ("actor/loop.py", "learner/devices/mesh.py", "learner/model/decoder.py", "learner/update/step.py")
+    others = ("actor/loop.py", "bridge/codec.py", "bridge/snapshots/writer.py", "learner/devices/mesh.py")
+    others += ("learner/model/decoder.py", "learner/update/step.py")
     make_tree(tmp_path, dict.fromkeys(others, "") | {path: text})
     done = lint_imports(tmp_path)
     broken = [c["id"] for c in contracts() if f"{c['name']} BROKEN" in " ".join(done.stdout.split())]

@@ -9,7 +9,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 LOCK_LINES = (REPO / "launch" / "lock-cpu.txt").read_text().splitlines()
 LOCK = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in LOCK_LINES}
@@ -61,6 +62,13 @@ def test_gpu_extra_is_learner_and_actor_with_cuda_jax():
 
 def test_vllm_plugin_entry_point_is_declared():
     assert PROJECT["entry-points"]["vllm.general_plugins"] == {"sluice": "actor.vllm.weights:register"}
+
+
+def test_every_package_says_that_it_is_typed():
+    setuptools = PYPROJECT["tool"]["setuptools"]
+    packages = [name.removesuffix("*") for name in setuptools["packages"]["find"]["include"]]
+    assert "py.typed" in setuptools["package-data"]["*"]
+    assert [p for p in packages if not (REPO / p / "py.typed").is_file()] == []
 
 
 def test_lock_lines_are_names_and_versions_only():

@@ -68,7 +68,8 @@ def lay_out(entries: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[tuple[Te
     Raises:
       ValueError: a dtype that is not served, or no bytes at all.
     """
-    tensors, end = [], 0
+    tensors: list[TensorEntry] = []
+    end = 0
     for name, dtype, shape in entries:
         if dtype not in DTYPES:
             raise ValueError(f"tensor {name} has dtype {dtype!r}, served are {sorted(DTYPES)}")

@@ -117,7 +117,7 @@ class SnapshotWriter:
             raise SnapshotBusyError(
                 f"{segment.path} is still being copied after {self._lock_timeout_s} s; is an actor stopped?"
             )
-        self._draft = SnapshotDraft(self, manifest, segment)
+        self._draft = SnapshotDraft(manifest, segment, announce=self._announce, on_end=self._end)
         return self._draft
 
     def write(self, version: Version, tensors: Mapping[str, np.ndarray], *, dtype: str) -> WeightManifest:
@@ -158,9 +158,17 @@ class SnapshotWriter:
 class SnapshotDraft:
     """A version being written; left without `commit`, it is as if it had never begun."""
 
-    def __init__(self, writer: SnapshotWriter, manifest: WeightManifest, segment: Segment) -> None:
+    def __init__(
+        self,
+        manifest: WeightManifest,
+        segment: Segment,
+        *,
+        announce: Callable[[WeightManifest], None],
+        on_end: Callable[[], None],
+    ) -> None:
         """Called by `SnapshotWriter.begin`, with the segment locked."""
-        self._writer, self._manifest, self._segment = writer, manifest, segment
+        self._manifest, self._segment = manifest, segment
+        self._announce, self._on_end = announce, on_end
         self._data = segment.bytes_view(manifest.file.num_bytes)
         self._tensors = {t.name: t for t in manifest.tensors}
         self._views: dict[str, np.ndarray] = {}
@@ -203,7 +211,7 @@ class SnapshotDraft:
         manifest = dataclasses.replace(self._manifest, file=file)
         # Unlocked before the rename: who reads the new manifest must not find the slot locked.
         self._close()
-        self._writer._announce(manifest)
+        self._announce(manifest)
         return manifest
 
     def abort(self) -> None:
@@ -229,5 +237,5 @@ class SnapshotDraft:
         self._is_open = False
         for buffer in self._views.values():  # a late write would change an announced version
             buffer.flags.writeable = False
-        self._writer._end()
+        self._on_end()
         self._segment.unlock()

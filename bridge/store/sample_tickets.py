@@ -32,7 +32,7 @@ class SampleTickets(LearnerStore):
     @override
     def put_tickets(self, tickets: Iterable[Ticket]) -> int:
         # A sample that is here already, from before a restart, and answers another prompt is dropped.
-        parts = []
+        parts: list[Ticket] = []
         for ticket in tickets:
             if ticket.kind == "train":
                 self._tickets[ticket.id] = ticket

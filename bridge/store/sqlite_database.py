@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 APPLICATION_ID = 0x534C5543  # "SLUC", in the file's header
@@ -86,7 +86,7 @@ class SqliteDatabase:
             raise
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self) -> Generator[sqlite3.Connection]:
         """One write transaction: all of it is on disk afterwards, or, on any exception, none."""
         with self.read() as db:
             db.execute("BEGIN IMMEDIATE")
@@ -99,7 +99,7 @@ class SqliteDatabase:
                 raise
 
     @contextlib.contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
+    def read(self) -> Generator[sqlite3.Connection]:
         """This thread's connection, with SQLite's errors put into words; one statement, one snapshot."""
         try:
             yield self._connection()

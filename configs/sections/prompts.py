@@ -22,7 +22,9 @@ class PromptsConfig:
     held_out_one_in: int = 10
     task: str = "chain_sum"
     """A reasoning-gym task family."""
-    task_args: dict[str, int | float | str | bool] = dataclasses.field(default_factory=dict)
+    task_args: dict[str, int | float | str | bool] = dataclasses.field(
+        default_factory=dict[str, int | float | str | bool]
+    )
     pattern: str = ""
     """A regular expression whose first group is the part of the question to show; empty shows it all."""
     verifier: str = "exact"

@@ -46,7 +46,7 @@ class LearnerSide:
 
     def problems(self, count: int) -> dict[str, Any]:
         """Prompts of the run, one of their tasks, and what ends a response."""
-        found = [next(self._run.prompts) for _ in range(count)]
+        found = [next(self._run.stream.prompts) for _ in range(count)]
         task = found[0].task
         return {
             "prompts": [p.prompt_tokens.tolist() for p in found],

@@ -68,7 +68,8 @@ class Stream:
           step: the learner's.
           while_waiting: called on every look that found no group; may raise.
         """
-        self._config, self._store, self._prompts, self._timeline = config, store, prompts, timeline
+        self._config, self._store, self._timeline = config, store, timeline
+        self.prompts = prompts
         self._check_while_waiting = while_waiting
         self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)
         self.intake: Intake[Group] = Intake(
@@ -162,7 +163,7 @@ class Stream:
             "planner": self.planner.get_state(),
             "open_tickets": _pack(self.planner.open_tickets),
             "long_queue": _pack(self.planner.long_queue),
-            "prompts": self._prompts.get_state(),
+            "prompts": self.prompts.get_state(),
             "queue": state,
         }
 
@@ -177,7 +178,7 @@ class Stream:
         if saved is not None:
             tickets = _unpack(saved["open_tickets"])
             self.planner.set_state(saved["planner"], tickets, _unpack(saved["long_queue"]))
-            self._prompts.set_state(saved["prompts"])
+            self.prompts.set_state(saved["prompts"])
             self._queue.set_state(saved["queue"])
             # The checkpoint that contains these groups is committed, so they may go now if they are still there.
             self._queue.acknowledge(saved["queue"]["unacknowledged"])
