@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Linters, types, import rules and tests. Every step runs; the summary and the exit status tell.
 #
-#   bash launch/test.sh               sets up, then everything: the unit tests, then those that start real processes
+#   bash launch/test.sh               sets up, then everything: the tests without an engine, then those with one
 #   bash launch/test.sh --fast        the daily loop: no set-up where .venv works, no engine, no test marked heavy;
 #                                     what follows goes to pytest, as in --fast -x tests/learner
 #   bash launch/test.sh -m unit       sets up, then pytest with your arguments (add --run-slow for the slow tests)
 #
-# The linters run beside the first tests, and unit tests in a process a core. .cache/jax keeps what XLA compiled: for
-# --fast from run to run; the others begin with an empty folder, so that nothing they show rests on an earlier run.
+# The linters run beside the first tests, and tests without an engine in a process a core; an engine has the machine to
+# itself. What XLA compiled is shared by the processes of a run. --fast keeps it in .cache/jax for the next one; the
+# others begin with an empty folder, so that nothing they show rests on an earlier run.
 set -uo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -65,12 +66,12 @@ if $is_fast; then
 elif [ $# -gt 0 ]; then
   tests "pytest" "$@"
 else
-  tests "unit tests" "${on_all_cores[@]}" -m unit
+  tests "tests without an engine" "${on_all_cores[@]}" -m "(unit or integration) and not engine"
 fi
 wait
 cat "$folder/lint"
 if ! $is_fast && [ $# -eq 0 ]; then
-  tests "integration tests" -m integration
+  tests "tests with an engine" -m engine
 fi
 
 printf '\n== summary\n'

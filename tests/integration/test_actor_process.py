@@ -20,7 +20,7 @@ from tests.bridge.factories import make_ticket
 from tests.integration.support import models
 from tests.integration.support.processes import REPO, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.engine]
 
 START_S = 400.0
 

@@ -10,7 +10,7 @@ from tests.integration.support import jobs
 from tests.integration.support.models import make_folder
 from tests.integration.support.processes import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.engine]
 NUM_ROUNDS = 3
 
 

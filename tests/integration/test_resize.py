@@ -8,7 +8,7 @@ from tests.integration.support import jobs
 from tests.integration.support.models import make_folder
 from tests.integration.test_job import check_every_group_trained_once
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.engine]
 
 
 @pytest.fixture(scope="module")

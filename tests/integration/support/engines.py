@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pytest
@@ -24,6 +24,33 @@ from tests.integration.support import models
 
 T = TypeVar("T")
 DEADLINE_S = 300.0
+MAX_NUM_SEQS = 8
+TEMPERATURE = 0.7
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineKind:
+    """What tests choose of an engine; equal ones are one engine (pytest compares parameters by value)."""
+
+    family: models.Family = "qwen3"
+    tied: bool = True
+    kv_cache: Literal["keep", "recompute"] = "keep"
+    at_publish: Literal["keep", "drain", "abort_and_resume"] = "keep"
+    prefix_caching: bool = False
+    num_kv_blocks: int | None = None
+    """Makes a small KV cache."""
+
+    def __str__(self) -> str:
+        told = ["prefix_caching"] * self.prefix_caching + [f"{self.num_kv_blocks}_blocks"] * bool(self.num_kv_blocks)
+        return "-".join([self.family, "tied" if self.tied else "untied", self.kv_cache, self.at_publish, *told])
+
+
+# Both families, tied and not, and the ways in which a publish treats running requests.
+ENGINES = [
+    EngineKind(prefix_caching=True),
+    EngineKind(family="qwen2", tied=False, kv_cache="recompute"),
+    EngineKind(tied=False, at_publish="abort_and_resume"),
+]
 
 
 @dataclasses.dataclass
@@ -76,13 +103,13 @@ class Bench:
         self.num_requests += 1
         return await self.engine.sample(
             prompt,
-            Sampling(**({"max_tokens": 24, "ignore_eos": True, "temperature": 0.7} | sampling)),
+            Sampling(**({"max_tokens": 24, "ignore_eos": True, "temperature": TEMPERATURE} | sampling)),
             request_id=request_id or f"r{self.num_requests}",
             priority=priority,
         )
 
     def reference(
-        self, version: Version, prompt: np.ndarray, sample: Sample, *, temperature: float = 0.7
+        self, version: Version, prompt: np.ndarray, sample: Sample, *, temperature: float = TEMPERATURE
     ) -> np.ndarray:
         """What transformers gives the sampled tokens under a version's weights."""
         tokens = np.concatenate([prompt, sample.tokens])
@@ -96,36 +123,24 @@ class Bench:
         self.writer.remove()
 
 
-def start_bench(
-    root: Path,
-    *,
-    family: str = "qwen3",
-    tied: bool = True,
-    dtype: str = "float32",
-    kv_cache: str = "keep",
-    at_publish: str = "keep",
-    prefix_caching: bool = False,
-    max_num_seqs: int = 16,
-    temperature: float = 1.0,
-    num_kv_blocks: int | None = None,
-) -> Bench:
-    """Makes the model and starts the engine; takes about a minute. `num_kv_blocks` makes a small KV cache."""
-    folder = models.make_folder(root / "model", family=family, tied=tied)  # pyright: ignore[reportArgumentType]
+def start_bench(root: Path, kind: EngineKind) -> Bench:
+    """Makes the model and starts the engine; takes about a minute."""
+    folder = models.make_folder(root / "model", family=kind.family, tied=kind.tied)
     config = Config(
         preset="test",
-        model=ModelConfig(max_tokens=512, served_dtype=dtype),  # pyright: ignore[reportArgumentType]
+        model=ModelConfig(max_tokens=512, served_dtype="float32"),
         packing=PackingConfig(row_tokens=512),
-        sampling=SamplingConfig(temperature=temperature),
-        publish=PublishConfig(kv_cache=kv_cache, at_publish=at_publish),  # pyright: ignore[reportArgumentType]
-        actor=ActorConfig(enforce_eager=True, max_num_seqs=max_num_seqs, prefix_caching=prefix_caching),
+        sampling=SamplingConfig(temperature=TEMPERATURE),
+        publish=PublishConfig(kv_cache=kind.kv_cache, at_publish=kind.at_publish),
+        actor=ActorConfig(enforce_eager=True, max_num_seqs=MAX_NUM_SEQS, prefix_caching=kind.prefix_caching),
     )
-    model = read_model_folder(folder, dtype=dtype)
+    model = read_model_folder(folder, dtype=config.model.served_dtype)
     with pytest.MonkeyPatch.context() as patch:
-        if num_kv_blocks is not None:
+        if kind.num_kv_blocks is not None:
             set_environment(config)
             import vllm
 
-            small = functools.partial(vllm.AsyncEngineArgs, num_gpu_blocks_override=num_kv_blocks)
+            small = functools.partial(vllm.AsyncEngineArgs, num_gpu_blocks_override=kind.num_kv_blocks)
             patch.setattr(vllm, "AsyncEngineArgs", small)
         engine = VllmEngine.start(folder, config, expected=model.tensors)
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash=model.tokenizer_hash)

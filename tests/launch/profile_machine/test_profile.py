@@ -112,6 +112,7 @@ def test_profile_machine_unusable_input_is_one_line(arguments, said, tmp_path):
 
 
 @pytest.mark.integration
+@pytest.mark.engine
 def test_profile_machine_measures_a_whole_profile(tmp_path):
     out = tmp_path / "profile.json"
     command = [sys.executable, "-m", "launch.profile_machine", f"--config={TINY}", f"--out={out}", "--num_prompts=4"]

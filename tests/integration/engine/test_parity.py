@@ -16,25 +16,18 @@ from learner.model.hf import io as hf_io
 from learner.publish.parity import max_abs_dlogprob
 from learner.publish.publisher import Publisher
 from learner.update.step import build_steps
-from tests.integration.support.engines import Bench, start_bench
+from tests.integration.support.engines import ENGINES, TEMPERATURE, Bench, EngineKind
 
-pytestmark = pytest.mark.integration
+OTHERS = [EngineKind(family="qwen2"), EngineKind(family="qwen3_moe", tied=False)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.engine,
+    pytest.mark.parametrize("bench", ENGINES + OTHERS, indirect=True, ids=str),
+]
 
 NUM_PUBLISHES = 4
 BOUND = 1e-4
-SAMPLING = Sampling(max_tokens=48, temperature=0.7, ignore_eos=True)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[("qwen3", True), ("qwen3", False), ("qwen2", True), ("qwen2", False), ("qwen3_moe", False)],
-    ids=lambda p: f"{p[0]}-{'tied' if p[1] else 'untied'}",
-)
-def bench(request, tmp_path_factory):
-    family, tied = request.param
-    bench = start_bench(tmp_path_factory.mktemp("parity"), family=family, tied=tied, temperature=SAMPLING.temperature)
-    yield bench
-    bench.close()
+SAMPLING = Sampling(max_tokens=48, temperature=TEMPERATURE, ignore_eos=True)
 
 
 async def sample_group(bench: Bench, version: Version) -> Group:
@@ -74,7 +67,11 @@ def test_engine_logprobs_are_the_learners_after_every_publish(bench: Bench):
     config = bench.config
     model_config, params = hf_io.load(bench.folder, dtype="float32")
     steps = build_steps(model_config, config, make_mesh(tensor=jax.device_count()))
-    publisher = Publisher(bench.writer, model_config.param_names, config.publish, incarnation=0, dtype="float32")
+    # The next learner's: other tests published before.
+    incarnation = max((v.incarnation for v in bench.weights), default=-1) + 1
+    publisher = Publisher(
+        bench.writer, model_config.param_names, config.publish, incarnation=incarnation, dtype="float32"
+    )
 
     async def serve() -> None:
         manifest = await bench.client.prefetch()
@@ -85,7 +82,7 @@ def test_engine_logprobs_are_the_learners_after_every_publish(bench: Bench):
     for step in range(NUM_PUBLISHES):
         publisher.publish(params, step=step)
         bench.run(serve())
-        group = bench.run(sample_group(bench, Version(incarnation=0, step=step)))
+        group = bench.run(sample_group(bench, Version(incarnation=incarnation, step=step)))
         assert group.min_step == group.max_step == step
         worst.append(max_abs_dlogprob(steps, params, group, config.packing))
         stale.append(max_abs_dlogprob(steps, older, group, config.packing))

@@ -15,28 +15,17 @@ from configs.sections import LossConfig, PackingConfig
 from learner.update.packing import pack_groups
 from tests.actor.fakes import until
 from tests.bridge.factories import make_ticket
-from tests.integration.support.engines import Bench, start_bench
+from tests.integration.support.engines import ENGINES, MAX_NUM_SEQS, Bench
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.engine,
+    pytest.mark.parametrize("bench", ENGINES, indirect=True, ids=str),
+]
 
 BOUND = 1e-4
-MAX_NUM_SEQS = 8
 PROMPT = np.array([20, 21, 22, 23], np.int32)
 LONG_PROMPT = np.random.default_rng(0).integers(0, 95, 300).astype(np.int32)  # more than two KV blocks
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param({"family": "qwen3", "tied": True, "prefix_caching": True}, id="qwen3-tied-keep"),
-        pytest.param({"family": "qwen2", "tied": False, "kv_cache": "recompute"}, id="qwen2-untied-recompute"),
-        pytest.param({"family": "qwen3", "tied": False, "at_publish": "abort_and_resume"}, id="qwen3-untied-resume"),
-    ],
-)
-def bench(request, tmp_path_factory):
-    bench = start_bench(tmp_path_factory.mktemp("engine"), max_num_seqs=MAX_NUM_SEQS, **request.param)
-    yield bench
-    bench.close()
 
 
 def spans(sample: Sample) -> list[tuple[Version, int]]:

@@ -9,27 +9,17 @@ import pytest
 from actor.engine.protocol import AbortedError, EngineDeadError, Sample
 from bridge.types import Version
 from tests.actor.fakes import until
-from tests.integration.support.engines import Bench, start_bench
-
-pytestmark = pytest.mark.integration
+from tests.integration.support.engines import MAX_NUM_SEQS, Bench, EngineKind
 
 BOUND = 1e-4
-MAX_NUM_SEQS = 8
 NUM_KV_BLOCKS = 14  # of 128 tokens: eight sequences of 400 tokens want 32
 PROMPT = np.array([20, 21, 22, 23], np.int32)
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    bench = start_bench(
-        tmp_path_factory.mktemp("engine"),
-        at_publish="abort_and_resume",
-        prefix_caching=True,
-        max_num_seqs=MAX_NUM_SEQS,
-        num_kv_blocks=NUM_KV_BLOCKS,
-    )
-    yield bench
-    bench.close()
+ENGINE = EngineKind(at_publish="abort_and_resume", prefix_caching=True, num_kv_blocks=NUM_KV_BLOCKS)
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.engine,
+    pytest.mark.parametrize("bench", [ENGINE], indirect=True, ids=str),
+]
 
 
 def spans(sample: Sample) -> list[tuple[Version, int, int]]:

@@ -1,0 +1,1 @@
+"""Tests of a real engine, without a job around it; those of one engine share it."""
