@@ -32,7 +32,7 @@ class AsyncWindow(TicketBooks):
         Their samples may come from any weights, but with an async ratio from ones that are at most alpha steps (rounded
         up) old when the ticket's turn comes.
         """
-        tickets = []
+        tickets: list[Ticket] = []
         while len(self._open) < self._width and self._is_in_reach(step):
             tickets.append(self._next_ticket(step))
         return tickets

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import grain
+import grain  # pyright: ignore[reportMissingTypeStubs]  # it has types inside, but no marker
 
 from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
@@ -32,7 +32,7 @@ class GroupQueue(grain.IterDataset[Group]):
         self, store: LearnerStore, intake: Intake[Group], *, timeline: Timeline, while_waiting: Callable[[], None]
     ) -> None:
         """Reads nothing yet."""
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.store, self.intake, self.timeline, self.while_waiting = store, intake, timeline, while_waiting
 
     def __iter__(self) -> "GroupQueueIterator":
@@ -48,7 +48,7 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
     """
 
     def __init__(self, queue: GroupQueue) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._store, self._intake = queue.store, queue.intake
         self._timeline, self._while_waiting = queue.timeline, queue.while_waiting
         self._after_seq = 0

@@ -48,7 +48,7 @@ class RoundPlanner(TicketBooks):
 
     def issue_up_to(self, order: int, *, step: int) -> list[Ticket]:
         """Issues until `order` exists, if its round is due."""
-        tickets = []
+        tickets: list[Ticket] = []
         while self._num_issued <= order and (new := self.issue(step=step)):
             tickets += new
         return tickets
