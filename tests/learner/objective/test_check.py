@@ -106,7 +106,7 @@ def test_check_good_functions_and_names_of_ours_pass():
     [
         (
             "a_sum",
-            "must return (loss, clipped), jax arrays of floats and of booleans, both of the logprobs' shape [8], got fl",
+            "must return (loss, clipped), jax arrays of floats and of booleans, both of the logprobs' shape [8], got f",
         ),
         ("only_a_loss", "got float32[8]"),
         ("ints", "got int32[8], bool[8]"),
