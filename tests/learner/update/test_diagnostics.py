@@ -195,6 +195,18 @@ def test_stats_every_field_says_how_it_merges():
     assert [f.name for f in dataclasses.fields(Stats) if not isinstance(f.metadata.get("merging"), Merging)] == []
 
 
+def test_merge_takes_the_largest_of_peaks_adds_logarithms_as_such_and_adds_the_rest():
+    one, two = (jax.tree.map(lambda x, n=n: jnp.full_like(x, n), Stats.zeros()) for n in (1, 2))
+    peaks = {"lag_max", "max_abs_log_w", "max_abs_log_w_lag0"}
+    logs = {f"log_sum{of}{power}" for of in ("_w", "_sequence_w") for power in ("", "2")}
+    logs |= {"log_sum_w_by_lag", "log_sum_w2_by_lag"}
+    for field in dataclasses.fields(Stats):
+        if field.name not in ("rewards", "response_tokens"):
+            want = 2 if field.name in peaks else np.log(np.e + np.e**2) if field.name in logs else 3
+            got = np.asarray(getattr(merge(one, two), field.name))
+            np.testing.assert_allclose(got, np.full(got.shape, want), rtol=1e-6, err_msg=field.name)
+
+
 def test_merge_with_nothing_changes_no_bit_and_no_dtype():
     groups = [random_group(np.random.default_rng(i), f"t{i}") for i in range(3)]
     stats = measured(pack(config_of(rows=16), groups)[0].batch, kl=0.5)
