@@ -144,7 +144,7 @@ def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
 )
 def test_import_contracts_on_a_bad_file_are_broken(tmp_path, path, text, contract):
     others = ("actor/loop.py", "learner/devices/mesh.py", "learner/model/decoder.py", "learner/update/step.py")
-    make_tree(tmp_path, {path: text} | dict.fromkeys(others, ""))
+    make_tree(tmp_path, {path: text, **{other: "" for other in others}})
     done = lint_imports(tmp_path)
     contracts = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     broken = [c["id"] for c in contracts if f"{c['name']} BROKEN" in " ".join(done.stdout.split())]
