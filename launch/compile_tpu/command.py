@@ -21,7 +21,7 @@ from typing import Any
 
 from absl import flags
 
-from configs import overrides
+from configs import extension, overrides
 from configs.model_sizes import MODEL_SIZES
 from configs.schema import Config
 from configs.tpu_slices import CASES, SliceCase
@@ -164,8 +164,7 @@ def compile_job(job: Job, python: pathlib.Path, *, dump: str | None = None) -> C
             [str(python), "-m", "launch.compile_tpu.worker", str(file)],
             input=json.dumps(message),
             text=True,
-            cwd=_PROJECT,
-            env=environment(python),
+            env=environment(python) | {"PYTHONPATH": extension.python_path()},
             check=False,
         )
         if done.returncode or not file.is_file():
