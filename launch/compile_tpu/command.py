@@ -42,7 +42,6 @@ _ALL = flags.DEFINE_bool("all", False, "All presets for slices, as a Markdown ta
 _OUT = flags.DEFINE_string("out", None, "With --all: the file for the table; else it is printed.")
 _DUMP = flags.DEFINE_string("dump", None, "A folder that gets the compiled programs as text.")
 
-_PROJECT = pathlib.Path(__file__).resolve().parents[2]
 DOES_NOT_FIT = 1
 
 

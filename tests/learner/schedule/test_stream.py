@@ -59,7 +59,8 @@ class Learner:
         self.held += self.store.claim("actor", limit=1000, lease_s=1000)
         for _ in range(min(count, len(self.held))):
             ticket = self.held.pop(self._pick(len(self.held)) % len(self.held))
-            rollouts = tuple(make_rollout(self._num_tokens, reward=float(i)) for i in range(K))
+            step = ticket.min_version.step
+            rollouts = tuple(make_rollout(self._num_tokens, reward=float(i), step=step) for i in range(K))
             self.store.put_group(make_group(ticket, rollouts=rollouts))
 
     def train(self, num_updates):
