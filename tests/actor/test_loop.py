@@ -84,14 +84,26 @@ def test_evaluations_go_first_and_beside_a_full_frontier(tmp_path):
     run(body())
 
 
-def test_two_actors_share_the_frontier(tmp_path):
+def test_two_actors_share_the_frontier(tmp_path, monkeypatch):
+    def claims_of(s) -> list[int]:
+        """Among how many actors each claim of this one shares, from here on."""
+        among, claim = [], s.store.claim
+
+        def recorded(*arguments, **fields):
+            among.append(fields["among"])
+            return claim(*arguments, **fields)
+
+        monkeypatch.setattr(s.store, "claim", recorded)
+        return among
+
     async def body():
         limits = dataclasses.replace(LIMITS, heartbeat_s=1.0)
         a = make_setup(tmp_path, width=3, limits=limits)
         b = make_setup_beside(a, "actor-1", width=3, limits=limits)
         a.publish(0)
+        claims = claims_of(a), claims_of(b)
         async with a.serving(), b.serving():
-            await until(lambda: (a.actor.num_actors, b.actor.num_actors) == (2, 2), "they know of each other")
+            await until(lambda: all(c and c[-1] == 2 for c in claims), "they share, and no earlier claim is under way")
             a.put(*range(8))
             await until(lambda: {len(a.running()), len(b.running())} == {4, 2}, "three groups run")
             assert a.store.counts()["open"] == 5
