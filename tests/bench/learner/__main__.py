@@ -30,6 +30,7 @@ import tempfile
 from absl import app, flags
 
 from tests.bench.learner import table
+from tests.bench.learner.aims import RATIOS, aims_of
 from tests.bench.peers import venvs, workload
 from tests.bench.peers.race import ROOT, Entry, Process, check, summary, timings
 
@@ -41,23 +42,6 @@ _PROFILE = flags.DEFINE_bool("profile", False, "Also print where our update's ti
 _RESULTS = flags.DEFINE_string(
     "results", str(pathlib.Path(__file__).parents[1] / "results/learner.md"), "The table's file."
 )
-
-AIMS = {
-    "vs_torch_packed": 1.2,
-    "vs_tunix_shipped": 6.0,
-    "vs_tunix_packed": 2.0,
-    "peak_over_start_gb": 0.5,
-    "computed_per_real_token": 1.06,
-    "num_train_shapes": 1,
-    "compile_28_over_8_layers": 1.1,
-}
-AT_LEAST = frozenset({"vs_torch_packed", "vs_tunix_shipped", "vs_tunix_packed"})
-"""The aims that a larger value is better for."""
-RATIOS = {
-    "vs_torch_packed": "torch_packed",
-    "vs_tunix_shipped": "tunix_padded",
-    "vs_tunix_packed": "tunix_packed",
-}
 
 
 def entries(names: list[str]) -> list[Entry]:
@@ -140,27 +124,6 @@ def values_of(results: dict[str, dict], shapes: dict) -> dict:
     values["numbers_wrong"] = sorted({s for sides in results.values() for s, r in sides.items() if not r["right"]})
     values["disturbed"] = sorted(f"{s}_{n}" for n, sides in results.items() for s, r in sides.items() if r["disturbed"])
     return values | shapes
-
-
-def aims_of(values: dict) -> dict:
-    """The aims that have a value. A ratio is quoted with the fill, and with what its peer gets wrong.
-
-    A ratio that rests on timings that other work disturbed meets no aim: load slows some sides far more than others.
-    """
-    aims = {}
-    disturbed = {name.rpartition("_")[0] for name in values["disturbed"]}
-    for key, aim in AIMS.items():
-        if key not in values:
-            continue
-        value = values[key]
-        aims[key] = {"value": value, "aim": aim, "met": value >= aim if key in AT_LEAST else value <= aim}
-        if RATIOS.get(key) in values["numbers_wrong"]:
-            aims[key]["remark"] = "the peer's numbers are wrong"
-        if key in RATIOS and disturbed & {"ours", RATIOS[key]}:
-            aims[key] |= {"met": False, "remark": "disturbed by other work: time it again on a quiet machine"}
-    if "vs_tunix_shipped" in aims:
-        aims["vs_tunix_shipped"]["fill"] = values["fill"]
-    return aims
 
 
 def main(argv: list[str]) -> None:

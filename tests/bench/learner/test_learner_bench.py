@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.bench.learner import __main__ as learner
 from tests.bench.learner import ours as ours_learner
+from tests.bench.learner.aims import aims_of
 from tests.bench.learner.profile import Span, model_flop, read_module, shares
 from tests.bench.peers import race, workload
 
@@ -113,7 +113,7 @@ def test_aims_quote_the_fill_and_what_a_peer_gets_wrong():
         "numbers_wrong": ["tunix_packed"],
         "disturbed": [],
     }
-    aims = learner.aims_of(values)
+    aims = aims_of(values)
     assert {k: a["met"] for k, a in aims.items()} == {
         "vs_torch_packed": True,
         "vs_tunix_shipped": False,
@@ -121,7 +121,7 @@ def test_aims_quote_the_fill_and_what_a_peer_gets_wrong():
         "peak_over_start_gb": False,
     }
     assert aims["vs_tunix_shipped"]["fill"] == 0.3
-    disturbed = learner.aims_of(values | {"disturbed": ["torch_packed_seed1"]})
+    disturbed = aims_of(values | {"disturbed": ["torch_packed_seed1"]})
     assert not disturbed["vs_torch_packed"]["met"] and disturbed["vs_tunix_packed"]["met"]
     assert "wrong" in aims["vs_tunix_packed"]["remark"] and "remark" not in aims["vs_torch_packed"]
 
