@@ -7,8 +7,8 @@
 #   bash launch/test.sh -m unit       sets up, then pytest with your arguments (add --run-slow for the slow tests)
 #
 # The linters run beside the first tests, and tests without an engine in a process a core; an engine has the machine to
-# itself. What XLA compiled is shared by the processes of a run. --fast keeps it in .cache/jax for the next one; the
-# others begin with an empty folder, so that nothing they show rests on an earlier run.
+# itself. What XLA compiled is shared by the processes of a run. --fast has XLA optimise less and keeps what it compiled
+# in .cache/jax for the next one; the others begin with an empty folder: nothing they show rests on an earlier run.
 set -uo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -30,9 +30,11 @@ if ! $is_fast || ! "$bin/python" -c "import pytest, xdist" 2>/dev/null; then
   bash launch/setup.sh || exit 1
 fi
 
-export JAX_COMPILATION_CACHE_DIR="$root/.cache/jax"
-if ! $is_fast; then
-  export JAX_COMPILATION_CACHE_DIR="$folder/jax"
+export JAX_COMPILATION_CACHE_DIR="$folder/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+export XLA_PYTHON_CLIENT_PREALLOCATE=false # where there is a GPU, several processes share it
+if $is_fast; then
+  # Compiling takes longer than what is compiled.
+  export JAX_COMPILATION_CACHE_DIR="$root/.cache/jax" JAX_DISABLE_MOST_OPTIMIZATIONS=1
 fi
 
 step() {

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from bridge.types import Heartbeat
 from tests.integration.support import jobs
 from tests.integration.support.models import make_folder
+from tests.integration.support.processes import wait_until
 from tests.integration.test_job import check_every_group_trained_once
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -16,11 +18,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
 
 
-def test_engine_restarted_with_other_limits_rejoins_and_nothing_is_lost(tmp_path: Path, model: Path):
+def write_limits(job: jobs.Job, max_num_seqs: int) -> Path:
+    file = job.folder / "limits" / "actor-0.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f'{{"max_num_seqs": {max_num_seqs}}}')
+    return file
+
+
+def actors_beat(job: jobs.Job) -> Heartbeat:
+    (beat,) = [b for b in job.heartbeats() if b.role == "actor"]
+    return beat
+
+
+def test_engine_restarted_with_other_limits_rejoins_and_those_it_cannot_have_are_put_aside(tmp_path: Path, model: Path):
     job = jobs.start(
         tmp_path / "run",
         model,
-        run__num_updates=32,
+        run__num_updates=48,
         rounds__groups_per_round=16,
         sampling__max_response_tokens=40,
         model__max_tokens=64,
@@ -30,42 +44,31 @@ def test_engine_restarted_with_other_limits_rejoins_and_nothing_is_lost(tmp_path
     try:
         job.wait_for_step(3)
         first = job.pid("actor")
-        limits = job.folder / "limits" / "actor-0.json"
-        limits.parent.mkdir(exist_ok=True)
-        limits.write_text('{"max_num_seqs": 4}')
+        write_limits(job, 4)
+
+        def serves_with_four() -> bool:
+            beat = actors_beat(job)
+            report = beat.report
+            return beat.pid != first and report is not None and report.max_sequences == 4 and report.kv_usage_peak > 0
+
+        wait_until(serves_with_four, "the engine of four sequences", deadline_s=400)
+        beat = actors_beat(job)
+        assert beat.process == "actor-0" and beat.report is not None and beat.report.kv_usage_peak < 1
+        limits = write_limits(job, 10**9)
         output = job.finish()
     finally:
         job.end()
-    assert output.count("actor-0 starts again with other engine limits") == 1
+    assert output.count("actor-0 starts again with other engine limits") == 3
     assert "was killed" not in output and "ended with" not in output
-    check_every_group_trained_once(job, num_updates=32, per_update=2)
-    assert [r["lag/max"] for r in job.rows("step")] == list(range(8)) * 4  # the round's weights stayed the same
-    assert [e["args"]["max_num_seqs"] for e in job.events("start engine")] == [32, 4]
-    assert len(job.events("leave")) == 1
-    (beat,) = [b for b in job.heartbeats() if b.role == "actor"]
-    assert beat.process == "actor-0" and beat.pid != first
-    assert beat.report is not None
-    assert beat.report.max_sequences == 4 and 0 < beat.report.kv_usage_peak < 1
-    # No response was begun in vain: each group's rollout is there once.
-    tickets = [e["args"]["ticket"] for e in job.events("rollout") if e["args"]["kind"] == "train"]
-    assert len(tickets) == len(set(tickets)) == 64
-
-
-def test_limits_that_no_engine_starts_with_are_put_aside(tmp_path: Path, model: Path):
-    job = jobs.start(tmp_path / "run", model, run__num_updates=16, actor__max_restarts=0)
-    try:
-        job.wait_for_step(3)
-        limits = job.folder / "limits" / "actor-0.json"
-        limits.parent.mkdir(exist_ok=True)
-        limits.write_text('{"max_num_seqs": 1000000000}')
-        output = job.finish()
-    finally:
-        job.end()
-    assert output.count("actor-0 starts again with other engine limits") == 2
-    check_every_group_trained_once(job, num_updates=16, per_update=2)
     assert not limits.exists() and limits.with_suffix(".refused.json").is_file()
     assert "the engine did not start with the limits of" in (job.folder / "logs" / "actor-0.log").read_text()
-    assert [e["args"]["max_num_seqs"] for e in job.events("start engine")] == [32, 10**9, 32]
+    assert [e["args"]["max_num_seqs"] for e in job.events("start engine")] == [32, 4, 10**9, 32]
+    assert len(job.events("leave")) == 2
+    check_every_group_trained_once(job, num_updates=48, per_update=2)
+    assert [r["lag/max"] for r in job.rows("step")] == list(range(8)) * 6  # the round's weights stayed the same
+    # No response was begun in vain: each group's rollout is there once.
+    tickets = [e["args"]["ticket"] for e in job.events("rollout") if e["args"]["kind"] == "train"]
+    assert len(tickets) == len(set(tickets)) == 96
 
 
 @pytest.mark.parametrize("at_publish", ["drain", "abort_and_resume"])

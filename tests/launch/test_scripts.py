@@ -32,9 +32,8 @@ def test_help_of_a_script_is_the_commands_own():
     assert [w for w in ("a run in virtual time", "--profile", "--search_alpha", "--config") if w not in said] == []
 
 
-@pytest.mark.parametrize("arguments", [["--fast"], ["--all=perhaps"], ["--config=configs/none.py"], ["stray"]])
-def test_script_with_unusable_arguments_is_one_line_and_exit_code_2(arguments):
-    done = call("sluice-compile-tpu", *arguments)
+def test_script_with_a_flag_that_is_not_known_is_one_line_and_exit_code_2():
+    done = call("sluice-compile-tpu", "--fast")
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")

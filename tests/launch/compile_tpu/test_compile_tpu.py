@@ -15,7 +15,7 @@ from launch.compile_tpu import report, venv
 from launch.compile_tpu.estimate import estimate, kernel_flops, num_micro_batches
 from learner.costs.flops import TPU_CHIPS
 from learner.model.config import Architecture
-from tests.launch.in_process import call
+from tests.launch.commands import call
 
 SMALL = "configs/tpu_v5e_16.py"
 V5E = TPU_CHIPS["v5e"]

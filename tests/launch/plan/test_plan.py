@@ -15,7 +15,6 @@ from bridge.store.sqlite import SqliteStore
 from configs.sections import AdmissionConfig
 from launch.plan import profiles
 from launch.plan import search as plan_search
-from launch.plan.command import main
 from launch.plan.lengths import Lengths
 from launch.plan.outcome import Lag
 from launch.plan.pool import TicketPool, group_id
@@ -24,25 +23,21 @@ from launch.plan.report import plot_search
 from launch.plan.search import Grid, apply, search
 from launch.plan.simulate import simulate
 from tests.bridge.factories import make_ticket
-from tests.launch.in_process import call
+from tests.launch.commands import call_each
 from tests.launch.plan.setup import by_rounds, by_window, profile_of
-
-
-def plan(*args, profile=None, path=None):
-    if profile is not None and path is not None:
-        path.write_text(json.dumps(profile))
-        args += (f"--profile={path}",)
-    return call(main, *args)
-
 
 PROFILE = profiles.to_dict(profile_of())
 
 
+def plan(*args, path):
+    path.write_text(json.dumps(PROFILE))
+    command = [sys.executable, "-m", "launch.plan", *args, f"--profile={path}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
 def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
     out = tmp_path / "out.json"
-    (tmp_path / "p.json").write_text(json.dumps(PROFILE))
-    command = [sys.executable, "-m", "launch.plan", "--config=configs/cgp.py:tiny", f"--json={out}"]
-    done = subprocess.run([*command, f"--profile={tmp_path / 'p.json'}"], capture_output=True, text=True)
+    done = plan("--config=configs/cgp.py:tiny", f"--json={out}", path=tmp_path / "p.json")
     assert done.returncode == 0, done.stderr
     assert "waiting ratio" in done.stdout
     numbers = json.loads(out.read_text())
@@ -50,8 +45,8 @@ def test_command_line_prints_a_run_and_writes_its_numbers(tmp_path):
     assert len(numbers["rounds"]) == 4
 
 
-def test_command_line_searches_prints_and_plots(tmp_path, capsys):
-    code = plan(
+def test_command_line_searches_prints_and_plots(tmp_path):
+    done = plan(
         "--config=configs/pipelinerl.py:tiny",
         "--search",
         "--chips=4",
@@ -60,39 +55,49 @@ def test_command_line_searches_prints_and_plots(tmp_path, capsys):
         "--updates=6",
         f"--plot={tmp_path / 'plot.png'}",
         f"--json={tmp_path / 'out.json'}",
-        profile=PROFILE,
         path=tmp_path / "p.json",
     )
-    assert code == 0
-    assert "alpha 1" in capsys.readouterr().out
+    assert done.returncode == 0, done.stderr
+    assert "alpha 1" in done.stdout
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads((tmp_path / "out.json").read_text())
     assert len(rows) == 3 * 3 * 2  # splits 1..3 of 4 chips, three engine sizes, two ratios
     assert all(r["choice"]["num_engines"] + r["choice"]["num_learner_chips"] == 4 for r in rows)
 
 
-@pytest.mark.parametrize(
-    ("args", "change", "says"),
-    [
-        (["--config=configs/cgp.py"], None, "give --profile=FILE.json"),
-        (["--config=configs/cgp.py", "--profile=/nowhere.json"], None, "there is no profile '/nowhere.json'"),
-        ([], {}, "give --config"),
-        (["--config=configs/cgp.py", "--chips=8"], {}, "--chips needs --search"),
-        (["--config=configs/cgp.py"], {"num_engine": 2}, "has no field 'num_engine'"),
-        (["--config=configs/cgp.py"], {"num_engines": 0}, "num_engines must be >= 1"),
-        (["--config=configs/cgp.py"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
-        (["--config=configs/cgp.py"], {"learner": {}}, "seconds_per_token"),
-        (["--config=configs/cgp.py", "--config.rounds.groups=3"], {}, "did you mean"),
-        (["--config=configs/cgp.py", "--search", "--search_alpha=1"], {}, "--search_alpha needs"),
-        (["--config=configs/pipelinerl.py", "--search", "--search_alpha=x"], {}, "--search_alpha wants a list"),
-        (["--config=configs/pipelinerl.py", "--search", "--chips=1"], {}, "--chips=1 is no budget"),
-    ],
-)
-def test_command_line_refuses_in_one_line(tmp_path, capsys, args, change, says):
-    profile = None if change is None else PROFILE | change
-    assert plan(*args, profile=profile, path=tmp_path / "p.json") == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ") and says in line
+REFUSED = [
+    (["--config=configs/cgp.py"], None, "give --profile=FILE.json"),
+    (["--config=configs/cgp.py", "--profile=/nowhere.json"], None, "there is no profile '/nowhere.json'"),
+    ([], {}, "give --config"),
+    (["--config=configs/cgp.py", "--chips=8"], {}, "--chips needs --search"),
+    (["--config=configs/cgp.py"], {"num_engine": 2}, "has no field 'num_engine'"),
+    (["--config=configs/cgp.py"], {"num_engines": 0}, "num_engines must be >= 1"),
+    (["--config=configs/cgp.py"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
+    (["--config=configs/cgp.py"], {"learner": {}}, "seconds_per_token"),
+    (["--config=configs/cgp.py", "--config.rounds.groups=3"], {}, "did you mean"),
+    (["--config=configs/cgp.py", "--search", "--search_alpha=1"], {}, "--search_alpha needs"),
+    (["--config=configs/pipelinerl.py", "--search", "--search_alpha=x"], {}, "--search_alpha wants a list"),
+    (["--config=configs/pipelinerl.py", "--search", "--chips=1"], {}, "--chips=1 is no budget"),
+]
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """How each line of `REFUSED` ended, under the profile with its change."""
+    lines = []
+    for args, change, _ in REFUSED:
+        path = tmp_path_factory.mktemp("profile") / "p.json"
+        path.write_text(json.dumps(PROFILE | (change or {})))
+        lines.append(args if change is None else [*args, f"--profile={path}"])
+    return call_each("launch.plan.command", lines)
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)), ids=[says for _, _, says in REFUSED])
+def test_command_line_refuses_in_one_line(refused, number):
+    done = refused[number]
+    assert done.code == 2 and done.out == ""
+    (line,) = done.err.strip().splitlines()
+    assert line.startswith("error: ") and REFUSED[number][2] in line
 
 
 def test_profile_goes_through_json_unchanged():

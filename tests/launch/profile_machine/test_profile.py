@@ -10,6 +10,7 @@ import pytest
 from launch.profile_machine import engine as profile_engine
 from launch.profile_machine.learner import full_micro_batch, profile_learner
 from learner.update.anchors import Anchors
+from tests.launch.commands import call_each
 from tests.launch.test_command_line import PROJECT, TINY
 from tests.learner.streams import config_of, fresh_params, steps_of
 
@@ -91,24 +92,20 @@ def test_profile_learner_times_full_micro_batches():
     assert int(state.step) > 0  # the state given was stepped, and this one goes on
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--out=/nonexistent/profile.json"], "error: --out: there is no folder /nonexistent"),
-        (
-            [f"--config={TINY}", "--context_tokens=1000000"],
-            "error: --context_tokens=1000000 is above model.max_tokens=",
-        ),
-        (["--run_dir=x"], "error: --run_dir has no use here; give --config"),
-        ([], "error: give --config=configs/NAME.py"),
-        ([f"--config={TINY}", "--config.run.num_updats=3"], "did you mean 'run.num_updates'?"),
-    ],
-)
-def test_profile_machine_unusable_input_is_one_line(arguments, said, tmp_path):
-    command = [sys.executable, "-m", "launch.profile_machine", f"--out={tmp_path}/p.json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "p.json").exists()
+REFUSED = [
+    (["--out=/nonexistent/profile.json"], "error: --out: there is no folder /nonexistent"),
+    ([f"--config={TINY}", "--context_tokens=1000000"], "error: --context_tokens=1000000 is above model.max_tokens="),
+    (["--run_dir=x"], "error: --run_dir has no use here; give --config"),
+    ([], "error: give --config=configs/NAME.py"),
+    ([f"--config={TINY}", "--config.run.num_updats=3"], "did you mean 'run.num_updates'?"),
+]
+
+
+def test_profile_machine_unusable_input_is_one_line(tmp_path):
+    lines = [[f"--out={tmp_path}/p.json", *arguments] for arguments, _ in REFUSED]
+    for done, (_, said) in zip(call_each("launch.profile_machine.command", lines), REFUSED, strict=True):
+        assert done.code == 2 and said in done.err and "Traceback" not in done.err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.integration

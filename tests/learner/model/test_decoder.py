@@ -16,8 +16,13 @@ from learner.model.decoder import abstract_params, init_params, make_apply, outp
 from learner.model.hf.io import load
 from tests.learner.model.tiny import MODELS, SHAPE, config_of, pack, reference_of, row, save_reference
 
-RNG = np.random.default_rng(0)
-SEQUENCES = [RNG.integers(0, 61, n) for n in (7, 1, 12, 5)]
+
+def random_tokens(*shape: int) -> np.ndarray:
+    """The same whichever tests ran before, other ones for another shape."""
+    return np.random.default_rng(shape).integers(0, 61, shape)
+
+
+SEQUENCES = [random_tokens(n) for n in (7, 1, 12, 5)]
 # The XLA path, and with queries in blocks that divide the row and that don't; every path: attention/test_dispatch.py.
 PATHS = {
     "xla": {"attention_path": "xla"},
@@ -45,7 +50,7 @@ def logits_of(config, params, batch, **options):
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_against_transformers_agree(name):
     reference, config, params = loaded(name)
-    tokens = RNG.integers(0, 61, (2, 19))
+    tokens = random_tokens(2, 19)
     with torch.no_grad():
         want = reference(torch.from_numpy(tokens)).logits.numpy()
     np.testing.assert_allclose(logits_of(config, params, row(tokens)), want, atol=1e-4, rtol=0)
@@ -202,6 +207,7 @@ def test_init_params_matches_abstract_and_named_paths(name):
     assert 0.018 < kernel.std() < 0.022 and len({layer.tobytes() for layer in kernel}) == 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("size", MODEL_SIZES)
 def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     fields = {k: v for k, v in MODEL_SIZES[size].items() if k != "model_type"}
@@ -218,7 +224,7 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
         model = reference_of(AutoConfig.for_model(MODEL_SIZES[size]["model_type"], **(fields | small)))
         model.save_pretrained(folder)
         config, params = load(folder)
-    tokens = RNG.integers(0, 61, (2, 13))
+    tokens = random_tokens(2, 13)
     with torch.no_grad():
         want = model(torch.from_numpy(tokens)).logits.numpy()
     np.testing.assert_allclose(logits_of(config, params, row(tokens)), want, atol=1e-4, rtol=0)
@@ -240,7 +246,7 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
 @pytest.mark.parametrize("name", ["qwen2-windows", "qwen3-window"])
 def test_logits_token_outside_every_window_moves_nothing_later(name):
     _, config, params = loaded(name)
-    tokens = RNG.integers(0, 61, (1, 19))
+    tokens = random_tokens(1, 19)
     other = tokens.copy()
     other[0, 0] = (other[0, 0] + 1) % 61
     moved = [(a != b).any(-1)[0] for a, b in [(logits_of(config, params, row(t)) for t in (tokens, other))]][0]
@@ -269,6 +275,6 @@ def test_make_apply_unknown_remat_is_refused():
 def test_rope_theta_from_config_reaches_the_rotation():
     _, config, params = loaded("qwen3-tied")
     raw = config.to_hf() | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6}}
-    batch = row(RNG.integers(0, 61, (1, 19)))
+    batch = row(random_tokens(1, 19))
     moved = logits_of(Architecture.from_hf(raw), params, batch) - logits_of(config, params, batch)
     assert np.abs(moved).max() > 1e-2

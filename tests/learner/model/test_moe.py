@@ -154,6 +154,7 @@ for name, sizes in CASES:
 
 def run_on_eight_devices(cases, *, xla_flags="", dump=False):
     env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {xla_flags}", "JAX_PLATFORMS": "cpu"}
+    env["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what is not compiled is not dumped
     code = f"CASES, DUMP = {cases!r}, {dump}\n{EIGHT_DEVICES}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
