@@ -7,9 +7,9 @@ nothing, is seen by nothing, and its output and gradients are exactly zero. No p
 | path | runs on | file |
 |---|---|---|
 | `splash` | TPU | `splash.py`: JAX's Pallas kernel |
-| `cudnn` | NVIDIA Hopper or newer, bf16 or fp16 | `attention_cudnn.py` |
-| `pallas` | other GPUs and types | `attention_pallas.py`: JAX's Triton kernel |
-| `xla` | everywhere | `attention_xla.py`; the path for CPU |
+| `cudnn` | NVIDIA Hopper or newer, bf16 or fp16 | `cudnn.py` |
+| `pallas` | other GPUs and types | `pallas.py`: JAX's Triton kernel |
+| `xla` | everywhere | `xla.py`; the path for CPU |
 
 `auto` takes the first of them that serves the platform: that of the mesh's devices, so that a CPU machine compiles for
 a TPU slice what the slice will run. Every path has to pass the tests in tests/learner/model/attention/test_dispatch.py.

@@ -1,0 +1,178 @@
+"""What a stream carries over a restart, takes back, and keeps out; on a real store."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+from bridge.store.protocol import FencedError
+from bridge.store.sqlite import SqliteStore
+from configs import schema, sections
+from learner.schedule.stream import Stream
+from learner.schedule.ticket_books import training_sampling
+from tests.bridge.factories import make_group, make_rollout
+from tests.learner.schedule.fakes import Marks, Problems
+
+K = 2
+
+
+def config_of(*, window=False, updates=2):
+    return schema.Config(
+        preset="test",
+        run=sections.RunConfig(num_updates=updates),
+        model=sections.ModelConfig(max_tokens=16),
+        sampling=sections.SamplingConfig(max_response_tokens=8),
+        rounds=sections.RoundsConfig(groups_per_round=4, groups_per_update=2, samples_per_group=K),
+        admission=sections.AdmissionConfig(policy="window" if window else "fifo", width=4 if window else 0),
+        publish=sections.PublishConfig(when="every" if window else "round_end"),
+        packing=sections.PackingConfig(rows=8, row_tokens=16),
+    )
+
+
+class Learner:
+    """A stream, and one actor that hands in all it can claim whenever the learner waits."""
+
+    def __init__(self, store, config, *, step=0):
+        self.store = store
+        self.marks: Any = Marks()
+        self.incarnation = store.next_incarnation()
+        store.record_restore(self.incarnation, step)
+        self.prompts = Problems(2)
+        self.num_waits = 0
+        self.stream = Stream(
+            config,
+            store=store,
+            prompts=self.prompts,
+            sampling=training_sampling(config, ()),
+            timeline=self.marks,
+            incarnation=self.incarnation,
+            step=step,
+            while_waiting=self.serve,
+        )
+        self.trained: list[str] = []
+
+    def serve(self, count=99):
+        self.num_waits += 1
+        assert self.num_waits < 100, "nothing comes any more"
+        for ticket in self.store.claim("actor", limit=count, lease_s=1000):
+            step = ticket.min_version.step
+            rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(K))
+            self.store.put_group(make_group(ticket, rollouts=rollouts, actor="actor", incarnation=self.incarnation))
+
+    def train(self, num_updates):
+        batches = self.stream.micro_batches()
+        while num_updates:
+            micro = next(batches)
+            self.trained += micro.ticket_ids
+            if micro.ends_update:
+                self.stream.end_update()
+                num_updates -= 1
+        return batches
+
+
+@pytest.fixture
+def store(tmp_path):
+    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def ids(*orders):
+    return [f"{order:09d}" for order in orders]
+
+
+def test_resume_after_a_committed_save_goes_on_behind_it_and_trains_nothing_twice(store):
+    config = config_of(updates=8)
+    before = Learner(store, config)
+    before.stream.resume(None)
+    before.train(1)
+    saved = json.loads(json.dumps(before.stream.begin_save()))
+    before.stream.acknowledge(1)
+    before.train(1)  # lost with the process: its checkpoint was never written
+
+    after = Learner(store, config, step=1)
+    after.stream.resume(saved)
+    after.train(3)
+    assert before.trained[:2] + after.trained == ids(*range(8))
+    assert after.stream.step == 4 and after.prompts.next == 8
+    assert after.marks.of("issue") == [{"tickets": 4, "step": 2}]  # the second round's; the first one's were there
+
+
+def test_acknowledge_lets_the_store_forget_only_what_the_committed_checkpoint_contains(store):
+    learner = Learner(store, config_of(updates=8))
+    learner.stream.resume(None)
+    learner.train(1)
+    learner.stream.begin_save()
+    learner.train(1)
+    assert store.counts()["acknowledged"] == 0
+    learner.stream.acknowledge(None)  # none is committed yet
+    assert store.counts()["acknowledged"] == 0
+    learner.stream.acknowledge(1)
+    assert store.counts()["acknowledged"] == 2
+    assert learner.stream.begin_save()["queue"]["unacknowledged"] == ids(2, 3)
+    assert learner.marks.of("checkpoint") == [{"step": 1}]
+
+
+def test_drop_update_asks_for_all_older_weights_made_anew_until_an_update_is_made(store):
+    learner = Learner(store, config_of(window=True))
+    learner.stream.resume(None)
+    batches = learner.train(1)  # now at step 1, groups of step 0 wait
+    micro = next(batches)
+    assert micro.ends_update and not learner.stream.takes_only_fresh
+    learner.stream.drop_update()
+    assert learner.stream.takes_only_fresh and learner.stream.num_dropped_updates == 1
+    assert {t.min_version.step for t in learner.stream.planner.open_tickets} == {1}
+    assert learner.stream.intake.dropped["off_policy"] >= len(micro.ticket_ids)
+    again = next(batches)
+    assert again.ends_update and set(micro.ticket_ids) <= set(again.ticket_ids) | set(
+        t.id for t in learner.stream.planner.open_tickets
+    )
+    learner.stream.end_update()
+    assert not learner.stream.takes_only_fresh
+
+
+def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
+    learner = Learner(store, config_of())
+    learner.stream.resume(None)
+    batches = learner.train(1)
+    learner.stream.poll()
+    learner.stream.fence("actor", "its logprobs are off")
+    with pytest.raises(FencedError):
+        store.claim("actor", limit=1, lease_s=1)
+    assert learner.marks.of("fence") == [{"actor": "actor", "reason": "its logprobs are off"}]
+    with pytest.raises(FencedError):  # two groups of it waited; nobody is left to serve them anew
+        next(batches)
+    assert learner.stream.intake.dropped == {"fenced": 2}
+
+
+def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
+    learner = Learner(store, config_of())
+    learner.stream.resume(None)
+    served = []
+
+    def fail_once():
+        if not served:
+            (ticket, *_) = store.claim("actor", limit=1, lease_s=1000)
+            served.append(ticket)
+            store.give_up(ticket.id, "no verdict", max_attempts=1)
+            assert store.failed() == {ticket.id: "no verdict"}
+        else:
+            learner.serve()
+
+    learner.stream._check_while_waiting = fail_once
+    learner.train(2)
+    assert sorted(learner.trained) == ids(0, 1, 2, 3) and learner.stream.intake.dropped == {"failed": 1}
+    assert learner.prompts.next == 5 and store.failed() == {}
+
+
+def test_end_round_tells_the_rounds_times_and_starts_the_next_one(store):
+    learner = Learner(store, config_of(updates=8))
+    learner.stream.resume(None)
+    learner.train(2)
+    start = learner.stream.clock.rollout_start_s
+    assert start is not None
+    learner.stream.clock.trained(start + 3.0, start + 4.0)
+    metrics = learner.stream.end_round(start + 4.0)
+    assert metrics["round/waiting_ratio_eq4"] == pytest.approx(0.75)
+    assert (metrics["round/is_long"], metrics["round/long_queue"]) == (0.0, 0)
+    assert learner.stream.clock.rollout_start_s is None
