@@ -35,7 +35,7 @@ def train(run: Run) -> None:
         if not micro.ends_update:
             continue
         settle_probe(run)
-        if is_off_policy(run):
+        if must_stop(run):
             drop(run, books)
             continue
         apply(run, books)
@@ -67,7 +67,7 @@ def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
     run.stream.poll()  # a race may be decided, or the oldest group give way, while this process computes
 
 
-def is_off_policy(run: Run) -> bool:
+def must_stop(run: Run) -> bool:
     """Whether the ESS stop keeps the update that is full from being made."""
     floor = run.config.rounds.ess_floor
     if floor == 0:
@@ -120,7 +120,7 @@ def publish(run: Run) -> None:
         # The next step waits for it, so it is short.
         sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
         problems = [(p, PROBE_SAMPLES) for p in run.held_out[:PROBE_PROBLEMS]]
-        run.probe.start(problems, sampling, version=version, round=run.stream.planner.round)
+        run.probe.start(problems, sampling, version=version, round=run.stream.round)
     if is_evaluation_due(run):
         run.last_evaluated_step = run.step
         sampling = Sampling(
@@ -128,14 +128,14 @@ def publish(run: Run) -> None:
             temperature=config.evaluation.temperature,
             stop_token_ids=run.tokenizer.stop_token_ids,
         )
-        run.evaluation.start([(p, 1) for p in run.held_out], sampling, version=version, round=run.stream.planner.round)
+        run.evaluation.start([(p, 1) for p in run.held_out], sampling, version=version, round=run.stream.round)
 
 
 def settle_evaluation(run: Run) -> None:
     """Waits for the evaluation that is out, if one is, and writes its row."""
     version = run.evaluation.version
     if version is not None:
-        groups = run.evaluation.settle(lambda group: group.actor not in run.stream.intake.fenced_actors)
+        groups = run.evaluation.settle(lambda group: group.actor not in run.stream.fenced_actors)
         if not groups:
             logging.error("eval version=%s: no response could be judged; see the actors' logs", version)
             return
@@ -149,7 +149,12 @@ def settle_probe(run: Run) -> None:
     version = run.probe.version
     if version is not None:
         worst = parity.settle(
-            run.probe, steps=run.steps, params=run.state.params, config=run.config, fence=run.stream.fence
+            run.probe,
+            steps=run.steps,
+            params=run.state.params,
+            packing=run.config.packing,
+            bound=run.config.parity_bound,
+            fence=run.stream.fence,
         )
         run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
 

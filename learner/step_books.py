@@ -49,7 +49,7 @@ class StepBooks:
         self._ticket_ids += micro.ticket_ids
         self._sum_squared_lengths += micro.sum_squared_lengths
         self._train_s += end_s - start_s
-        self._stream.clock.trained(start_s, end_s)
+        self._stream.trained(start_s, end_s)
 
     def drop(self) -> None:
         """The update being filled is not made; its times stay."""
@@ -58,20 +58,20 @@ class StepBooks:
     def close(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> tuple[dict[str, Any], list[str]]:
         """The row of the step just made and its groups; its optimizer step took from `start_s` to `end_s`."""
         self._train_s += end_s - start_s
-        self._stream.clock.trained(start_s, end_s)
+        self._stream.trained(start_s, end_s)
         wait_s = self._stream.wait_s - self._wait_s_before
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
         skipped = int(metrics["skipped_updates"])
         self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if skipped > self._num_skipped else 0
         self._num_skipped = skipped
-        dropped = self._stream.intake.dropped
+        dropped = self._stream.dropped
         row = dict(metrics) | {
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
-            "groups/dropped": dropped.total(),
+            "groups/dropped": sum(dropped.values()),
             "groups/reissued": self._store.counts()["reissued"],
-            **{f"groups/{reason}": dropped[reason] for reason in _SHOWN_REASONS},
+            **{f"groups/{reason}": dropped.get(reason, 0) for reason in _SHOWN_REASONS},
             "ess_stops": self._stream.num_dropped_updates,
             "time/step_s": step_s,
             "time/train_s": self._train_s,

@@ -13,10 +13,10 @@ from launch.plan.outcome import Recorder
 from launch.plan.profiles import Profile
 from launch.plan.rollout import Rollout, ServedGroup
 from learner.data.problems import Problem
-from learner.schedule.batches import in_training_order, num_wanted
 from learner.schedule.intake import Intake
 from learner.schedule.planner import planner_of
 from learner.schedule.ticket_books import TicketBooks, training_sampling
+from learner.schedule.training_order import TrainingOrder
 from learner.schedule.waiting_ratio import RoundClock
 
 
@@ -104,10 +104,7 @@ class SimLearner:
         self._rollout: Rollout
         self._desk: SimDesk
         self._intake: Intake[ServedGroup]
-        self._taken: list[ServedGroup] = []
-        """Handed out, and waiting for more before any is trained."""
-        self._chosen: list[ServedGroup] = []
-        """To train next, in that order."""
+        self._order: TrainingOrder[ServedGroup]
         self._round_is_counted = False
         self._is_waiting = False
         self._is_fetching = False
@@ -129,6 +126,7 @@ class SimLearner:
         """The first turn."""
         self._rollout, self._desk = rollout, SimDesk(rollout, self._planner)
         self._intake = Intake(self._config, planner=self._planner, desk=self._desk, has_signal=self._has_signal)
+        self._order = TrainingOrder(self._config, self._planner, self._intake.hand_out)
         self._turn()
 
     def on_group(self, group: ServedGroup) -> None:
@@ -149,23 +147,10 @@ class SimLearner:
         self._go_on()
 
     def _go_on(self) -> None:
-        groups = self._next_groups()
+        groups = self._order.next_groups()
         self._is_waiting = not groups
         if groups:
             self._train(groups)
-
-    def _next_groups(self) -> list[ServedGroup]:
-        """The groups to train now; none if they are not there yet."""
-        if not self._chosen:
-            least, most = num_wanted(self._config, self._planner)
-            self._taken += self._intake.hand_out(least - len(self._taken))
-            if len(self._taken) < least:
-                return []
-            self._taken += self._intake.hand_out(most - least)
-            self._chosen, self._taken = in_training_order(self._config, self._taken), []
-        count = self._planner.num_left_in_update
-        groups, self._chosen = self._chosen[:count], self._chosen[count:]
-        return groups
 
     def _has_signal(self, group: ServedGroup) -> bool:
         del group  # a simulated one has no rewards

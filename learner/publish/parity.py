@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 
 from bridge.types import Group
-from configs.schema import Config
 from configs.sections import LossConfig, PackingConfig
 from learner.model.decoder import Params
 from learner.publish.pinned import Pinned
@@ -32,31 +31,38 @@ def max_abs_dlogprob(steps: Steps, params: Params, group: Group, packing: Packin
     return worst
 
 
-def settle(probe: Pinned, *, steps: Steps, params: Params, config: Config, fence: Callable[[str, str], None]) -> float:
+def settle(
+    probe: Pinned,
+    *,
+    steps: Steps,
+    params: Params,
+    packing: PackingConfig,
+    bound: float,
+    fence: Callable[[str, str, float], None],
+) -> float:
     """Waits for the probe that is out; returns the largest |log pi - log mu| among the actors that pass, NaN of none.
 
-    The parity fence: an actor over `Config.parity_bound` may claim nothing more, and its groups are made again by
+    The parity fence: an actor over the bound may claim nothing more, and its groups are made again by
     others.
 
     Args:
       probe: what is out.
       steps: scores responses by the learner's own forward pass.
       params: the learner's, still the ones that are published.
-      config: the run's.
-      fence: told the actor and the reason.
+      packing: the shape of a micro-batch.
+      bound: nats; `Config.parity_bound`.
+      fence: told the actor, the reason and by how many nats it is off.
     """
     worst = 0.0
 
     def accept(group: Group) -> bool:
         nonlocal worst
-        off = max_abs_dlogprob(steps, params, group, config.packing)
-        if off <= config.parity_bound:
+        off = max_abs_dlogprob(steps, params, group, packing)
+        if off <= bound:
             worst = max(worst, off)
             return True
-        reason = (
-            f"its logprobs are off by {off:.3g} nats at version {probe.version}, the bound is {config.parity_bound:.3g}"
-        )
-        fence(group.actor, reason)
+        reason = f"its logprobs are off by {off:.3g} nats at version {probe.version}, the bound is {bound:.3g}"
+        fence(group.actor, reason, off)
         return False
 
     return worst if probe.settle(accept) else float("nan")

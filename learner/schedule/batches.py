@@ -1,28 +1,11 @@
-"""How many groups are trained together, and which micro-batches they make."""
+"""From groups that are trained together to micro-batches."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bridge.types import Group
 from configs.schema import Config
-from learner.schedule.intake import G
 from learner.schedule.ticket_books import TicketBooks
 from learner.update.packing import MicroBatch, pack_groups
-
-
-def num_wanted(config: Config, planner: TicketBooks) -> tuple[int, int]:
-    """How many groups must be there before any is trained, and how many are taken then at most.
-
-    One is enough where each complete group trains as it arrives (CGP, RolloutPipe section 3.2); the papers' serial
-    baseline waits for the whole round.
-    """
-    if config.rounds.train_start == "round_complete":
-        return planner.num_left_in_round, planner.num_left_in_round
-    return 1, planner.num_left_in_update
-
-
-def in_training_order(config: Config, groups: Iterable[G]) -> list[G]:
-    """A whole round is trained in submission order, anything else as it arrived."""
-    return sorted(groups, key=lambda g: g.order) if config.rounds.train_start == "round_complete" else list(groups)
 
 
 def consume(config: Config, planner: TicketBooks, groups: Sequence[Group]) -> list[MicroBatch]:

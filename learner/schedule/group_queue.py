@@ -1,7 +1,8 @@
-"""Complete groups from the store as a grain IterDataset, in order of arrival, with state.
+"""Complete groups from the store as a grain IterDataset, with state: each element is what is trained next.
 
-The queue decides nothing about training: which groups are kept out is the arrival policy's matter (`intake.py`). What
-it keeps is the ledger: the ids handed out and not yet acknowledged, by which no group is trained twice.
+The queue decides nothing about training: which groups are kept out is the arrival policy's matter (`intake.py`), which
+are next the training order's. What it keeps is the ledger: the ids handed out and not yet acknowledged, by which no
+group is trained twice.
 """
 
 import time
@@ -13,15 +14,20 @@ import grain  # pyright: ignore[reportMissingTypeStubs]  # it has types inside, 
 from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
 from bridge.types import Group
+from configs.schema import Config
 from learner.schedule.intake import Intake
+from learner.schedule.ticket_books import TicketBooks
+from learner.schedule.training_order import TrainingOrder
 
 EMPTY_QUEUE_POLL_S = 0.002
 
 
-class GroupQueue(grain.IterDataset[Group]):
-    """The store's training groups.
+class GroupQueue(grain.IterDataset[list[Group]]):
+    """The store's training groups, those together that are trained together.
 
     Args:
+      config: when training starts.
+      planner: the books of the run's tickets.
       store: where they arrive.
       intake: decides about each.
       timeline: told when a race is decided.
@@ -29,18 +35,26 @@ class GroupQueue(grain.IterDataset[Group]):
     """
 
     def __init__(
-        self, store: LearnerStore, intake: Intake[Group], *, timeline: Timeline, while_waiting: Callable[[], None]
+        self,
+        config: Config,
+        *,
+        planner: TicketBooks,
+        store: LearnerStore,
+        intake: Intake[Group],
+        timeline: Timeline,
+        while_waiting: Callable[[], None],
     ) -> None:
         """Reads nothing yet."""
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.store, self.intake, self.timeline, self.while_waiting = store, intake, timeline, while_waiting
+        self.config, self.planner, self.store, self.intake = config, planner, store, intake
+        self.timeline, self.while_waiting = timeline, while_waiting
 
     def __iter__(self) -> "GroupQueueIterator":
         """One reader; a run has one."""
         return GroupQueueIterator(self)
 
 
-class GroupQueueIterator(grain.DatasetIterator[Group]):
+class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
     """Reads groups once each. Not thread-safe.
 
     State: the ids handed out and not yet acknowledged. Those are skipped when the store, after a crash,
@@ -51,20 +65,21 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._store, self._intake = queue.store, queue.intake
         self._timeline, self._while_waiting = queue.timeline, queue.while_waiting
+        self._order: TrainingOrder[Group] = TrainingOrder(queue.config, queue.planner, self.take_ready)
         self._after_seq = 0
         self._unacknowledged: list[str] = []
         self._seen: set[str] = set()
         self.wait_s = 0.0
         """Seconds spent waiting for groups since the start."""
 
-    def __next__(self) -> Group:
-        """The next group in order of arrival; waits until there is one."""
+    def __next__(self) -> list[Group]:
+        """The groups to train next, of one update; waits until they are there."""
         start = time.perf_counter()
-        while not (groups := self.take_ready(1)):
+        while not (groups := self._order.next_groups()):
             self._while_waiting()
             time.sleep(EMPTY_QUEUE_POLL_S)
         self.wait_s += time.perf_counter() - start
-        return groups[0]
+        return groups
 
     def poll(self) -> None:
         """Takes in what has arrived, without waiting; called while the learner computes, so that nothing piles up."""
@@ -76,7 +91,7 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
         self._intake.give_way()
 
     def take_ready(self, limit: int) -> list[Group]:
-        """Up to `limit` more groups, without waiting."""
+        """Up to `limit` more groups in order of arrival, without waiting."""
         self.poll()
         groups = self._intake.hand_out(limit)
         ids = [g.ticket_id for g in groups]
@@ -105,9 +120,8 @@ class GroupQueueIterator(grain.DatasetIterator[Group]):
         self._forget(ticket_ids)
 
     def _take_in(self, group: Group) -> None:
-        verdict = self._intake.take_in(group)
-        if verdict.losers:
-            self._timeline.instant("round closed", round=group.round, deferred=len(verdict.losers))
+        if losers := self._intake.take_in(group):
+            self._timeline.instant("round closed", round=group.round, deferred=len(losers))
 
     def _forget(self, ticket_ids: list[str]) -> None:
         gone = set(ticket_ids)

@@ -7,7 +7,6 @@ very code in virtual time, over groups that are no more than an `Arrival`.
 """
 
 import collections
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -82,16 +81,6 @@ class Desk(Protocol):
 G = TypeVar("G", bound=Arrival)
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What became of an arrival."""
-
-    reason: str | None
-    """Why it was kept out; None: it waits to be trained."""
-    losers: tuple[Ticket, ...] = ()
-    """Tickets that lost their round's race with it; nobody waits for them any more."""
-
-
 class Intake(Generic[G]):
     """The groups that wait to be trained, in order of arrival."""
 
@@ -134,8 +123,8 @@ class Intake(Generic[G]):
         """Groups kept out since the start, by reason: abandoned, unwanted, early, fenced, off_policy, stale, overflow,
         other_prompt, zero_variance, failed."""
 
-    def take_in(self, group: G) -> Verdict:
-        """Decides about a group that arrives.
+    def take_in(self, group: G) -> list[Ticket]:
+        """Decides about a group that arrives; returns the tickets that lost their round's race with it.
 
         One that answers another prompt than its ticket has goes (`other_prompt`): a restarted learner may give an order
         to another prompt than before, since which one a replacement took, or who lost a race, depended on the order of
@@ -146,21 +135,21 @@ class Intake(Generic[G]):
             self._catch_up(group.order)
         if reason := self._objection(group):
             self._drop(group, reason)
-            return Verdict(reason)
+            return []
         ticket = self._planner.ticket(group.ticket_id)
         if not np.array_equal(ticket.prompt_tokens, group.prompt_tokens):
             self._exchange(ticket, "other_prompt")
-            return Verdict("other_prompt")
+            return []
         if self._filters and not self._has_signal(group):
             if self._planner.may_replace:
                 self._exchange(self._planner.replace(group.ticket_id), "zero_variance")
-                return Verdict("zero_variance")
+                return []
             self._warn()
         losers = self._planner.arrive(group.ticket_id)
         if losers:
             self._desk.withdraw([t.id for t in losers])
         self._ready.append(group)
-        return Verdict(None, tuple(losers))
+        return losers
 
     def give_way(self) -> None:
         """Drops the oldest groups beyond those that may wait (PipelineRL's ring buffer)."""
@@ -179,9 +168,8 @@ class Intake(Generic[G]):
         return groups
 
     def replace_failed(self, ticket_id: str) -> None:
-        """Gives a ticket that nobody could make a group for another prompt; one that is not open is left alone."""
-        if self._planner.is_open(ticket_id):
-            self._exchange(self._planner.replace(ticket_id), "failed")
+        """Gives an open ticket that nobody could make a group for another prompt."""
+        self._exchange(self._planner.replace(ticket_id), "failed")
 
     def keep_fresh(self, step: int) -> set[str]:
         """Forgets the waiting groups with a token of an earlier step; returns the tickets of the others."""

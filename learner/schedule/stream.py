@@ -6,7 +6,7 @@ arrival policy, and the round's clock. The main loop takes micro-batches from it
 
 import base64
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from bridge.types import Group, Sampling, Ticket
 from configs.schema import Config
 from learner.data.problems import Problem
 from learner.objective.advantages import has_signal, shaped_rewards
-from learner.schedule.batches import consume, in_training_order, num_wanted
+from learner.schedule.batches import consume
 from learner.schedule.group_queue import GroupQueue
 from learner.schedule.intake import Intake
 from learner.schedule.planner import planner_of
@@ -81,7 +81,16 @@ class Stream:
             fenced_actors=store.fenced_actors(),
             step=step,
         )
-        self._queue = iter(GroupQueue(store, self.intake, timeline=timeline, while_waiting=self._while_waiting))
+        self._queue = iter(
+            GroupQueue(
+                config,
+                planner=self.planner,
+                store=store,
+                intake=self.intake,
+                timeline=timeline,
+                while_waiting=self._while_waiting,
+            )
+        )
         self.clock = RoundClock()
         self.num_dropped_updates = 0
         """Full updates that were not made (`drop_update`)."""
@@ -92,6 +101,21 @@ class Stream:
     def step(self) -> int:
         """Optimizer steps made."""
         return self.intake.step
+
+    @property
+    def round(self) -> int:
+        """The round now being trained, from 0."""
+        return self.planner.round
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Groups kept out since the start, by reason (`Intake.dropped`)."""
+        return self.intake.dropped
+
+    @property
+    def fenced_actors(self) -> Set[str]:
+        """Names of actors whose groups are refused."""
+        return self.intake.fenced_actors
 
     @property
     def wait_s(self) -> float:
@@ -111,17 +135,15 @@ class Stream:
         """
         while True:
             self._issue()
-            least, most = num_wanted(self._config, self.planner)
-            groups = [next(self._queue) for _ in range(least)]
-            groups = in_training_order(self._config, groups + self._queue.take_ready(most - least))
-            while groups:
-                chosen = self.planner.num_left_in_update
-                yield from consume(self._config, self.planner, groups[:chosen])
-                groups = groups[chosen:]
+            yield from consume(self._config, self.planner, next(self._queue))
 
     def poll(self) -> None:
         """Looks for arrivals without waiting: a race may be decided while the learner computes."""
         self._queue.poll()
+
+    def trained(self, start_s: float, end_s: float) -> None:
+        """The learner computed from `start_s` to `end_s` (Unix time)."""
+        self.clock.trained(start_s, end_s)
 
     def end_update(self) -> None:
         """The update that was full is made: the learner is a step on."""
@@ -148,10 +170,10 @@ class Stream:
         tail = {"round/is_long": float(self.planner.round_is_long), "round/long_queue": len(self.planner.long_queue)}
         return self.clock.finish(now_s) | tail
 
-    def fence(self, actor: str, reason: str) -> None:
+    def fence(self, actor: str, reason: str, off_nats: float) -> None:
         """Refuses an actor's groups and claims from now on; what it holds or made goes to others."""
         logging.error("actor fenced actor=%s reason=%s", actor, reason)
-        self._timeline.instant("fence", actor=actor, reason=reason)
+        self._timeline.instant("fence", actor=actor, off=off_nats)
         self._store.fence(actor, reason)
         self.intake.fenced_actors.add(actor)
 

@@ -18,8 +18,8 @@ def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = ()) -> StepBooks:
         step=7,
         wait_s=0.0,
         num_dropped_updates=0,
-        intake=SimpleNamespace(dropped=collections.Counter()),
-        clock=SimpleNamespace(trained=lambda *a: None),
+        dropped=collections.Counter(),
+        trained=lambda *a: None,
     )
     store: Any = SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats))
     return StepBooks(config_of().optimizer, MODEL, stream=stream, store=store, num_skipped=skipped)

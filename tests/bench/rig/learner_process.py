@@ -42,7 +42,7 @@ class Server:
         try:
             train(run)
             return {
-                "dropped": dict(run.stream.intake.dropped),
+                "dropped": dict(run.stream.dropped),
                 "num_passes": steps.num_passes,
                 "num_micro_batches": steps.num_micro_batches,
                 "real_tokens": steps.num_real_tokens,

@@ -103,11 +103,19 @@ class Actors:
 def settle(run) -> float:
     """The probe against the run's own parameters; who is fenced is fenced in the store too."""
 
-    def fence(actor: str, reason: str) -> None:
+    def fence(actor: str, reason: str, off_nats: float) -> None:
         run.store.fence(actor, reason)
         run.fenced_actors.add(actor)
+        run.off.append(off_nats)
 
-    return parity.settle(run.probe, steps=run.steps, params=run.state.params, config=run.config, fence=fence)
+    return parity.settle(
+        run.probe,
+        steps=run.steps,
+        params=run.state.params,
+        packing=run.config.packing,
+        bound=run.config.parity_bound,
+        fence=fence,
+    )
 
 
 @pytest.fixture
@@ -124,6 +132,7 @@ def start(tmp_path, steps):
                 store=store,
                 probe=Pinned("probe", store, while_waiting=actors),
                 fenced_actors=set(),
+                off=[],
                 actors=actors,
             )
             task = Task(verifier="exact", answer="")
@@ -171,6 +180,7 @@ def test_settle_answer_off_by_a_hundredth_of_a_nat_fences_its_actor_and_is_asked
     with pytest.raises(FencedError):
         run.store.claim("bad", limit=1, lease_s=1)
     assert run.store.fenced("good") is None
+    np.testing.assert_allclose(run.off, [OFF], atol=2e-5)
     # The bad actor's ticket was offered again, and both tickets were answered by the other one.
     (_, wrong), *later = run.actors.served
     assert [actor for actor, _ in later] == ["good", "good"] and wrong in [i for _, i in later]

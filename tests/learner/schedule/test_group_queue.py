@@ -39,7 +39,7 @@ class Trainer:
     def queue(
         self, *, incarnation=0, restored_step=0, max_lag_steps=None, max_ready=None, while_waiting=refuse_to_wait
     ):
-        rounds = SimpleNamespace(max_lag_steps=max_lag_steps, filter_zero_variance=False)
+        rounds = SimpleNamespace(max_lag_steps=max_lag_steps, filter_zero_variance=False, train_start="group_ready")
         config: Any = SimpleNamespace(rounds=rounds, max_ready_groups=max_ready)
         planner: Any = SimpleNamespace(
             issue_up_to=lambda order, step: [],
@@ -47,6 +47,8 @@ class Trainer:
             ticket=lambda id_: self.tickets[id_],
             arrive=lambda id_: [],
             depart=self.departed.append,
+            num_left_in_round=9,
+            num_left_in_update=1,
         )
         self.intake = Intake(
             config,
@@ -57,7 +59,16 @@ class Trainer:
             step=self.step,
         )
         timeline: Any = Marks()
-        return iter(GroupQueue(self.store, self.intake, timeline=timeline, while_waiting=while_waiting))
+        return iter(
+            GroupQueue(
+                config,
+                planner=planner,
+                store=self.store,
+                intake=self.intake,
+                timeline=timeline,
+                while_waiting=while_waiting,
+            )
+        )
 
     def put(self, id_, *, oldest=0, newest=None, **fields):
         """An actor hands a group in, sampled by weights of steps `oldest` to `newest`."""
@@ -85,9 +96,9 @@ def test_next_hands_out_in_order_of_arrival_not_of_submission(trainer):
     queue = trainer.queue()
     for i in "cab":
         trainer.put(i)
-    assert ids([next(queue), next(queue)]) == ["c", "a"]
+    assert ids(next(queue) + next(queue)) == ["c", "a"]
     trainer.put("f")
-    assert ids([next(queue), next(queue)]) == ["b", "f"]
+    assert ids(next(queue) + next(queue)) == ["b", "f"]
 
 
 def test_next_without_groups_calls_while_waiting_until_one_is_there(trainer):
@@ -98,7 +109,7 @@ def test_next_without_groups_calls_while_waiting_until_one_is_there(trainer):
         if len(calls) == 3:
             trainer.put("d")
 
-    assert next(trainer.queue(while_waiting=while_waiting)).ticket_id == "d"
+    assert ids(next(trainer.queue(while_waiting=while_waiting))) == ["d"]
     assert calls == [0, 1, 2]
 
 

@@ -42,7 +42,10 @@ class Desk:
     def arrive(self, order, rewards=(0.0, 1.0), **fields):
         ticket = self.planner.ticket(f"{order:09d}")
         group = make_group(ticket, rollouts=tuple(make_rollout(reward=r) for r in rewards))
-        return self.intake.take_in(dataclasses.replace(group, **fields)).reason
+        before = self.intake.dropped.copy()
+        self.intake.take_in(dataclasses.replace(group, **fields))
+        (*reasons,) = self.intake.dropped - before
+        return reasons[0] if reasons else None
 
     def offered(self):
         """(order, prompt) of what actors may claim."""

@@ -136,10 +136,10 @@ def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
     learner.stream.resume(None)
     batches = learner.train(1)
     learner.stream.poll()
-    learner.stream.fence("actor", "its logprobs are off")
+    learner.stream.fence("actor", "its logprobs are off", 0.5)
     with pytest.raises(FencedError):
         store.claim("actor", limit=1, lease_s=1)
-    assert learner.marks.of("fence") == [{"actor": "actor", "reason": "its logprobs are off"}]
+    assert learner.marks.of("fence") == [{"actor": "actor", "off": 0.5}]
     with pytest.raises(FencedError):  # two groups of it waited; nobody is left to serve them anew
         next(batches)
     assert learner.stream.intake.dropped == {"fenced": 2}
