@@ -17,11 +17,6 @@ REPO = Path(__file__).resolve().parents[1]
 FOLDERS = ("actor", "bridge", "configs", "docs", "launch", "learner", "tests")
 TEXT = {".py", ".md", ".sh", ".toml", ".txt", ".yml", ".yaml", ".json"}
 MECHANISMS = REPO / "docs" / "mechanisms.md"
-PAGES = [
-    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "learner/README.md")),
-    *sorted(p for folder in ("docs", "tests") for p in (REPO / folder).rglob("*.md")),
-]
-"""Whose files, symbols and fields are looked up."""
 TERMS = (
     "frontier-group dispatch",
     "tail batching",
@@ -214,7 +209,7 @@ def words(text: str) -> str:
     return re.sub(r"[\W_]+", " ", text).lower()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=named)
+@pytest.mark.parametrize("path", pages(), ids=named)
 def test_page_names_only_what_is_there(path):
     assert problems(path.read_text(), beside=path.parent) == []
 

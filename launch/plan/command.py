@@ -1,8 +1,8 @@
 """`python -m launch.plan --config=configs/PRESET.py --profile=FILE.json [--search]`: a run in virtual time.
 
-The real round planner and admission code over simulated engines and a simulated learner; a profile says what the
-hardware and the workload are like. Prints step time, waiting ratios, lag and utilisation; with --search it tries splits
-of a chip budget, async ratios, widths and engine sizes, and ranks them within a lag bound.
+The real round planner, arrival policy and admission code over simulated engines and a simulated learner; a profile
+says what the hardware and the workload are like. Prints step time, waiting ratios, lag and utilisation; with --search
+it tries splits of a chip budget, async ratios, widths and engine sizes, and ranks them within a lag bound.
 """
 
 import dataclasses

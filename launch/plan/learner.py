@@ -1,4 +1,4 @@
-"""The learner in virtual time: what `learner/loop.py` does, around the real round planner and round clock."""
+"""The learner in virtual time: what `learner/loop.py` does, around the real planner, arrival policy and round clock."""
 
 import dataclasses
 import math
