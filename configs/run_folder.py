@@ -140,7 +140,7 @@ def check_run_folder(config: Config) -> None:
         raise ValueError(f"{folder} is a file; choose another --config.run.dir")
 
 
-def open_run(config: Config) -> pathlib.Path:
+def set_up_run(config: Config) -> pathlib.Path:
     """Makes or opens the run folder and writes the config into it.
 
     Raises:

@@ -13,7 +13,7 @@ from absl import app, flags, logging
 
 from bridge.files import replace_file
 from configs import overrides
-from configs.run_folder import RunFolder, check_run_folder, open_run
+from configs.run_folder import RunFolder, check_run_folder, set_up_run
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
 
@@ -110,7 +110,7 @@ def prepare(roles: Collection[str]) -> Prepared:
     )
     for note in preflight.check(config, model_folder) + preflight.check_functions(config, roles):
         print(note, flush=True)
-    folder = open_run(config)
+    folder = set_up_run(config)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return Prepared(config, folder, model_folder)
 

@@ -15,11 +15,11 @@ def main() -> int:
     with command_line.usage_errors():
         prepared = command_line.prepare(("learner", "actor"))
         supervisor = Supervisor(prepared)
-    outcome = supervisor.run()
-    finish(prepared, outcome)
-    if outcome is Ending.FAILED:
+    ending = supervisor.run()
+    finish(prepared, ending)
+    if ending is Ending.FAILED:
         print(f"error: {supervisor.last_error}", file=sys.stderr)
-    return {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1}[outcome]
+    return {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1}[ending]
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ from launch.supervisor import Ending
 from launch.view import MetricsTail
 
 
-def finish(prepared: Prepared, outcome: Ending) -> dict[str, Any]:
+def finish(prepared: Prepared, ending: Ending) -> dict[str, Any]:
     """Merges the event log, writes summary.json and prints the summary."""
     run = RunFolder(prepared.folder)
     timeline.merge(run.events, run.trace)
-    summary = summarize(prepared, outcome)
+    summary = summarize(prepared, ending)
     run.summary.write_text(json.dumps(summary, indent=2) + "\n")
     _print(prepared, summary)
     return summary
 
 
-def summarize(prepared: Prepared, outcome: Ending) -> dict[str, Any]:
+def summarize(prepared: Prepared, ending: Ending) -> dict[str, Any]:
     """The run in a few numbers; null where nothing was measured."""
     _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()  # whole lines: a killed learner tears one
     steps = [r for r in rows if r["kind"] == "step"]
@@ -41,7 +41,7 @@ def summarize(prepared: Prepared, outcome: Ending) -> dict[str, Any]:
 
     return {
         "preset": prepared.config.preset,
-        "outcome": outcome.value,
+        "outcome": ending.value,
         "steps": steps[-1]["step"] if steps else 0,
         "held_out_reward_start": evals[0]["eval/reward"] if evals else None,
         "held_out_reward_end": evals[-1]["eval/reward"] if evals else None,

@@ -188,6 +188,12 @@ def test_bridge_modules_load_no_framework():
     assert loaded_by(REPO, "bridge", (*forbidden, "learner", "actor", "configs", "launch")) == []
 
 
+def test_planning_loads_no_framework():
+    # The learner's schedule runs there in virtual time: its policies are pure.
+    forbidden = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")
+    assert loaded_by(REPO, "launch.plan", forbidden) == []
+
+
 def test_configs_modules_load_no_framework():
     forbidden = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")
     assert loaded_by(REPO, "configs", (*forbidden, "learner", "actor", "launch")) == []

@@ -29,7 +29,7 @@ clip_high."""
 PROXIMAL_LOSSES = ("decoupled_ppo", "tis", "masked_is")
 """The losses that tell pi_prox from mu."""
 
-ADVANTAGES = ("grpo", "dr_grpo", "rloo", "mean_baseline")
+ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline")
 
 OWN_LOSS = extension.Signature(
     takes=("logprobs", "inputs"),
@@ -68,8 +68,8 @@ class LossConfig:
     training pass itself, so pi_theta/pi_prox is 1 and all correction is in rho = pi_prox/mu. round: the weights at
     the round's start, scored once a group, so the clip bounds how far a round's updates go."""
     advantage: str = "grpo"
-    """One of `ADVANTAGES` (dr_grpo and mean_baseline are one equation by its two names), or `module:function` of the
-    user's own, like those of learner/objective/advantages.py."""
+    """One of `ADVANTAGE_NAMES` (dr_grpo and mean_baseline are one equation by its two names), or `module:function` of
+    the user's own, like those of learner/objective/advantages.py."""
     advantage_eps: float = 1e-6
     """Added to the standard deviation of advantage=grpo (RolloutPipe eq. 1)."""
     normalization: Literal["token", "sequence", "constant"] = "token"
@@ -90,7 +90,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         extension.check_name("loss.name", self.name, LOSS_CONSTANTS)
-        extension.check_name("loss.advantage", self.advantage, ADVANTAGES)
+        extension.check_name("loss.advantage", self.advantage, ADVANTAGE_NAMES)
         self._refuse_unread()
         self._check_constants()
         self._check_whole_method()

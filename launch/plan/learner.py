@@ -11,7 +11,7 @@ from configs.schema import Config
 from launch.plan.calendar import Calendar
 from launch.plan.outcome import Recorder
 from launch.plan.profiles import Profile
-from launch.plan.rollout import Rollout, ServedGroup
+from launch.plan.rollout import ServedGroup, SimActors
 from learner.data.problems import Problem
 from learner.schedule.intake import Intake
 from learner.schedule.planner import planner_of
@@ -53,7 +53,7 @@ class Cost:
 class SimDesk:
     """What the arrival policy asks of a store, asked of the simulated engines."""
 
-    def __init__(self, rollout: Rollout, planner: TicketBooks) -> None:
+    def __init__(self, rollout: SimActors, planner: TicketBooks) -> None:
         """Nothing was asked for twice yet."""
         self._rollout, self._planner = rollout, planner
         self._attempts: dict[str, int] = {}
@@ -101,7 +101,7 @@ class SimLearner:
             profile, profile.learner.micro_batch_tokens or config.packing.rows * config.packing.row_tokens
         )
         self._rng = np.random.default_rng((seed, 7))
-        self._rollout: Rollout
+        self._rollout: SimActors
         self._desk: SimDesk
         self._intake: Intake[ServedGroup]
         self._order: TrainingOrder[ServedGroup]
@@ -122,7 +122,7 @@ class SimLearner:
         """Groups that were not trained, by reason."""
         return self._intake.dropped
 
-    def start(self, rollout: Rollout) -> None:
+    def start(self, rollout: SimActors) -> None:
         """The first turn."""
         self._rollout, self._desk = rollout, SimDesk(rollout, self._planner)
         self._intake = Intake(self._config, planner=self._planner, desk=self._desk, has_signal=self._has_signal)

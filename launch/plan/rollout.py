@@ -99,7 +99,7 @@ class _Group:
     engines: set[int] = dataclasses.field(default_factory=set)
 
 
-class Rollout:
+class SimActors:
     """All engines."""
 
     def __init__(

@@ -6,7 +6,7 @@ from launch.plan.learner import SimLearner
 from launch.plan.lengths import Lengths
 from launch.plan.outcome import Lag, Outcome, Recorder
 from launch.plan.profiles import Profile
-from launch.plan.rollout import Rollout, Totals
+from launch.plan.rollout import SimActors, Totals
 
 
 def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updates: int = 0, seed: int = 0) -> Outcome:
@@ -34,7 +34,7 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
 
     learner = SimLearner(config, profile, calendar, recorder, on_step=on_step, last_step=last, seed=seed)
     lengths = Lengths(profile.response_tokens, profile.prompt_tokens, seed=seed)
-    rollout = Rollout(config, profile, lengths, calendar, learner.on_group)
+    rollout = SimActors(config, profile, lengths, calendar, learner.on_group)
     if not warmup_updates:
         on_step(0)
     learner.start(rollout)

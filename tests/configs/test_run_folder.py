@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from configs import overrides
-from configs.run_folder import RunFolder, check_run_folder, open_run, run_id, snapshot_folder
+from configs.run_folder import RunFolder, check_run_folder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import PromptsConfig, RunConfig
 
@@ -53,33 +53,33 @@ def in_folder(folder: pathlib.Path, **fields: Any) -> Config:
 
 def test_open_run_writes_the_config_and_opens_again(tmp_path):
     config = in_folder(tmp_path / "a" / "run")
-    folder = open_run(config)
+    folder = set_up_run(config)
     assert overrides.from_dict(json.loads((folder / "config.json").read_text())) == config
     first_id = run_id(folder)
-    assert open_run(config) == folder
+    assert set_up_run(config) == folder
     assert run_id(folder) == first_id
     assert not [p.name for p in folder.iterdir() if p.name.startswith(".")]
 
 
 def test_open_run_longer_is_accepted_and_recorded(tmp_path):
-    open_run(in_folder(tmp_path / "run"))
-    open_run(in_folder(tmp_path / "run", num_updates=200))
+    set_up_run(in_folder(tmp_path / "run"))
+    set_up_run(in_folder(tmp_path / "run", num_updates=200))
     assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["num_updates"] == 200
 
 
 def test_open_run_moved_folder_is_accepted(tmp_path):
-    open_run(in_folder(tmp_path / "here"))
+    set_up_run(in_folder(tmp_path / "here"))
     (tmp_path / "here").rename(tmp_path / "there")
-    open_run(in_folder(tmp_path / "there"))
+    set_up_run(in_folder(tmp_path / "there"))
 
 
 def test_open_run_another_config_is_refused_naming_the_fields(tmp_path):
     old = in_folder(tmp_path / "run")
-    open_run(old)
+    set_up_run(old)
     before = (tmp_path / "run" / "config.json").read_bytes()
     other = dataclasses.replace(old, prompts=PromptsConfig(task="spell_backward"), preset="other")
     with pytest.raises(ValueError) as e:
-        open_run(other)
+        set_up_run(other)
     assert "prompts.task was 'chain_sum', now 'spell_backward'" in str(e.value)
     assert "preset was 'test', now 'other'" in str(e.value)
     assert "run." not in str(e.value).replace("config.run.dir", "")
@@ -116,6 +116,6 @@ def test_snapshot_folder_two_runs_of_one_name_do_not_share_it(tmp_path):
     folders = set()
     for name in ("a", "b"):
         config = in_folder(tmp_path / name)
-        open_run(config)
+        set_up_run(config)
         folders.add(snapshot_folder(config))
     assert len(folders) == 2

@@ -13,7 +13,7 @@ from bridge import timeline
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Sampling, Task, Version
-from configs.run_folder import RunFolder, open_run, run_id, snapshot_folder
+from configs.run_folder import RunFolder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, RunConfig
 from tests.bridge.factories import make_ticket
@@ -67,7 +67,7 @@ def run(tmp_path):
         publish=PublishConfig(snapshot_dir=str(tmp_path / "snapshots")),
         actor=ActorConfig(enforce_eager=True, max_num_seqs=8),
     )
-    folder = open_run(config)
+    folder = set_up_run(config)
     RunFolder(folder).model_path_file.write_text(f"{model}\n")
     writer = SnapshotWriter(
         snapshot_folder(config),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from configs import overrides
-from configs.run_folder import RunFolder, open_run
+from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
 from tests.bench.rig.lengths import Lengths
 
@@ -49,5 +49,5 @@ class Session:
 
     def prepare(self, model_folder: pathlib.Path) -> None:
         """Makes the run folder as the launcher does."""
-        folder = open_run(self.config)
+        folder = set_up_run(self.config)
         RunFolder(folder).model_path_file.write_text(f"{model_folder}\n")

@@ -12,7 +12,7 @@ from launch.plan.engine_profile import EngineProfile
 from launch.plan.lengths import Lengths
 from launch.plan.outcome import Lag
 from launch.plan.profiles import LearnerProfile, LengthProfile
-from launch.plan.rollout import Rollout
+from launch.plan.rollout import SimActors
 from launch.plan.simulate import simulate
 from tests.bridge.factories import make_ticket
 from tests.launch.plan.setup import by_rounds, by_window, lengths, profile_of, publishing
@@ -157,7 +157,7 @@ def test_drain_ends_what_an_actor_admitted_by_the_old_weights_and_claims_nothing
         served[group.ticket.id] = (calendar.now_s, group.tokens_by_step)
 
     drawn = Lengths(profile.response_tokens, profile.prompt_tokens, seed=0)
-    rollout = Rollout(by_rounds(R=4, at_publish="drain"), profile, drawn, calendar, on_group)
+    rollout = SimActors(by_rounds(R=4, at_publish="drain"), profile, drawn, calendar, on_group)
     tasks = [Task(verifier="exact", answer=str(n)) for n in range(4)]
     rollout.offer([make_ticket(str(n), order=n, task=task) for n, task in enumerate(tasks)])
     calendar.at(5.0, rollout.update, 1)

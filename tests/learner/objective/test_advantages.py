@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Config
 from configs.sections import LossConfig, ModelConfig, PackingConfig, SamplingConfig
-from configs.sections.loss import ADVANTAGES as NAMES
+from configs.sections.loss import ADVANTAGE_NAMES
 from learner.objective.advantages import ADVANTAGES, group_advantages, has_signal, shaped_rewards
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=2, max_size=9)
@@ -126,7 +126,7 @@ def test_overlong_buffer_one_below_a_response_is_taken_as_by_the_config():
 
 
 def test_advantages_registry_and_config_have_the_same_names():
-    assert set(ADVANTAGES) == set(NAMES)
+    assert set(ADVANTAGES) == set(ADVANTAGE_NAMES)
 
 
 def test_shaped_rewards_nan_reward_is_refused():
