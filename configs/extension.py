@@ -69,7 +69,7 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as e:  # a module may do anything
         where = f" (looked in {here}, on PYTHONPATH and among the installed packages)"
-        is_missing = isinstance(e, ModuleNotFoundError) and module_name.startswith(str(e.name))
+        is_missing = isinstance(e, ModuleNotFoundError) and f"{module_name}.".startswith(f"{e.name}.")
         raise ValueError(
             f"{field}={name}: the module {module_name} does not import: {one_line(e)}{where if is_missing else ''}"
         ) from e

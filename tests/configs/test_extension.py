@@ -69,6 +69,8 @@ def test_load_missing_module_says_where_it_looked(mine):
     assert "No module named 'nowhere'" in said and f"looked in {os.getcwd()}, on PYTHONPATH" in said
     mine("import no_such_package\n")
     assert "looked in" not in refusal()  # mine itself was found
+    mine("import min\n")
+    assert "No module named 'min'" in (said := refusal()) and "looked in" not in said  # nor is min a package of mine
 
 
 @pytest.mark.parametrize(
