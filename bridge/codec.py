@@ -34,6 +34,10 @@ _INT64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 T = TypeVar("T", bound=Ticket | Group | WeightManifest | Heartbeat)
 
 
+class OtherFormatError(ValueError):
+    """A message of another build: its type has another format version here."""
+
+
 class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     format: int
     type: str
@@ -69,8 +73,9 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
     """Unpacks a message of the given type; its arrays are read-only.
 
     Raises:
-      ValueError: larger than `max_bytes`, another format version or type, truncated or trailing
-        bytes, an unknown or missing field, or values the type refuses.
+      OtherFormatError: another format version.
+      ValueError: larger than `max_bytes`, another type, truncated or trailing bytes, an unknown or
+        missing field, or values the type refuses.
     """
     if type_ not in FORMATS:
         raise ValueError(f"no wire type: {type_!r}; wanted one of {_names()}")
@@ -81,7 +86,7 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
         if message.type != type_.__name__:
             raise ValueError(f"got a {message.type!r}, wanted a {type_.__name__}")
         if message.format != FORMATS[type_]:
-            raise ValueError(
+            raise OtherFormatError(
                 f"{message.type}: wire format {message.format}, this build reads {FORMATS[type_]}: update the older one"
             )
         fields = msgspec.msgpack.decode(message.body, type=_strict(type_))

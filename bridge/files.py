@@ -1,8 +1,13 @@
 """Locks that die with their holder, and files that others see whole or not at all."""
 
+import contextlib
 import fcntl
 import os
 import pathlib
+import time
+
+_PART = ".sluice-part"
+_ABANDONED_S = 3600.0  # a small file is written in seconds
 
 
 def try_flock(fd: int, operation: int) -> bool:
@@ -16,7 +21,9 @@ def try_flock(fd: int, operation: int) -> bool:
 
 def replace_file(path: pathlib.Path, data: bytes, *, is_durable: bool = False) -> None:
     """Writes a small file so that others see the old one or the new one, whole; `is_durable` waits for the disk."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")  # a name of our own: others may replace the file meanwhile
+    _sweep(path.parent)
+    # A name of our own: two commands may open one run folder, and write its files, at once.
+    part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     try:
         with open(part, "wb") as file:
             file.write(data)
@@ -26,3 +33,14 @@ def replace_file(path: pathlib.Path, data: bytes, *, is_durable: bool = False) -
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sweep(folder: pathlib.Path) -> None:
+    """Removes what killed writers left in a folder.
+
+    By age, not by the writer's id: it may be of another machine that shares the folder, and ids come again.
+    """
+    for part in folder.glob(f".*{_PART}"):
+        with contextlib.suppress(OSError):  # somebody else swept it, or it is another user's
+            if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                part.unlink()

@@ -1,8 +1,8 @@
 """Functions of the user's own, which a configuration names as `module:function`.
 
 Nothing is imported before `load`, so that each module is imported only in the process that calls its function: the
-learner has no torch, an actor's verifiers no jax. A module is found as by `python -m` from the directory in which the
-command was started, then on PYTHONPATH and among the installed packages.
+learner has no torch, an actor's verifiers no jax. A module is looked for in the directory in which the command was
+started, then on PYTHONPATH and among the installed packages, all of them behind our own packages.
 """
 
 import dataclasses
@@ -63,13 +63,13 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:  # the process was not started by `python -m`
-        sys.path.append(here)
+    if here not in sys.path and "" not in sys.path:  # there already in a process started by a plain `python -m`
+        sys.path.insert(sys.path.index(str(_PROJECT)) + 1 if str(_PROJECT) in sys.path else len(sys.path), here)
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as e:  # a module may do anything
         where = f" (looked in {here}, on PYTHONPATH and among the installed packages)"
-        is_missing = isinstance(e, ModuleNotFoundError) and module_name.startswith(str(e.name))
+        is_missing = isinstance(e, ModuleNotFoundError) and f"{module_name}.".startswith(f"{e.name}.")
         raise ValueError(
             f"{field}={name}: the module {module_name} does not import: {one_line(e)}{where if is_missing else ''}"
         ) from e
@@ -102,7 +102,8 @@ def one_line(error: BaseException) -> str:
 def python_path() -> str:
     """PYTHONPATH of a child process that is to find what this one finds: our packages, then what this one was given.
 
-    The child must also be started in this process's directory.
+    The child must also be started in this process's directory, and with `python -P -m`: without the flag that directory
+    precedes our packages, and a folder `configs` there takes the place of ours.
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys([str(_PROJECT), *filter(None, given)]))

@@ -37,7 +37,7 @@ class PipedProcess:
     def __init__(
         self, module: str, arguments: list[str], log: pathlib.Path, *, env: dict[str, str] | None = None
     ) -> None:
-        """Starts `python -m module arguments...`; what it prints goes to `log`."""
+        """Starts `python -P -m module arguments...`; what it prints goes to `log`."""
         self.name = module.rsplit(".", 1)[-1]
         self._log = log
         read, write = os.pipe()
@@ -46,7 +46,7 @@ class PipedProcess:
         self._queue: collections.deque[dict[str, Any]] = collections.deque()
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -88,7 +88,7 @@ def _try_objective(config: Config) -> None:
     request = {"loss": dataclasses.asdict(config.loss), "group_size": config.rounds.samples_per_group}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "learner.objective.check"],
+            [sys.executable, "-P", "-m", "learner.objective.check"],
             input=json.dumps(request),
             env=os.environ | {"PYTHONPATH": extension.python_path(), "JAX_PLATFORMS": "cpu"},
             capture_output=True,

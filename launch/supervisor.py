@@ -74,7 +74,7 @@ class Child:
         output: IO[bytes] = open(self._log, "ab")  # noqa: SIM115  # the child keeps it
         with output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"launch.{self.role.split('-')[0]}", *self._arguments]
+                [sys.executable, "-P", "-m", f"launch.{self.role.split('-')[0]}", *self._arguments]
                 + ([f"--name={self.name}"] if self.role != "learner" else []),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 
-from configs import overrides
+from configs import extension, overrides
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
 
@@ -42,10 +42,10 @@ def _make_unless_there(folder: pathlib.Path, config: Config) -> None:
         print(f"making the tiny model in {folder} (once, about a minute)", flush=True)
         # In a process of its own: this one never loads jax.
         made = subprocess.run(
-            [sys.executable, "-m", "launch.tiny_model", str(folder)],
+            [sys.executable, "-P", "-m", "launch.tiny_model", str(folder)],
             input=overrides.to_json(config),
             text=True,
-            cwd=pathlib.Path(__file__).resolve().parent.parent,
+            env=os.environ | {"PYTHONPATH": extension.python_path()},
         )
         if made.returncode != 0:
             raise ValueError(f"the tiny model could not be made (exit code {made.returncode}; see above)")

@@ -22,7 +22,7 @@ from configs import extension
 
 LOAD_TIMEOUT_S = 120.0
 """For starting a worker and importing a verifier's library; the deadline proper begins after that."""
-COMMAND = (sys.executable, "-m", worker.__name__)
+COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 
 
 class VerifierError(RuntimeError):

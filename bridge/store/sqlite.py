@@ -4,6 +4,7 @@ A claimed ticket is leased, and the lease is only a promise not to offer it to o
 whoever hands in the first complete group wins, lease or no lease.
 """
 
+import contextlib
 import os
 import sqlite3
 import time
@@ -219,7 +220,12 @@ class SqliteStore(GroupStore):
     def heartbeats(self) -> list[Heartbeat]:
         with self._database.read() as db:
             rows = db.execute("SELECT payload FROM heartbeats ORDER BY process").fetchall()
-        return [codec.decode(Heartbeat, payload, max_bytes=self._max_bytes) for (payload,) in rows]
+        beats: list[Heartbeat] = []
+        for (payload,) in rows:
+            # A process of an older build may live on after the file was migrated under it, and beats as it did.
+            with contextlib.suppress(codec.OtherFormatError):
+                beats.append(codec.decode(Heartbeat, payload, max_bytes=self._max_bytes))
+        return beats
 
     @override
     def fence(self, actor: str, reason: str) -> None:
@@ -262,8 +268,10 @@ class SqliteStore(GroupStore):
 
     @override
     def failed(self) -> dict[str, str]:
+        # A process of an older build may live on after the file was migrated; it keeps the reason as the actor.
+        select = "SELECT id, coalesce(failure, actor, '') FROM tickets WHERE state = 'failed'"
         with self._database.read() as db:
-            return dict(db.execute("SELECT id, failure FROM tickets WHERE state = 'failed'").fetchall())
+            return dict(db.execute(select).fetchall())
 
     @override
     def counts(self) -> dict[str, int]:

@@ -160,7 +160,7 @@ def compile_job(job: Job, python: pathlib.Path, *, dump: str | None = None) -> C
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "answer.json"
         done = subprocess.run(
-            [str(python), "-m", "launch.compile_tpu.worker", str(file)],
+            [str(python), "-P", "-m", "launch.compile_tpu.worker", str(file)],
             input=json.dumps(message),
             text=True,
             env=environment(python) | {"PYTHONPATH": extension.python_path()},

@@ -90,7 +90,7 @@ def _make(folder: pathlib.Path, python: pathlib.Path, wanted: list[str]) -> None
     log = folder / "install.log"
     with log.open("w") as out:
         done = subprocess.run(
-            [str(python), "-m", "pip", "install", "--progress-bar", "off", *wanted],
+            [str(python), "-P", "-m", "pip", "install", "--progress-bar", "off", *wanted],
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

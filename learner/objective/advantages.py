@@ -1,5 +1,6 @@
 """Advantages from the rewards of one complete group, and the shaping of rewards; numpy in float64, float32 out."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -107,8 +108,13 @@ def check_overlong_buffer(config: LossConfig, max_response_tokens: int) -> None:
         )
 
 
+@functools.cache  # it is called for every group
+def _load(name: str) -> Callable[..., Any]:
+    return extension.load("loss.advantage", name, OWN_ADVANTAGE)
+
+
 def _own(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float32[np.ndarray, " K"]:
-    function = extension.load("loss.advantage", config.advantage, OWN_ADVANTAGE)
+    function = _load(config.advantage)
     wanted = f"loss.advantage={config.advantage} must return a numpy array of {rewards.size} finite floats"
     # A copy, since what it does to its argument must not reach the metrics.
     returned: object = function(rewards.copy(), config)

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import pathlib
 
 import pytest
 
@@ -45,3 +46,25 @@ def test_replace_file_that_fails_leaves_the_old_one_and_nothing_else(tmp_path, m
     with pytest.raises(OSError, match="No space"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_replace_file_sweeps_what_killed_writers_left_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "2[.json"
+    foreign = [tmp_path / ".other", tmp_path / "1.json.sluice-part"]
+    for file in foreign:
+        file.touch()
+        os.utime(file, (0, 0))
+
+    def kill(*_):
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", kill)
+        patch.setattr(pathlib.Path, "unlink", lambda *_, **__: None)  # a killed process takes nothing back
+        for name in ("1.json", "3.json"):
+            with pytest.raises(OSError, match="killed"):
+                replace_file(tmp_path / name, b"part")
+    left, written_now = sorted(set(tmp_path.iterdir()) - set(foreign))
+    os.utime(left, (0, 0))
+    replace_file(path, b"new")
+    assert set(tmp_path.iterdir()) == {path, written_now, *foreign}

@@ -64,11 +64,23 @@ def test_load_what_can_not_be_used_is_refused_in_one_line(mine, text, said):
     assert said in refusal()
 
 
+def test_load_looks_where_the_command_was_started_before_the_installed_packages_but_behind_ours(mine, monkeypatch):
+    elsewhere, here = pathlib.Path("elsewhere").resolve(), os.getcwd()
+    elsewhere.mkdir()
+    (elsewhere / "mine.py").write_text("def f(rewards, config):\n    return 'elsewhere'\n")
+    mine("def f(rewards, config):\n    return 'mine'\n")
+    monkeypatch.setattr(sys, "path", [str(REPO), str(elsewhere), *sys.path])
+    assert extension.load("loss.advantage", "mine:f", PAIR)(1, 2) == "mine"
+    assert sys.path[:3] == [str(REPO), here, str(elsewhere)]
+
+
 def test_load_missing_module_says_where_it_looked(mine):
     said = refusal("nowhere.to.be:f")
     assert "No module named 'nowhere'" in said and f"looked in {os.getcwd()}, on PYTHONPATH" in said
     mine("import no_such_package\n")
     assert "looked in" not in refusal()  # mine itself was found
+    mine("import min\n")
+    assert "No module named 'min'" in (said := refusal()) and "looked in" not in said  # nor is min a package of mine
 
 
 @pytest.mark.parametrize(
@@ -151,12 +163,16 @@ def test_loss_of_ones_own_has_no_rules_of_a_method_but_the_general_ones():
 def test_python_path_leads_a_child_to_our_packages_and_to_the_users(tmp_path, monkeypatch):
     for folder in ("here", "given"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"mine_{folder}.py").write_text("")
+        (tmp_path / folder / f"mine_{folder}.py").write_text("def f(): ...\n")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "given"))
-    (tmp_path / "here" / "child.py").write_text("import mine_here, mine_given, configs.extension\n")
+    (tmp_path / "given" / "child.py").write_text(
+        "from configs import extension\n"
+        "extension.load('x', 'mine_given:f', extension.Signature(takes=(), returns=''))\n"
+        "extension.load('x', 'mine_here:f', extension.Signature(takes=(), returns=''))\n"
+    )
     env = os.environ | {"PYTHONPATH": extension.python_path()}
-    subprocess.run([sys.executable, "-m", "child"], env=env, check=True)
+    subprocess.run([sys.executable, "-P", "-m", "child"], env=env, check=True)
     assert extension.python_path().split(os.pathsep) == [str(REPO), str(tmp_path / "given")]
     monkeypatch.setenv("PYTHONPATH", extension.python_path())
     assert extension.python_path() == os.environ["PYTHONPATH"]

@@ -4,9 +4,11 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
+from bridge import codec
 from bridge.store import sqlite_database
 from bridge.store.protocol import FencedError, GroupStore
 from bridge.store.sqlite import SqliteStore
@@ -280,6 +282,27 @@ def test_give_up_reason_stands_in_a_column_of_its_own(store):
             ("a", "failed", None, "y"),
             ("b", "open", None, "y"),
         ]
+
+
+def test_failed_by_an_older_process_has_its_reason_from_the_actors_column(store):
+    put(store, "a", "b")
+    with store._database.write() as db:  # as schema version 2 did; it had no column `failure`
+        db.execute("UPDATE tickets SET state = 'failed', actor = 'no verdict' WHERE id = 'a'")
+        db.execute("UPDATE tickets SET state = 'failed' WHERE id = 'b'")
+    assert store.failed() == {"a": "no verdict", "b": ""}
+
+
+def test_heartbeats_of_another_build_are_passed_over_and_corrupt_ones_refused(store):
+    beat = Heartbeat(process="learner", role="learner", pid=1, time_s=2.0)
+    store.heartbeat(beat)
+    with store._database.write() as db:
+        other = msgspec.msgpack.encode([codec.FORMATS[Heartbeat] - 1, "Heartbeat", {"process": "x"}])
+        db.execute("INSERT INTO heartbeats VALUES ('x', ?)", (other,))
+    assert store.heartbeats() == [beat]
+    with store._database.write() as db:
+        db.execute("UPDATE heartbeats SET payload = x'00' WHERE process = 'x'")
+    with pytest.raises(ValueError, match="malformed Heartbeat"):
+        store.heartbeats()
 
 
 def test_fence_drops_what_the_actor_made_and_nobody_acknowledged(store):

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs import extension
 from configs.schema import Config
 from configs.sections import LossConfig, ModelConfig, PackingConfig, SamplingConfig
 from configs.sections.loss import ADVANTAGE_NAMES
@@ -127,6 +128,24 @@ def test_overlong_buffer_one_below_a_response_is_taken_as_by_the_config():
 
 def test_advantages_registry_and_config_have_the_same_names():
     assert set(ADVANTAGES) == set(ADVANTAGE_NAMES)
+
+
+def doubled(rewards, config):
+    return 2 * rewards
+
+
+def test_advantage_of_ones_own_is_looked_up_once(monkeypatch):
+    names = []
+
+    def load(field, name, wanted):
+        names.append(name)
+        return doubled
+
+    monkeypatch.setattr(extension, "load", load)
+    config = LossConfig(advantage=f"{__name__}:doubled")
+    for _ in range(3):
+        np.testing.assert_array_equal(group_advantages(np.array([0.0, 1.0]), config), [0.0, 2.0])
+    assert names == [config.advantage]
 
 
 def test_shaped_rewards_nan_reward_is_refused():

@@ -1,0 +1,76 @@
+"""What a process that we start finds when it starts in a folder of the user's with packages named like ours."""
+
+import asyncio
+import os
+import pathlib
+import re
+
+import pytest
+
+from actor.verifiers.pool import VerifierPool
+from bridge.types import Task
+from configs.schema import Config
+from configs.sections import LossConfig
+from launch import preflight, tiny_model
+from launch.pipes import PipedProcess
+from launch.supervisor import Child
+from tests.integration.support.processes import REPO
+
+
+@pytest.fixture(autouse=True)
+def shadowed(tmp_path, monkeypatch):
+    """A working directory with a package for each of ours, none of which imports."""
+    for package in ("configs", "actor", "bridge", "learner", "launch"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise RuntimeError('the folder is in the way')\n")
+    (tmp_path / "mine.py").write_text("def advantage(rewards, config):\n    return rewards\n")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_verifier_worker_is_ours():
+    async def score() -> float:
+        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
+        try:
+            return await pool.score("42", Task(verifier="exact", answer="42"))
+        finally:
+            await pool.close()
+
+    assert asyncio.run(score()) == 1.0
+
+
+def test_objective_check_is_ours_and_finds_the_users_own():
+    config = Config(preset="t", loss=LossConfig(advantage="mine:advantage"))
+    assert preflight.check_functions(config, ("learner",)) == ["functions of your own: loss.advantage=mine:advantage"]
+
+
+def test_role_of_a_run_is_ours(tmp_path):
+    child = Child("learner", ["--helpshort"], tmp_path / "log", devices="")
+    child.start()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child.kill_after(0.0)
+    said = (tmp_path / "log").read_text()
+    assert "--config" in said and "in the way" not in said
+
+
+def test_piped_process_is_ours(tmp_path):
+    child = PipedProcess("configs.extension", [], tmp_path / "log")
+    try:
+        assert child.process.wait() == 0, (tmp_path / "log").read_text()
+    finally:
+        child.close()
+
+
+def test_maker_of_the_tiny_model_is_ours(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tiny_model.overrides, "to_json", lambda config: "no config")  # it reads this after its imports
+    with pytest.raises(ValueError, match="could not be made"):
+        tiny_model.cached_tiny_model(Config(preset="t"))
+    said = capfd.readouterr().err
+    assert "JSONDecodeError" in said and "in the way" not in said
+
+
+def test_every_module_is_started_with_the_safe_path():
+    sources = [p for package in ("actor", "learner", "launch") for p in (pathlib.Path(REPO) / package).rglob("*.py")]
+    starts = [found for p in sources for found in re.findall(r'.*"-m",.*', p.read_text())]
+    assert len(starts) == 7
+    assert [line for line in starts if '"-P", "-m",' not in line] == []
