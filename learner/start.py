@@ -106,13 +106,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
         state=state,
         last_saved_step=step,
         last_evaluated_step=metrics.last_step("eval"),
-        publisher=Publisher(
-            SnapshotWriter(snapshot_folder(config), run=run_id(folder), tokenizer_hash=tokenizer.fingerprint),
-            architecture.param_names,
-            config.publish,
-            incarnation=incarnation,
-            dtype=config.model.served_dtype,
-        ),
+        publisher=_publisher(config, folder, architecture, tokenizer, incarnation),
         checkpoints=checkpoints,
         evaluation=Pinned("eval", store, while_waiting=heart.check),
         probe=Pinned("probe", store, while_waiting=heart.check),
@@ -135,6 +129,18 @@ def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) ->
     if bad_rows:
         logging.warning("rows set aside count=%d see=%s", len(bad_rows), quarantine)
     return prompts, held_out
+
+
+def _publisher(
+    config: Config, folder: pathlib.Path, architecture: Architecture, tokenizer: Tokenizer, incarnation: int
+) -> Publisher:
+    return Publisher(
+        SnapshotWriter(snapshot_folder(config), run=run_id(folder), tokenizer_hash=tokenizer.fingerprint),
+        architecture.param_names,
+        config.publish,
+        incarnation=incarnation,
+        dtype=config.model.served_dtype,
+    )
 
 
 def _open_store(config: Config, folder: pathlib.Path) -> LearnerStore:
