@@ -107,7 +107,7 @@ def compare(model, meshes):
 
 def on_eight_devices(code: str) -> str:
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    code = f"from tests.learner import test_sharded_steps as t; {code}"
+    code = f"from tests.learner.update import test_sharded_steps as t; {code}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout
