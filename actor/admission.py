@@ -7,7 +7,9 @@ Train tickets obey the policy:
   `width` lowest orders among the groups that are not serving-complete, and a request is admitted if and only if its
   group is in F. A slot frees when all requests of a group have ended, whether or not its rewards are known. Several
   actors serve one frontier: the store hands out what is in it (`bridge/store/frontier.py`);
-* window(width): at most `width` groups, and no more than the engine has room for.
+* window(sequences): in-flight generation (PipelineRL Algorithm 2). So many sequences in progress, as one ends the next
+  begins; of several actors each has its part of them (`part_of`). A ticket more is kept in hand, so that no place waits
+  for a claim.
 
 A group is told by its order: tickets of single samples share their group's.
 
@@ -48,29 +50,34 @@ class Admission:
         max_sequences: int,
         samples_per_group: int,
         tickets_per_group: int = 1,
+        sequences: int | None = None,
     ) -> None:
         """Nothing is in hand.
 
         Args:
           policy: fifo, frontier or window.
-          width: groups of the frontier or window.
+          width: groups of the frontier.
           max_sequences: what the engine runs at once.
           samples_per_group: requests of a group.
           tickets_per_group: tickets that a group comes in: 1, or as many as it has requests.
+          sequences: H, what a window keeps in progress on all engines together; None for what this engine runs.
 
         Raises:
           ValueError: a bound below one.
         """
-        if min(max_sequences, samples_per_group, tickets_per_group) < 1 or (policy != "fifo" and width < 1):
+        if min(max_sequences, samples_per_group, tickets_per_group) < 1 or (policy == "frontier" and width < 1):
             raise ValueError(
                 f"admission {policy} wants bounds >= 1, got width={width} max_sequences={max_sequences} "
                 f"samples_per_group={samples_per_group} tickets_per_group={tickets_per_group}"
             )
         self.policy: Policy = policy
         self.width = width
-        """Groups of the frontier or window; may be changed at any time, also below what is in service."""
+        """Groups of the frontier; may be changed at any time, also below what is in service."""
         self.max_sequences = max_sequences
         """What may run at once; may be changed at any time, also below what runs."""
+        self._sequences = sequences
+        self._part = sequences
+        """This engine's part of a window, where it has places for it."""
         self._requests_per_ticket = -(-samples_per_group // tickets_per_group)
         self._tickets_per_group = tickets_per_group
         self._waiting: dict[str, Ticket] = {}
@@ -86,6 +93,7 @@ class Admission:
             max_sequences=config.actor.max_num_seqs,
             samples_per_group=num_requests,
             tickets_per_group=num_requests if config.admission.unit == "sample" else 1,
+            sequences=config.sequences if config.admission.policy == "window" else None,
         )
 
     @property
@@ -103,17 +111,24 @@ class Admission:
         """Requests in the engine."""
         return sum(s.num_left for s in self._served.values())
 
+    @property
+    def room(self) -> int:
+        """Requests that may begin now; below 0 where more run than may."""
+        bound = self.max_sequences if self._part is None else min(self._part, self.max_sequences)
+        return bound - self.num_sequences
+
+    def share_among(self, other_engines: Iterable[int]) -> None:
+        """From here on engines of so many sequences each serve beside this one."""
+        if self._sequences is not None:
+            self._part = part_of(self._sequences, others=other_engines)
+
     def num_to_claim(self) -> int:
-        """How many more tickets could start now."""
-        room = self.max_sequences - self.num_sequences
-        by_room = -(-max(0, room) // self._requests_per_ticket)
-        if self.policy == "fifo":
-            free = by_room
-        else:
+        """How many more tickets could start now; of a window one more."""
+        if self.policy == "frontier":
             num_train = sum(not _is_pinned(s.ticket) for s in self._served.values())
             free = max(0, self.width * self._tickets_per_group - num_train)
-            if self.policy == "window":
-                free = min(free, by_room)
+        else:
+            free = -(-max(0, self.room) // self._requests_per_ticket) + (self.policy == "window")
         return max(0, free - len(self._waiting))
 
     def offer(self, tickets: Iterable[Ticket]) -> None:
@@ -159,12 +174,28 @@ class Admission:
 
     def _has_room(self, ticket: Ticket) -> bool:
         # A group may start in a place too small for it: what is over waits inside the engine, by order.
-        engine_has_room = self.num_sequences < self.max_sequences
-        if _is_pinned(ticket) or self.policy == "fifo":
-            return engine_has_room
+        if _is_pinned(ticket) or self.policy != "frontier":
+            return self.room > 0
         groups = {s.ticket.order for s in self._served.values() if not _is_pinned(s.ticket)}
-        has_slot = ticket.order in groups or len(groups) < self.width
-        return has_slot and (self.policy == "frontier" or engine_has_room)
+        return ticket.order in groups or len(groups) < self.width
+
+
+def part_of(total: int, *, others: Iterable[int]) -> int:
+    """One engine's part of the sequences that all keep in service, if it has places for it.
+
+    Equal parts; what an engine is too small for goes to the larger ones.
+
+    Args:
+      total: H.
+      others: sequences that each of the other engines runs at once.
+    """
+    sizes = sorted(others)
+    for i, size in enumerate(sizes):
+        num_left = len(sizes) - i + 1
+        if size * num_left >= total:
+            return -(-total // num_left)
+        total -= size
+    return total
 
 
 def _is_pinned(ticket: Ticket) -> bool:

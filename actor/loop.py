@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import time
 import types
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from absl import logging
 from jaxtyping import Int32
 
 from actor.admission import Admission
-from actor.engine.protocol import Engine
+from actor.engine.protocol import Engine, Sample
 from actor.group_builder import GroupBuilder
 from actor.lanes import Lanes, record
 from actor.race import Race
@@ -41,10 +41,21 @@ class Limits:
     max_attempts: int = 3
     """How often a ticket is tried whose responses can't be judged."""
     heartbeat_s: float = 2.0
-    swap_s: float = 300.0
+    swap_s: float = 120.0
     """A weight update that takes longer has hung."""
-    stall_s: float = 300.0
-    """An engine with requests that samples no token for so long has hung."""
+    stall_s: float = 120.0
+    """An engine with requests that samples no token for so long, weight updates aside, has hung."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Sampling:
+    """A request in the engine."""
+
+    start_step: int
+    """Of the weights served when it was made."""
+    task: "asyncio.Task[Sample]"
+    is_stale: bool = False
+    """It was ended to begin anew."""
 
 
 Duty = Callable[["Actor"], Coroutine[Any, Any, None]]
@@ -70,14 +81,31 @@ class Actor:
         timeline: Timeline,
         limits: Limits,
         drains: bool = False,
+        lag_bound: int | None = None,
     ) -> None:
-        """Puts the parts together; nothing starts. `drains`: running requests end before weights are swapped."""
+        """Puts the parts together; nothing starts.
+
+        Args:
+          name: the actor's.
+          store: where tickets and groups are.
+          engine: what samples.
+          weights: keeps up with what is published.
+          verifiers: judge.
+          decode: from tokens to text.
+          admission: which tickets are in service.
+          timeline: where groups and weight updates are marked.
+          limits: how long things may take.
+          drains: running requests end before weights are swapped.
+          lag_bound: updates that the start of a running sample may be behind the weights served; None for no bound.
+        """
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits, self.drains = admission, timeline, limits, drains
-        self._verifiers, self._decode = verifiers, decode
+        self._verifiers, self._decode, self._lag_bound = verifiers, decode, lag_bound
         self._num_actors = 1
         self._held: dict[str, Ticket] = {}
         self._groups: dict[str, asyncio.Task[None]] = {}
+        self._emitting: dict[str, Ticket] = {}
+        """Not held any more: a lease that ends while a group is on its way to the store is no reason to stop."""
         self._is_paused = False
         self._is_leaving = False
         self._changed = asyncio.Event()
@@ -89,6 +117,8 @@ class Actor:
         self._just_served: list[str] = []
         self._num_dropped_in_a_row = 0
         self._lanes = Lanes()
+        self._sampling: dict[str, _Sampling] = {}
+        """By request."""
 
     @property
     def held(self) -> Mapping[str, Ticket]:
@@ -178,9 +208,26 @@ class Actor:
         else:
             self.admission.remove(ticket_id)
 
-    def share_among(self, num_actors: int) -> None:
-        """From here on so many actors, this one among them, share the tickets."""
-        self._num_actors = num_actors
+    def share_among(self, other_engines: Sequence[int]) -> None:
+        """From here on actors with engines of so many sequences each share the tickets with this one."""
+        self._num_actors = 1 + len(other_engines)
+        self.admission.share_among(other_engines)
+
+    def restart_stale(self) -> int:
+        """Starts samples anew that began more than the lag bound behind the weights served; returns how many.
+
+        ROLL Flash's freshness by the async ratio (section 4.3): each sample for itself, its siblings go on.
+        """
+        if self._lag_bound is None or self.engine.version is None:
+            return 0
+        oldest = self.engine.version.step - self._lag_bound
+        stale = [s for s in self._sampling.values() if s.start_step < oldest]
+        for sampling in stale:
+            sampling.is_stale = True
+            sampling.task.cancel()
+        if stale:
+            self.timeline.instant("stale", samples=len(stale), oldest=oldest)
+        return len(stale)
 
     def bound_sequences(self, max_sequences: int) -> None:
         """From here on so many sequences may run at once; what runs beyond that goes on."""
@@ -207,7 +254,7 @@ class Actor:
                     limit=limit,
                     lease_s=self.limits.lease_s,
                     width=self.admission.width if self.admission.policy == "frontier" else None,
-                    among=self._num_actors,
+                    among=1 if self.admission.policy == "window" else self._num_actors,
                     served=served,
                 )
             )
@@ -225,7 +272,7 @@ class Actor:
 
     def _holds(self, ticket: Ticket) -> bool:
         """Whether this very ticket is here: another prompt, or newer weights, make it another one."""
-        held = self._held.get(ticket.id)
+        held = self._held.get(ticket.id) or self._emitting.get(ticket.id)
         return (
             held is not None
             and held.min_version == ticket.min_version
@@ -249,12 +296,7 @@ class Actor:
 
         async def serve_sample(index: int) -> None:
             nonlocal served_s
-            sample = await self.engine.sample(
-                ticket.prompt_tokens,
-                ticket.sampling,
-                request_id=f"{ticket.id}.{index}",
-                priority=ticket.order,
-            )
+            sample = await self._sample(ticket, index)
             served_s = time.time()
             losers = race.end(index)
             for loser in losers:
@@ -262,7 +304,8 @@ class Actor:
             if self.admission.finish_sample(ticket.id, 1 + len(losers)):
                 self._just_served.append(ticket.id)
             self._changed.set()
-            builder.add(index, sample, await self._verifiers.score(self._decode(sample.tokens), ticket.task))
+            text = self._decode(sample.tokens)
+            builder.add(index, sample, await self._verifiers.score(text, ticket.task, sample.finish))
 
         lane = self._lanes.take()
         try:
@@ -280,14 +323,40 @@ class Actor:
             self.admission.remove(ticket.id)
             self._changed.set()
 
+    async def _sample(self, ticket: Ticket, index: int) -> Sample:
+        """One response, begun anew as often as it gets stale (`restart_stale`)."""
+        request_id = f"{ticket.id}.{index}"
+        attempt = 0
+        while True:
+            version = self.engine.version
+            assert version is not None  # or the ticket would not have been admitted
+            request = self.engine.sample(
+                ticket.prompt_tokens, ticket.sampling, request_id=request_id, priority=ticket.order
+            )
+            sampling = _Sampling(version.step, asyncio.ensure_future(request))
+            if ticket.kind == "train":
+                self._sampling[request_id] = sampling
+            try:
+                return await sampling.task
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not sampling.is_stale or (task is not None and task.cancelling()):
+                    raise
+            finally:
+                self._sampling.pop(request_id, None)
+            attempt += 1
+            request_id = f"{ticket.id}.{index}+{attempt}"
+
     async def _emit(self, group: Group) -> None:
-        # Not held any more: a lease that ends from here on is no reason to stop.
-        self._held.pop(group.ticket_id, None)
+        if group.ticket_id in self._held:
+            self._emitting[group.ticket_id] = self._held.pop(group.ticket_id)
         try:
             is_new = await asyncio.to_thread(self.store.put_group, group)
         except (KeyError, UnfitGroupError) as e:  # withdrawn, or another prompt has its id now
             logging.info("group unwanted ticket=%s: %s", group.ticket_id, e)
             return
+        finally:
+            self._emitting.pop(group.ticket_id, None)
         self.num_emitted += is_new
         self.num_emitted_tokens += is_new * sum(r.tokens.size for r in group.rollouts)
         self._num_dropped_in_a_row = 0

@@ -5,7 +5,7 @@ as good as what went in. Arrays are numpy; shapes use P (prompt tokens), T (resp
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
@@ -17,6 +17,10 @@ compare the engine's logprobs with the learner's after a publish."""
 
 Finish = Literal["stop", "length"]
 """Why a response ended: an end-of-sequence or stop token, or the token limit."""
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
+"""What vLLM samples at as it is told, besides 0 (greedy): it raises what is lower to 0.01, so that every ratio would be
+another distribution's, and refuses what is higher."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -72,11 +76,12 @@ class Sampling:
                 f"want 1 <= max_tokens and 0 <= min_tokens <= max_tokens, "
                 f"got max_tokens={self.max_tokens} min_tokens={self.min_tokens}"
             )
-        if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1 or self.top_k < 0:
+        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise ValueError(
-                "want a finite temperature >= 0, 0 < top_p <= 1, top_k >= 0, "
-                f"got temperature={self.temperature} top_p={self.top_p} top_k={self.top_k}"
+                f"want temperature 0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}], got temperature={self.temperature}"
             )
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(f"want 0 < top_p <= 1 and top_k >= 0, got top_p={self.top_p} top_k={self.top_k}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +115,7 @@ class Ticket:
 
     def __post_init__(self) -> None:
         """Refuses a ticket that no actor could serve."""
+        _check_choice("kind", self.kind, TicketKind)
         _check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.id:
             raise ValueError("a ticket needs an id")
@@ -139,6 +145,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         """Refuses ragged, empty or non-finite data."""
+        _check_choice("finish", self.finish, Finish)
         _check_vector("tokens", self.tokens, np.int32)
         _check_vector("loss_mask", self.loss_mask, np.bool_)
         _check_vector("behavior_logprobs", self.behavior_logprobs, np.float32)
@@ -175,7 +182,7 @@ class Group:
     incarnation: int
     """Incarnation of the newest weights that made any of its tokens."""
     actor: str
-    """Who made it; several names with "+" between them where single samples were put together."""
+    """Who made it; a name a rollout, with "+" between them, where single samples of several were put together."""
     started_s: float
     """Unix time at which its first sample entered the engine."""
     finished_s: float
@@ -183,6 +190,7 @@ class Group:
 
     def __post_init__(self) -> None:
         """Refuses an empty group."""
+        _check_choice("kind", self.kind, TicketKind)
         _check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.rollouts:
             raise ValueError(f"group {self.ticket_id} has no rollouts")
@@ -191,6 +199,12 @@ class Group:
     def actors(self) -> frozenset[str]:
         """The names of all who made it."""
         return frozenset(self.actor.split("+"))
+
+    @property
+    def makers(self) -> tuple[str, ...]:
+        """The name of who made each rollout."""
+        names = self.actor.split("+")
+        return tuple(names) if len(names) == len(self.rollouts) else (self.actor,) * len(self.rollouts)
 
     @property
     def min_step(self) -> int:
@@ -325,6 +339,11 @@ class Heartbeat:
 def is_array(value: object) -> TypeIs[np.ndarray[Any, np.dtype[Any]]]:
     """Whether a value is an array, of whatever shape and dtype."""
     return isinstance(value, np.ndarray)
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 def _check_vector(name: str, value: object, dtype: type[np.generic]) -> None:

@@ -9,6 +9,7 @@ import difflib
 import importlib.util
 import json
 import pathlib
+import traceback
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -46,26 +47,46 @@ def load_preset(path: str) -> Config:
     """Runs a preset file's `get_config()`; `FILE.py:SIZE` hands it a size.
 
     Raises:
-      ValueError: no such file (the presets that exist are named), or it returns something else.
+      ValueError: no such file, or it has no `get_config` (the presets that exist are named); it fails by itself (the
+        line is named); or it returns something else.
     """
     name, _, size = path.partition(":")
     file = pathlib.Path(name)
     if not file.is_file():
-        folder = pathlib.Path(__file__).parent
-        names = [f"configs/{p.name}" for p in sorted(folder.glob("*.py")) if "\ndef get_config" in p.read_text()]
-        raise ValueError(f"no config file {name!r}; presets are {', '.join(names)}")
+        raise ValueError(f"no config file {name!r}; {_presets()}")
     spec = importlib.util.spec_from_file_location(f"sluice_preset_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{name!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as e:  # it is the user's code
+        raise ValueError(f"{_place(file, e)}: {type(e).__name__}: {e}") from e
+    if not callable(getattr(module, "get_config", None)):
+        raise ValueError(f"{name} is no preset: it has no function get_config(); {_presets()}")
     try:
         config = module.get_config(*([size] if size else []))
-    except TypeError as e:
+    except (ValueError, TypeError) as e:  # a size that it doesn't take, a value that is refused
         raise ValueError(f"{path}: {e}") from e
+    except (Exception, SystemExit) as e:
+        raise ValueError(f"{_place(file, e)}: {type(e).__name__}: {e}") from e
     if not isinstance(config, Config):
         raise ValueError(f"{path}: get_config() must return a configs.schema.Config, got {type(config)}")
     return config
+
+
+def _presets() -> str:
+    folder = pathlib.Path(__file__).parent
+    names = [f"configs/{p.name}" for p in sorted(folder.glob("*.py")) if "\ndef get_config" in p.read_text()]
+    return f"presets are {', '.join(names)}"
+
+
+def _place(file: pathlib.Path, error: BaseException) -> str:
+    """The file, with the line of it that failed."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    return f"{file}:{lines[-1]}" if lines and lines[-1] else str(file)
 
 
 def apply(config: Config, overrides: Mapping[str, str]) -> Config:

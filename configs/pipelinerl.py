@@ -1,12 +1,28 @@
 """In-flight weight updates after every step, running requests and their KV cache kept (PipelineRL section 4).
 
-At paper size: batch 1024, truncated importance sampling with c = 5, learning rate 1e-6 (section 5). The
-window of 192 groups of 16 is the paper's 48 generation GPUs at H = 64.
+Sections are those of the TMLR version; `configs/pipelinerl_ess.py` is the NeurIPS version. At paper size: 48 GPUs
+generate for H = 64 sequences each and 80 train (section 5); of complete groups that wait for the trainer the oldest
+give way (its ring buffers, section 4). K is not given; it divides both B and 48 H.
 """
 
 from configs.schema import Config
-from configs.sections import AdmissionConfig, LossConfig, PublishConfig, RoundsConfig
-from configs.sizes import sections
+from configs.sections import AdmissionConfig, LossConfig, OptimizerConfig, PublishConfig, RoundsConfig
+from configs.sizes import PaperSize, sections
+
+PAPER = PaperSize(
+    num_updates=1024,  # section 5
+    max_tokens=32768,  # "maximum sequence length of 32k", section 5
+    max_response_tokens=31744,  # the rest of it; the 1024 of a prompt are ours
+    optimizer=OptimizerConfig(
+        learning_rate=1e-6,  # section 5
+        beta2=0.999,  # section 5 says Adam; this is Kingma's
+        warmup_steps=0,  # none is given
+    ),
+    max_num_seqs=64,  # H, section 5
+)
+OVERLONG_TOKENS = 2048
+"""Section 5 has a soft penalty from 30k to 32k tokens, so over the last 2k. How large it is at the end it does not say;
+here it is DAPO's, 1 (`loss.overlong_penalty`)."""
 
 
 def get_config(size: str = "paper") -> Config:
@@ -17,10 +33,19 @@ def get_config(size: str = "paper") -> Config:
         rounds=RoundsConfig(
             groups_per_round=32 if tiny else 256,
             samples_per_group=8 if tiny else 16,
-            groups_per_update=16 if tiny else 64,
+            groups_per_update=16 if tiny else 64,  # B = 1024, section 5
         ),
-        admission=AdmissionConfig(policy="window", width=32 if tiny else 192),
+        # Tiny, engine and learner share two cores: groups that wait hold the engine back instead of giving way.
+        admission=AdmissionConfig(
+            policy="window", sequences=128 if tiny else 48 * 64, when_full="block" if tiny else "drop_oldest"
+        ),
         publish=PublishConfig(when="every", every_n_steps=1, kv_cache="keep"),
-        loss=LossConfig(name="truncated_is", advantage="mean_baseline", max_weight=5.0, normalization="token"),
-        **sections(size, "pipelinerl"),
+        loss=LossConfig(
+            name="truncated_is",
+            advantage="mean_baseline",
+            max_weight=5.0,  # section 5
+            normalization="sequence_sum",
+            overlong_buffer_tokens=None if tiny else OVERLONG_TOKENS,
+        ),
+        **sections(size, "pipelinerl", PAPER),
     )

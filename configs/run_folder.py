@@ -12,6 +12,7 @@ from configs.overrides import to_json
 from configs.schema import Config
 
 _Json = dict[str, Any]
+_MAY_DIFFER = ("run.num_updates ", "run.dir ", "supervision ", "supervision.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class RunFolder:
 def check_run_folder(config: Config) -> None:
     """Checks that the run folder is new, or belongs to this very config.
 
-    A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ.
+    A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ; so may what is taken
+    for a hang (`supervision`).
 
     Raises:
       ValueError: the folder holds another config (the fields that differ are named), or other files.
@@ -126,7 +128,7 @@ def check_run_folder(config: Config) -> None:
         if not isinstance(old, dict):
             raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
         differing = _differences(cast(_Json, old), dataclasses.asdict(config))
-        differing = [d for d in differing if not d.startswith(("run.num_updates ", "run.dir "))]
+        differing = [d for d in differing if not d.startswith(_MAY_DIFFER)]
         if differing:
             raise ValueError(
                 f"{folder} is the run of another config: {'; '.join(differing)}. "
@@ -144,14 +146,20 @@ def set_up_run(config: Config) -> pathlib.Path:
     """Makes or opens the run folder and writes the config into it.
 
     Raises:
-      ValueError: see `check_run_folder`.
+      ValueError: see `check_run_folder`; or the folder can't be made, or written into.
     """
     check_run_folder(config)
     run = RunFolder(pathlib.Path(config.run_dir))
-    run.path.mkdir(parents=True, exist_ok=True)
-    replace_file(run.config_file, to_json(config).encode())
-    if not run.run_id_file.is_file():
-        replace_file(run.run_id_file, f"{uuid.uuid4().hex[:12]}\n".encode())
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        replace_file(run.config_file, to_json(config).encode())
+        if not run.run_id_file.is_file() or not run.run_id_file.read_text().strip():
+            replace_file(run.run_id_file, f"{uuid.uuid4().hex[:12]}\n".encode())
+    except OSError as e:
+        raise ValueError(
+            f"the run folder {run.path} can't be made or written: {e.strerror} ({e.filename}); "
+            "choose another --config.run.dir"
+        ) from e
     return run.path
 
 

@@ -23,7 +23,9 @@ from configs.sections import (
     RoundsConfig,
     RunConfig,
     SamplingConfig,
+    SupervisionConfig,
 )
+from configs.sections.loss import DECOUPLED_LOSSES, PROXIMAL_LOSSES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     actor: ActorConfig = ActorConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
 
     def __post_init__(self) -> None:
         """Refuses what one section alone can't see."""
@@ -59,9 +62,15 @@ class Config:
             self._check_window()
         else:
             self._check_rounds()
+        self._check_proximal()
         if self.evaluation.num_problems == 0 and self.publish.probe_every_n_publishes > 0:
             raise ValueError(
                 "evaluation.num_problems=0 leaves the probes no problems; set publish.probe_every_n_publishes=0 too"
+            )
+        if self.loss.name == "dapo" and not self.rounds.filter_zero_variance:
+            raise ValueError(
+                "loss.name=dapo includes dynamic sampling, got rounds.filter_zero_variance=False; turn it on, or take "
+                "loss.name=grpo_clip and loss.clip_high=0.28"
             )
         self._check_devices()
 
@@ -83,7 +92,7 @@ class Config:
             )
 
     def _check_window(self) -> None:
-        rounds, width, every = self.rounds, self.admission_width, self.publish.every_n_steps
+        rounds, every = self.rounds, self.publish.every_n_steps
         if rounds.overprovision_prompts > 1:
             raise ValueError(
                 "rounds.overprovision_prompts needs publish.when=round_end: a window has no round whose first R groups "
@@ -91,26 +100,16 @@ class Config:
             )
         if rounds.train_start == "round_complete":
             raise ValueError("rounds.train_start=round_complete needs publish.when=round_end")
-        if rounds.max_lag_steps is not None and rounds.max_lag_steps < every - 1:
+        if self.lag_bound is not None and self.lag_bound < every - 1:
+            field = "rounds.max_lag_steps" if self.lag_bound == rounds.max_lag_steps else "admission.async_ratio"
             raise ValueError(
-                f"rounds.max_lag_steps ({rounds.max_lag_steps}) is below publish.every_n_steps - 1 = "
-                f"{every - 1}, the lag of the newest weights right before a publish; such a run would drop all "
-                "groups for ever"
+                f"{field} ({self.lag_bound}) is below publish.every_n_steps - 1 = {every - 1}, the lag of the newest "
+                "weights right before a publish; such a run would drop all groups for ever"
             )
         if 0 < self.admission.queue_groups < rounds.groups_per_update:
             raise ValueError(
                 f"admission.queue_groups ({self.admission.queue_groups}) must be at least rounds.groups_per_update "
-                f"({rounds.groups_per_update}), or an update's groups drop each other"
-            )
-        if width < rounds.groups_per_update:
-            raise ValueError(
-                f"admission.width ({self.admission.width}) must be at least rounds.groups_per_update "
                 f"({rounds.groups_per_update}), or an update never fills"
-            )
-        if self.loss.proximal == "round":
-            raise ValueError(
-                "loss.proximal=round needs publish.when=round_end: a window has no rounds whose start could be kept; "
-                "take loss.proximal=update"
             )
 
     def _check_rounds(self) -> None:
@@ -120,6 +119,8 @@ class Config:
                 "rounds.overprovision_prompts needs admission.policy=fifo: behind a frontier the last prompts issued "
                 "would lose, not the long ones"
             )
+        if self.actor.elastic and rounds.overprovision_prompts > 1:
+            self._check_rounds_are_told_apart()
         if rounds.ess_floor > 0:
             raise ValueError(
                 "rounds.ess_floor needs publish.when=every: inside a round the engines have no newer weights to sample "
@@ -134,6 +135,44 @@ class Config:
             raise ValueError(
                 f"run.num_updates ({self.run.num_updates}) must be a multiple of the round's "
                 f"{steps_per_round} updates (R/U)"
+            )
+
+    def _check_proximal(self) -> None:
+        """Refuses a loss whose ratio to pi_prox is 1 at every gradient: it would be another one, under its name."""
+        loss, by_window = self.loss, self.publish.when == "every"
+        refused, instead = ("round", "published") if by_window else ("published", "round")
+        if loss.proximal == refused:
+            raise ValueError(
+                f"loss.proximal={refused} needs publish.when={'round_end' if by_window else 'every'}, got "
+                f"{self.publish.when}; take loss.proximal={instead}, or batch with rounds.epochs=2"
+            )
+        if loss.name not in PROXIMAL_LOSSES or self.steps_per_proximal > 1:
+            return
+        more = (
+            "loss.proximal=published with publish.every_n_steps=2"
+            if by_window
+            else "loss.proximal=round with rounds.groups_per_update below rounds.groups_per_round"
+        )
+        why = (
+            f"one optimizer step is made for each proximal policy (loss.proximal={loss.proximal}, rounds.epochs=1), so "
+            "pi_theta / pi_prox is 1 at every gradient"
+        )
+        if loss.name in DECOUPLED_LOSSES:
+            raise ValueError(
+                f"loss.name={loss.name} would be loss.name=truncated_is with loss.max_weight="
+                f"{loss.constants['max_weight']:g}, bit for bit: {why}; take that loss, or rounds.epochs=2, or {more}"
+            )
+        for name, value in loss.given_clips.items():
+            raise ValueError(
+                f"loss.{name}={value} has no effect: {why}; leave it out (None), or take rounds.epochs=2, or {more}"
+            )
+
+    def _check_rounds_are_told_apart(self) -> None:
+        if self.rounds.requests_per_group == self.rounds.samples_per_group or self.admission.unit == "sample":
+            raise ValueError(
+                "actor.elastic with rounds.overprovision_prompts needs rounds.overprovision_samples and "
+                "admission.unit=group: an actor tells a short round from a long one by tickets whose samples race, and "
+                "holds each against its kind only"
             )
 
     def _check_devices(self) -> None:
@@ -159,11 +198,43 @@ class Config:
         return self.admission.width or defaults[self.admission.policy]
 
     @property
+    def sequences(self) -> int:
+        """H: sequences that a window keeps in service, on all actors together, with the default filled in."""
+        return self.admission.sequences or self.admission_width * self.rounds.requests_per_group
+
+    @property
+    def queue_groups(self) -> int:
+        """Complete groups of a window that may wait for the learner, with the default filled in.
+
+        An update's; with an async ratio the (1 + alpha) updates' of its buffer.
+        """
+        default = self.rounds.groups_per_update if self.admission.async_ratio is None else self.admission_width
+        return self.admission.queue_groups or default
+
+    @property
+    def steps_per_proximal(self) -> int:
+        """Optimizer steps made for each proximal policy, `rounds.epochs` times the updates (1, R/U, or a publish's).
+
+        1: the policy is its own proximal one wherever a gradient is taken. `rounds.epochs`: no copy of it is needed.
+        """
+        updates = {
+            "batch": 1,
+            "round": self.rounds.groups_per_round // self.rounds.groups_per_update,
+            "published": self.publish.every_n_steps,
+        }
+        return updates[self.loss.proximal] * self.rounds.epochs
+
+    @property
     def max_ready_groups(self) -> int | None:
-        """Complete groups that may wait for the learner; None for no bound but the tickets."""
-        if self.admission.when_full == "block":
-            return None
-        return self.admission.queue_groups or self.rounds.groups_per_update
+        """Complete groups that may wait before the oldest gives way; None where none does."""
+        return None if self.admission.when_full == "block" else self.queue_groups
+
+    @property
+    def lag_bound(self) -> int | None:
+        """Updates that the start of any trained sample may be behind: alpha, rounded up, or the hard bound."""
+        alpha = self.admission.async_ratio
+        bounds = [None if alpha is None else math.ceil(alpha), self.rounds.max_lag_steps]
+        return min((b for b in bounds if b is not None), default=None)
 
     @property
     def alpha(self) -> float:

@@ -1,9 +1,12 @@
-"""The sizes that presets come in: `tiny` (two CPU cores, minutes) and `paper` (what the papers ran).
+"""The sizes that presets come in: `tiny` (two CPU cores, minutes) and `paper` (what its paper ran).
 
-A preset says how rounds, admission and publishing work; a size says everything else. A real model and data
-set are other values of the same fields: --config.model.path=... --config.prompts.path=...
+A preset says how rounds, admission and publishing work, and what its paper's experiments ran (`PaperSize`), with the
+section beside each number; what stands below is the same for all. A real model and data set are other values of the
+same fields: --config.model.path=... --config.prompts.path=... Devices are the machine's and in no preset: mesh.*,
+actor.devices and actor.tensor_parallel_size say them.
 """
 
+import dataclasses
 from typing import Any
 
 from configs.sections import (
@@ -18,17 +21,34 @@ from configs.sections import (
     SamplingConfig,
 )
 
+IN_FLIGHT = ("pipelinerl", "pipelinerl_ess", "roll_flash")
+"""Presets whose weights go out after every step."""
 
-def sections(size: str, preset: str) -> dict[str, Any]:
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaperSize:
+    """The numbers of a paper's experiments that are no mechanism's."""
+
+    num_updates: int
+    max_tokens: int
+    """Prompt and response."""
+    max_response_tokens: int
+    optimizer: OptimizerConfig
+    max_num_seqs: int = 256
+    """Places of an engine; vLLM's own default where a paper doesn't say."""
+
+
+def sections(size: str, preset: str, paper: PaperSize) -> dict[str, Any]:
     """The sections of a `Config` that depend on the size.
 
     Raises:
       ValueError: no such size.
     """
-    sizes = {"tiny": _tiny, "paper": _paper}
-    if size not in sizes:
-        raise ValueError(f"no size {size!r}; presets come as {', '.join(sizes)}, as in configs/{preset}.py:tiny")
-    return sizes[size](preset)
+    if size == "tiny":
+        return _tiny(preset)
+    if size == "paper":
+        return _paper(preset, paper)
+    raise ValueError(f"no size {size!r}; presets come as tiny, paper, as in configs/{preset}.py:tiny")
 
 
 def _tiny(preset: str) -> dict[str, Any]:
@@ -46,7 +66,7 @@ def _tiny(preset: str) -> dict[str, Any]:
         # In flight the lag is 1 to 4 steps and nothing but the step size bounds the policy's change: at a constant
         # 5e-4 the KL to the sampling policy is ten times the other presets', and the reward swings.
         optimizer=OptimizerConfig(learning_rate=4e-4, schedule="linear")
-        if preset in ("pipelinerl", "roll_flash")
+        if preset in IN_FLIGHT
         else OptimizerConfig(learning_rate=5e-4),
         packing=PackingConfig(rows=4, row_tokens=128),
         checkpoint=CheckpointConfig(every_n_steps=40),
@@ -55,16 +75,19 @@ def _tiny(preset: str) -> dict[str, Any]:
     )
 
 
-def _paper(preset: str) -> dict[str, Any]:
-    """A model of billions of parameters on accelerators: give model.path and prompts.path."""
+def _paper(preset: str, paper: PaperSize) -> dict[str, Any]:
+    """A model of billions of parameters on accelerators: give model.path and prompts.path.
+
+    No paper says at which temperature it samples, how micro-batches are packed, or when it saves and evaluates.
+    """
     return dict(
-        run=RunConfig(name=preset, num_updates=960),
-        model=ModelConfig(compute_dtype="bfloat16", served_dtype="bfloat16", max_tokens=8192),
+        run=RunConfig(name=preset, num_updates=paper.num_updates),
+        model=ModelConfig(compute_dtype="bfloat16", served_dtype="bfloat16", max_tokens=paper.max_tokens),
         prompts=PromptsConfig(verifier="math"),
-        sampling=SamplingConfig(max_response_tokens=7168),
-        optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
-        packing=PackingConfig(rows=8, row_tokens=16384),
+        sampling=SamplingConfig(max_response_tokens=paper.max_response_tokens),
+        optimizer=paper.optimizer,
+        packing=PackingConfig(rows=8, row_tokens=max(16384, paper.max_tokens)),
         checkpoint=CheckpointConfig(every_n_steps=48),
         evaluation=EvaluationConfig(num_problems=500, every_n_steps=48),
-        actor=ActorConfig(max_num_seqs=256, prefix_caching=True, verifier_workers=8),
+        actor=ActorConfig(max_num_seqs=paper.max_num_seqs, prefix_caching=True, verifier_workers=8),
     )

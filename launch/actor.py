@@ -1,23 +1,19 @@
 """An actor: `python -m launch.actor --run_dir=FOLDER [--name=actor-0]`."""
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
-import os
 import pathlib
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from absl import flags, logging
 
 from actor.admission import Admission
 from actor.duties import STANDARD_DUTIES
 from actor.duties.resizing import ResizeRequest, follow_limits
-from actor.duties.signs import heartbeat
 from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineSize
@@ -26,12 +22,15 @@ from actor.verifiers.pool import VerifierPool, check_own
 from actor.weights.client import WeightClient
 from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import read_model_folder
+from bridge.pulse import BEAT_S, Doing, Pulse
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch import command_line
+from launch.engine_start import deadline, heartbeats, say_refused
 from launch.lifeline import die_with_parent
+from launch.stopped import end_stopped_processes
 
 _NAME = flags.DEFINE_string("name", "actor-0", "This actor's name in the store; one process may use it at a time.")
 _LIMITS = flags.DEFINE_string(
@@ -50,6 +49,8 @@ _LATE_SIGNAL_S = 0.5
 def main() -> int:
     """Serves until it is told to stop (0) or fails (1, with one line that says why)."""
     die_with_parent()
+    pulse = Pulse.of_this_process()
+    pulse.start()
     command_line.log_to_stderr()
     for number in _SIGNALS:  # while the engine is being built there is nothing to bring in order
         signal.signal(number, lambda *_: sys.exit(0))
@@ -60,21 +61,21 @@ def main() -> int:
         model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
         snapshots = snapshot_folder(config)
         copy = LocalCopy(snapshots, _NAME.value)
-    store = SqliteStore(RunFolder(folder).store)
-    timeline = Timeline(RunFolder(folder).events, _NAME.value)
+        store = SqliteStore(RunFolder(folder).store, busy_timeout_s=config.supervision.lock_wait_s)
+        timeline = Timeline(RunFolder(folder).events, _NAME.value)
+    stopped = end_stopped_processes(config.supervision.heartbeat_s)
     limits_file = _limits_file(config, folder)
     try:
-        store.heartbeat(heartbeat(_NAME.value, None, None))
         from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
 
         config = _with_limits(config, limits_file)
         with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
             try:
-                with _deadline(config.actor.start_timeout_s, limits_file):
+                with deadline(config.actor.start_timeout_s, limits_file), heartbeats(store, _NAME.value):
                     engine = VllmEngine.start(model.path, config, expected=model.tensors)
             except Exception as e:
                 if limits_file.refuse():
-                    _say_refused(limits_file, str(e))
+                    say_refused(limits_file, str(e))
                     return command_line.RESIZE
                 raise
         weights = WeightClient(
@@ -94,6 +95,7 @@ def main() -> int:
                 num_workers=config.actor.verifier_workers,
                 timeout_s=config.actor.verifier_timeout_s,
                 retries=config.actor.verifier_retries,
+                truncated=config.prompts.truncated,
             )
             actor = Actor(
                 _NAME.value,
@@ -104,13 +106,20 @@ def main() -> int:
                 decode=model.decode,
                 admission=Admission.of(config),
                 timeline=timeline,
-                limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
+                limits=Limits(
+                    lease_s=config.actor.lease_s,
+                    max_attempts=config.actor.max_attempts,
+                    swap_s=config.supervision.swap_s,
+                    stall_s=config.supervision.engine_s,
+                ),
                 drains=config.publish.at_publish == "drain",
+                lag_bound=config.lag_bound if config.publish.when == "every" else None,
             )
             share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
             resizing = functools.partial(follow_limits, file=limits_file, share=share)
+            keep_pulse = functools.partial(_keep_pulse, pulse=pulse)
             try:
-                await _run_until_stopped(actor, (*STANDARD_DUTIES, resizing))
+                await _run_until_stopped(actor, (*STANDARD_DUTIES, resizing, keep_pulse))
             finally:
                 await verifiers.close()
                 await engine.close()
@@ -122,13 +131,20 @@ def main() -> int:
         return command_line.RESIZE
     except Exception as e:
         logging.info("actor failed", exc_info=True)
-        print(f"error: {e}", file=sys.stderr)
+        print(f"error: {'; '.join([*stopped, str(e)])}", file=sys.stderr)
         return 1
     finally:
         timeline.close()
         store.close()
         copy.close()
     return 0
+
+
+async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:
+    """Says that the actor's loop turns."""
+    while True:
+        pulse.work(Doing.WORKING if actor.num_groups else Doing.WAITING)
+        await asyncio.sleep(BEAT_S)
 
 
 def _limits_file(config: Config, folder: pathlib.Path) -> LimitsFile:
@@ -165,15 +181,7 @@ def _elastic_share(config: Config, size: EngineSize, file: LimitsFile) -> Elasti
         ),
         max_sequences=size.max_num_seqs,
         tensor_parallel_size=size.tensor_parallel_size,
-    )
-
-
-def _say_refused(file: LimitsFile, reason: str) -> None:
-    print(
-        f"error: the engine did not start with the limits of {file.path}: {reason}; the file is "
-        f"{file.refused_path.name} now and the config's limits are used",
-        file=sys.stderr,
-        flush=True,
+        by_round=config.publish.when == "round_end",
     )
 
 
@@ -194,27 +202,6 @@ async def _run_until_stopped(actor: Actor, duties: Iterable[Duty]) -> None:
         logging.info("actor stopped groups=%d", actor.num_emitted)
     elif isinstance(outcome, BaseException):
         raise _first_cause(outcome)
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float, limits_file: LimitsFile) -> Iterator[None]:
-    """Ends the process if its block takes longer: what hangs in there can't be interrupted."""
-
-    def end() -> None:
-        reason = f"the engine did not start within {seconds:.0f} s (actor.start_timeout_s)"
-        if limits_file.refuse():
-            _say_refused(limits_file, reason)
-            os._exit(command_line.RESIZE)
-        print(f"error: {reason}", file=sys.stderr)
-        os._exit(1)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -96,6 +96,7 @@ def prepare(roles: Collection[str]) -> Prepared:
         if _overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(_RUN_DIR.value)
+        preflight.check_folders(prepared.config, prepared.model_folder)
         for note in preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
         return prepared
@@ -110,6 +111,8 @@ def prepare(roles: Collection[str]) -> Prepared:
     )
     for note in preflight.check(config, model_folder) + preflight.check_functions(config, roles):
         print(note, flush=True)
+    preflight.check_folders(config, model_folder)
+    preflight.check_run_room(config, model_folder)
     folder = set_up_run(config)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return Prepared(config, folder, model_folder)
@@ -148,7 +151,10 @@ def open_prepared(run_dir: str) -> Prepared:
         if not file.is_file():
             raise ValueError(f"{folder} is no run folder (it has no {file.name}); set it up with --config")
     try:
-        config = overrides.from_dict(json.loads(run.config_file.read_text()))
+        raw = json.loads(run.config_file.read_text())
+        if not isinstance(raw, dict):
+            raise ValueError(f"wanted a JSON object, got {type(raw).__name__}")
+        config = overrides.from_dict(raw)
     except ValueError as e:
         raise ValueError(f"{run.config_file}: {e}") from e
     # The folder may have been moved since, or be named from another working directory.
@@ -166,11 +172,21 @@ def log_to_stderr() -> None:
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns what is wrong with the input into one line on stderr and exit code 2; bugs keep their traceback."""
+    """Turns what is wrong with input or disk into one line on stderr and exit code 2; bugs keep their traceback."""
     try:
         yield
-    except (ValueError, FileNotFoundError, FileExistsError) as e:
+    except TimeoutError:  # another process holds something: starting again may help
+        raise
+    except (ValueError, OSError) as e:
         _end(e)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says; the system's own with the file first."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def _is_ours(pathname: str) -> bool:
@@ -178,5 +194,5 @@ def _is_ours(pathname: str) -> bool:
 
 
 def _end(error: Exception) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {one_line(error)}", file=sys.stderr)
     sys.exit(USAGE_ERROR)

@@ -2,6 +2,7 @@
 
 from absl import logging
 
+from bridge.pulse import Pulse
 from launch import command_line
 from launch.lifeline import die_with_parent
 
@@ -9,6 +10,8 @@ from launch.lifeline import die_with_parent
 def main() -> int:
     """Trains the run to its end; 0 also when it was asked to stop."""
     die_with_parent()
+    pulse = Pulse.of_this_process()
+    pulse.start()
     command_line.log_to_stderr()
     with command_line.usage_errors():
         prepared = command_line.prepare(("learner",))
@@ -18,7 +21,7 @@ def main() -> int:
         from learner.start import open_run
         from learner.step_books import NotFiniteError
 
-        run = open_run(prepared.config, prepared.folder, prepared.model_folder)
+        run = open_run(prepared.config, prepared.folder, prepared.model_folder, pulse=pulse)
     try:
         train(run)
     except Stopped:

@@ -1,20 +1,137 @@
-"""Children that die with their parent, whatever it dies of."""
+"""What we start ends with us, whatever we or it die of, and what outlived a killed start is found again."""
 
+import contextlib
 import ctypes
+import dataclasses
 import os
+import pathlib
+import select
 import signal
 import sys
+import time
+from collections.abc import Callable, Iterator
 
 _PR_SET_PDEATHSIG = 1
 VARIABLE = "SLUICE_PARENT_PID"
 """Set by a parent whose children must not outlive it."""
+MARK = "SLUICE_MARK"
+"""Set by a parent that wants to find its children, and all that they start, again."""
+_KEEP_ENVIRONMENT = "SPT_NOENV"
+"""setproctitle, which names vLLM's processes, writes over the environment that the kernel shows, unless this is set."""
+_PROC = pathlib.Path("/proc")
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to end this process when the parent named in the environment is gone (Linux)."""
+    """Asks the kernel to kill this process when the parent named in the environment is gone (Linux).
+
+    By SIGKILL: one that is stopped, or stuck, handles no other signal.
+    """
     parent = os.environ.get(VARIABLE)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it died before we asked
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def environment(mark: str) -> dict[str, str]:
+    """What a child finds in its environment so that it dies with this process, and is `marked`."""
+    return {VARIABLE: str(os.getpid()), MARK: mark, _KEEP_ENVIRONMENT: "1"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Marked:
+    """A process with our mark."""
+
+    pid: int
+    mark: str
+    title: str
+
+
+def end_marked(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) -> list[Marked]:
+    """Kills every process whose mark is ours, waits until they are gone, and returns them.
+
+    The mark is in what the kernel shows of the environment that a process began with. It is read again once the process
+    is held by a descriptor, so that another one which got its id meanwhile is never killed.
+
+    Raises:
+      TimeoutError: one is still there after `deadline_s`.
+    """
+    ended: list[Marked] = []
+    end_s = time.monotonic() + deadline_s
+    while found := [m for m in _marked() if is_ours(m.mark)]:  # again: one may have started another meanwhile
+        for one in found:
+            if one not in ended:
+                ended.append(one)
+            _kill(one.pid, lambda pid=one.pid: is_ours(_mark_of(pid)), wait_s=end_s - time.monotonic())
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"process {found[0].pid} ({found[0].title}) was killed and does not end")
+    return ended
+
+
+def stopped_below(pid: int) -> set[int]:
+    """The processes below one that a signal stopped, and nobody has continued."""
+    return {p for p in descendants(pid) if _state(p) == "T"}
+
+
+def kill_below(pid: int, below: int) -> None:
+    """Kills `pid`, if it is a process below `below`."""
+    _kill(pid, lambda: pid in descendants(below), wait_s=0.0)
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one."""
+    found: set[int] = set()
+    front = [pid]
+    while front:
+        for tasks in _PROC.glob(f"{front.pop()}/task/*/children"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                new = [int(p) for p in tasks.read_text().split()]
+                found.update(new)
+                front += new
+    return found
+
+
+def _marked() -> Iterator[Marked]:
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and (mark := _mark_of(int(entry.name))):
+            yield Marked(int(entry.name), mark, _title(entry))
+
+
+def _mark_of(pid: int) -> str:
+    """A live process's mark; empty if it has none, is another user's, or is gone."""
+    head = f"{MARK}=".encode()
+    try:
+        entries = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((e.removeprefix(head).decode(errors="replace") for e in entries if e.startswith(head)), "")
+
+
+def _title(entry: pathlib.Path) -> str:
+    try:
+        return (entry / "comm").read_text().strip()
+    except OSError:
+        return "gone"
+
+
+def _state(pid: int) -> str:
+    """R, S, D, T (stopped by a signal), Z, ... ; empty if it is gone."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _kill(pid: int, is_it: Callable[[], bool], *, wait_s: float) -> None:
+    try:
+        held = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if is_it():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(held, signal.SIGKILL)
+            select.select([held], [], [], max(0.0, wait_s))
+    finally:
+        os.close(held)

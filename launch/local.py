@@ -9,17 +9,22 @@ from launch import command_line
 from launch.summary import finish
 from launch.supervisor import Ending, Supervisor
 
+_CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSABLE: command_line.USAGE_ERROR}
+
 
 def main() -> int:
-    """Runs to the end; 0 when the run is complete, 130 when it was interrupted, 1 when it failed."""
+    """Runs to the end; 0 when the run is complete, 130 if it was interrupted, 1 if it failed, 2 if it can't start."""
     with command_line.usage_errors():
         prepared = command_line.prepare(("learner", "actor"))
         supervisor = Supervisor(prepared)
     ending = supervisor.run()
-    finish(prepared, ending)
-    if ending is Ending.FAILED:
+    try:
+        finish(prepared, ending)
+    except OSError as e:
+        print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
+    if ending in (Ending.FAILED, Ending.UNUSABLE):
         print(f"error: {supervisor.last_error}", file=sys.stderr)
-    return {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1}[ending]
+    return _CODES[ending]
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class PipedProcess:
     """A process, seen from the tool that started it.
 
     It lives as long as this object and is asked for things; one that must be replaced when it dies, and is never spoken
-    to, is a `supervisor.Child`.
+    to, is a `child.Child`.
     """
 
     def __init__(

@@ -7,16 +7,20 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection
 
 from actor.verifiers import pool
 from configs import extension
-from configs.run_folder import snapshot_root
+from configs.races import too_few_places
+from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from learner.data.problems import load_file, load_held_out
 from learner.data.tokenizer import load_tokenizer
 from learner.model.config import Architecture
 
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_PROBE_BYTES = 2**16
 CHECK_S = 300.0
 """For importing the user's own loss and advantage, and compiling them for a few tokens."""
 
@@ -27,8 +31,7 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
     Raises:
       ValueError: one line that says what is wrong and what to do.
     """
-    if not model_folder.is_dir():
-        raise ValueError(f"no model folder {str(model_folder)!r} (model.path)")
+    _check_is_folder(model_folder, "model.path")
     try:
         model = Architecture.from_hf(model_folder)
     except FileNotFoundError as e:
@@ -44,7 +47,8 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
     tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size)
     if config.prompts.chat_template == "on" and not tokenizer.chat_template:
         raise ValueError(f"{model_folder} has no chat template; set prompts.chat_template=auto or off")
-    notes = []
+    shortage = too_few_places(config, num_engines=1, max_num_seqs=config.actor.max_num_seqs)
+    notes = [f"warning: {shortage}"] if shortage else []
     if config.prompts.path:
         train, held_out, bad = load_file(config, tokenizer)
         notes.append(f"{config.prompts.path}: {len(train)} problems to train on, {len(held_out)} held out")
@@ -58,6 +62,38 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
         load_held_out(config, tokenizer)
     _check_room(config, model_folder)
     return notes
+
+
+def check_folders(config: Config, model_folder: pathlib.Path) -> None:
+    """Checks that what is read is there, and that what is written can be: by trying, where it is to be.
+
+    Raises:
+      ValueError: one line that says which folder, why, and which field names it.
+    """
+    _check_is_folder(model_folder, "model.path")
+    if config.loss.reference_path:
+        _check_is_folder(pathlib.Path(config.loss.reference_path), "loss.reference_path")
+    _check_writable(pathlib.Path(config.run_dir), "--config.run.dir")
+    _check_writable(snapshot_root(config), "publish.snapshot_dir")
+
+
+def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
+    """Checks that the disk holds the checkpoints: parameters and Adam's two moments each.
+
+    Raises:
+      ValueError: it does not.
+    """
+    num_params = _num_file_bytes(model_folder) // _BYTES[_file_dtype(model_folder)]
+    num_saves = min(config.checkpoint.keep + 1, 1 + config.run.num_updates // config.checkpoint.every_n_steps)
+    num_bytes = num_saves * 3 * num_params * _BYTES[config.model.param_dtype]
+    run = RunFolder(pathlib.Path(config.run_dir))
+    existing = _existing(run.path)
+    free = shutil.disk_usage(existing).free + _num_bytes_below(run.checkpoints)
+    if free < num_bytes:
+        raise ValueError(
+            f"{existing} has {free / 2**30:.1f} GiB for the run's checkpoints, {num_saves} at once need about "
+            f"{num_bytes / 2**30:.1f} GiB; choose another --config.run.dir"
+        )
 
 
 def check_functions(config: Config, roles: Collection[str]) -> list[str]:
@@ -118,14 +154,57 @@ def _missing_weights(folder: pathlib.Path) -> str:
     return f"{', '.join(gone)} of its index" if gone else ""
 
 
+def _check_is_folder(folder: pathlib.Path, field: str) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"no model folder {str(folder)!r} ({field})")
+
+
+def _check_writable(folder: pathlib.Path, field: str) -> None:
+    existing = _existing(folder)
+    if not existing.is_dir():
+        raise ValueError(f"{folder} can't be made: {existing} is no folder; choose another {field}")
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(_PROBE_BYTES))
+    except OSError as e:
+        raise ValueError(f"nothing can be written in {existing}: {e.strerror}; choose another {field}") from e
+
+
+def _existing(folder: pathlib.Path) -> pathlib.Path:
+    """The folder, or the nearest above it that is there."""
+    return next(p for p in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(p))
+
+
+def _num_file_bytes(model_folder: pathlib.Path) -> int:
+    return sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
+
+
+def _num_bytes_below(folder: pathlib.Path) -> int:
+    return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+
+
+def _file_dtype(model_folder: pathlib.Path) -> str:
+    """The dtype of a model folder's weights, as its config.json says."""
+    config = json.loads((model_folder / "config.json").read_text())
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return dtype if dtype in _BYTES else "float32"
+
+
 def _check_room(config: Config, model_folder: pathlib.Path) -> None:
-    """Two snapshot slots and an actor's copy, at most as large as the files."""
-    num_bytes = sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
-    folder = snapshot_root(config).absolute()
-    existing = next(p for p in (folder, *folder.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
+    """Two snapshot slots and an actor's copy, in the served dtype; those that are there already are written over."""
+    num_bytes = _num_file_bytes(model_folder) * _BYTES[config.model.served_dtype] // _BYTES[_file_dtype(model_folder)]
+    existing = _existing(snapshot_root(config))
+    free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
     if free < 3 * num_bytes:
         raise ValueError(
             f"{existing} has {free / 2**30:.1f} GiB free, snapshots need about {3 * num_bytes / 2**30:.1f} GiB; "
             "set publish.snapshot_dir to a folder with room"
         )
+
+
+def _num_snapshot_bytes(config: Config) -> int:
+    """What the run's snapshots, and the copies of its actors, take now."""
+    if not RunFolder(pathlib.Path(config.run_dir)).run_id_file.is_file():
+        return 0
+    snapshots = snapshot_folder(config)
+    return sum(map(_num_bytes_below, snapshots.parent.glob(f"{snapshots.name}*")))

@@ -47,6 +47,7 @@ def summarize(prepared: Prepared, ending: Ending) -> dict[str, Any]:
         "held_out_reward_end": evals[-1]["eval/reward"] if evals else None,
         "held_out_problems": evals[-1]["problems"] if evals else 0,
         "held_out": [[r["step"], r["eval/reward"]] for r in evals],
+        "truncated_responses": mean(steps, "response/truncated"),
         "training_s": sum(r["time/step_s"] for r in steps),
         "tokens_per_s": mean(steps, "tokens_per_s"),
         "lag_mean": mean(steps, "lag/mean"),
@@ -75,6 +76,7 @@ def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
     row("held-out reward, start", summary["held_out_reward_start"])
     row("held-out reward, end", summary["held_out_reward_end"])
     row("held-out problems", summary["held_out_problems"], "d")
+    row("responses cut off", summary["truncated_responses"])
     row("training time", summary["training_s"], ".0f", " s")
     row("tokens trained per second", summary["tokens_per_s"], ",.0f")
     row("lag, mean", summary["lag_mean"], ".2f", " steps")

@@ -55,7 +55,10 @@ def cache_folder() -> pathlib.Path:
     """$SLUICE_CACHE, or sluice in the user's cache folder."""
     if "SLUICE_CACHE" in os.environ:
         return pathlib.Path(os.environ["SLUICE_CACHE"])
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "sluice"
+    try:
+        return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "sluice"
+    except RuntimeError as e:  # no home
+        raise ValueError(f"the tiny model has no place to be kept ({e}); set SLUICE_CACHE") from e
 
 
 def main() -> None:

@@ -141,6 +141,8 @@ class RunView:
         table.add_row("train reward", Text(sparkline([r["reward/mean"] for r in self.steps]), style="green"))
         shown = [f"{e['eval/reward']:.3f}@{e['step']}" for e in self.evals[-6:]]
         table.add_row("held-out", Text("  ".join(shown) or "-", style="bold cyan"))
+        last = self.steps[-1] if self.steps else {}
+        table.add_row("cut off", f"{_number(last, 'response/truncated', 2)} of the last step's responses")
         return table
 
     def _eta(self) -> str:

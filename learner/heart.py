@@ -6,10 +6,13 @@ import time
 
 from absl import logging
 
+from bridge.pulse import Doing, Pulse
 from bridge.store.protocol import LearnerStore
 from bridge.types import Heartbeat
 
 HEARTBEAT_S = 2.0
+ACTORS_CHECK_S = 10.0
+"""How often, while it waits, the learner looks whether an actor lives."""
 NO_ACTOR_WARNING_S = 60.0
 
 
@@ -18,15 +21,18 @@ class Stopped(Exception):  # noqa: N818  # nothing went wrong
 
 
 class Heart:
-    """Says that the learner lives, from a thread of its own, and tells it when to stop."""
+    """Says that the learner lives, from a thread of its own, and how far it is; tells it when to stop."""
 
-    def __init__(self, store: LearnerStore, stop: threading.Event) -> None:
-        """Not beating yet."""
+    def __init__(self, store: LearnerStore, stop: threading.Event, pulse: Pulse) -> None:
+        """Not beating yet; `pulse` is felt by who started this process."""
         self._store = store
         self._stop = stop
+        self._pulse = pulse
         self._thread_stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._warned_s = time.monotonic()
+        self._checked_s = self._warned_s = time.monotonic()
+        self._is_alone = False
+        self._has_updated = False
 
     def start(self) -> None:
         """Starts beating."""
@@ -39,19 +45,39 @@ class Heart:
             self._thread.join()
 
     def check(self) -> None:
-        """Called wherever the learner waits.
+        """Called wherever the learner waits for others.
 
         Raises:
           Stopped: the process was asked to end.
         """
         if self._stop.is_set():
             raise Stopped
+        self._look_for_actors()
+        self._pulse.work(Doing.ALONE if self._is_alone else Doing.WAITING)
+
+    def worked(self) -> None:
+        """Called wherever a part of the learner's work is done; up to the first update the next may have to compile."""
+        self._pulse.work(Doing.WORKING if self._has_updated else Doing.STARTING)
+
+    def updated(self) -> None:
+        """Called after each update.
+
+        Raises:
+          Stopped: the process was asked to end.
+        """
+        self._has_updated = True
+        self.check()
+        self.worked()
+
+    def _look_for_actors(self) -> None:
         now = time.monotonic()
-        if now - self._warned_s > NO_ACTOR_WARNING_S:
+        if now - self._checked_s < ACTORS_CHECK_S:
+            return
+        self._checked_s = now
+        self._is_alone = not any(b.role == "actor" and is_fresh(b) for b in self._store.heartbeats())
+        if self._is_alone and now - self._warned_s > NO_ACTOR_WARNING_S:
             self._warned_s = now
-            alive = [b.process for b in self._store.heartbeats() if b.role == "actor" and is_fresh(b)]
-            if not alive:
-                logging.warning("no live actor; start one with: python -m launch.actor --run_dir=...")
+            logging.warning("no live actor; start one with: python -m launch.actor --run_dir=...")
 
     def _beat(self) -> None:
         while True:

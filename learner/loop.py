@@ -6,7 +6,7 @@ import time
 import jax
 from absl import logging
 
-from bridge.types import Sampling
+from bridge.types import Group, Sampling
 from configs.run_folder import RunFolder
 from learner.model.hf import io as hf_io
 from learner.publish import parity
@@ -38,20 +38,21 @@ def train(run: Run) -> None:
         if must_stop(run):
             drop(run, books)
             continue
-        apply(run, books)
+        update(run, books)
+        collect_evaluation(run)
         if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
             publish(run)
         if micro.ends_round:
-            run.anchors.start_round(run.state.params)
-            run.metrics.write("round", run.step, run.stream.end_round(time.time()))
+            run.metrics.write("round", run.step, run.stream.end_round())
         if is_save_due(run, ends_round=micro.ends_round):
-            run.save()
+            with run.stream.aside():
+                run.save()
         run.stream.acknowledge(run.checkpoints.committed())
     finish(run)
 
 
 def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
-    """Adds a micro-batch's gradient.
+    """Adds a micro-batch's gradient in the first pass over its batch.
 
     Returns when the one before is done, so that the devices have work while the next is prepared; where none is
     packed yet, when this one is, so that waiting for groups is not mistaken for computing.
@@ -59,12 +60,29 @@ def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
     start = time.time()
     before = run.steps.in_progress
     batch = run.steps.put(micro.batch)
-    run.state = run.steps.accumulate(run.state, batch, run.anchors.score(batch))
+    anchors = run.anchors.score(batch)
+    run.state = run.steps.accumulate(run.state, batch, anchors)
+    run.kept.add(micro, anchors)
     jax.block_until_ready(run.steps.in_progress if micro.ends_pack else before)
     end = time.time()
     books.add(micro, start, end)
     run.timeline.span("train", start, end, step=run.step, groups=",".join(micro.ticket_ids))
+    run.heart.worked()
     run.stream.poll()  # a race may be decided, or the oldest group give way, while this process computes
+
+
+def accumulate_again(run: Run, books: StepBooks, epoch: int) -> None:
+    """Adds the gradients of the whole batch in a later pass, from the micro-batches of the first one."""
+    for micro, anchors in run.kept:
+        start = time.time()
+        before = run.steps.in_progress
+        run.state = run.steps.accumulate(run.state, micro.batch, anchors)
+        jax.block_until_ready(before)
+        end = time.time()
+        books.computed(start, end)
+        run.timeline.span("train", start, end, step=run.step, groups=",".join(micro.ticket_ids), epoch=epoch)
+        run.heart.worked()
+        run.stream.poll()
 
 
 def must_stop(run: Run) -> bool:
@@ -82,60 +100,95 @@ def must_stop(run: Run) -> bool:
 def drop(run: Run, books: StepBooks) -> None:
     """Undoes the update that is full; what is to be sampled by the current weights needs them published."""
     run.state = run.steps.discard(run.state)
+    run.kept.clear()
     run.stream.drop_update()
     books.drop()
     if not run.publisher.serves(run.step):
         publish(run)
 
 
-def apply(run: Run, books: StepBooks) -> None:
-    """Steps the optimizer and writes the step's metrics.
+def update(run: Run, books: StepBooks) -> None:
+    """Makes the update whose batch is full: an optimizer step for each pass over it; writes its metrics.
 
     Raises:
-      NotFiniteError: too many updates in a row had a loss or a gradient that was not finite.
+      NotFiniteError: too many optimizer steps in a row had a loss or a gradient that was not finite.
     """
-    start = time.time()
-    run.state, metrics = run.steps.apply(run.state)
-    metrics = jax.device_get(metrics)
+    apply(run, books, epoch=0)
+    for epoch in range(1, run.config.rounds.epochs):
+        run.heart.check()
+        accumulate_again(run, books, epoch)
+        apply(run, books, epoch)
+    run.kept.clear()
     run.stream.end_update()
-    end = time.time()
-    run.timeline.span("apply", start, end, step=run.step)
-    row, ticket_ids = books.close(metrics, start, end)
+    row, ticket_ids = books.close(time.time())
     row |= {"num_compilations": run.steps.num_compilations, "time/publish_s": run.publisher.last_publish_s}
     run.metrics.write("step", run.step, row, groups=ticket_ids)
     books.check_skipped()
-    run.heart.check()
+    run.heart.updated()
+
+
+def apply(run: Run, books: StepBooks, epoch: int) -> None:
+    """Steps the optimizer, which ends a pass over the batch."""
+    start = time.time()
+    run.state, metrics = run.steps.apply(run.state, epoch)
+    metrics = jax.device_get(metrics)
+    end = time.time()
+    run.timeline.span("apply", start, end, step=run.step + 1, epoch=epoch)
+    books.end_pass(metrics, start, end)
 
 
 def publish(run: Run) -> None:
-    """Announces the current weights, then sends out the evaluation and the probe that are due for them."""
-    settle_evaluation(run)
-    with run.timeline.measure("publish", step=run.step):
-        run.publisher.publish(run.state.params, step=run.step)
-    version = run.publisher.version
-    assert version is not None
-    config = run.config
-    if run.publisher.probe_is_due:
-        sampling = training_sampling(config, run.tokenizer.stop_token_ids)
-        # The next step waits for it, so it is short.
-        sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
-        problems = [(p, PROBE_SAMPLES) for p in run.held_out[:PROBE_PROBLEMS]]
-        run.probe.start(problems, sampling, version=version, round=run.stream.round)
-    if is_evaluation_due(run):
-        run.last_evaluated_step = run.step
-        sampling = Sampling(
-            max_tokens=config.sampling.max_response_tokens,
-            temperature=config.evaluation.temperature,
-            stop_token_ids=run.tokenizer.stop_token_ids,
-        )
-        run.evaluation.start([(p, 1) for p in run.held_out], sampling, version=version, round=run.stream.round)
+    """Announces the current weights, then sends out the probe and the evaluation that are due for them.
+
+    By rounds an evaluation that is out is waited for first: it is of one version. In flight weights go out at once; the
+    evaluation under way ends on newer ones, and one that falls due meanwhile starts with a later publish.
+    """
+    with run.stream.aside():
+        if run.evaluation.is_exact:
+            settle_evaluation(run)
+        with run.timeline.measure("publish", step=run.step):
+            run.publisher.publish(run.state.params, step=run.step)
+        run.heart.worked()
+        run.anchors.publish(run.state.params)
+        if run.publisher.probe_is_due:
+            start_probe(run)
+        if is_evaluation_due(run) and run.evaluation.version is None:
+            start_evaluation(run)
+
+
+def start_probe(run: Run) -> None:
+    """Asks for a few responses by the weights just published; the next step waits for them, so they are short."""
+    assert run.publisher.version is not None
+    sampling = training_sampling(run.config, run.tokenizer.stop_token_ids)
+    sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
+    problems = [(p, PROBE_SAMPLES) for p in run.held_out[:PROBE_PROBLEMS]]
+    run.probe.start(problems, sampling, version=run.publisher.version, round=run.stream.round)
+
+
+def start_evaluation(run: Run) -> None:
+    """Asks for a response to each held-out problem by the weights just published."""
+    assert run.publisher.version is not None
+    run.last_evaluated_step = run.step
+    sampling = Sampling(
+        max_tokens=run.config.sampling.max_response_tokens,
+        temperature=run.config.evaluation.temperature,
+        stop_token_ids=run.tokenizer.stop_token_ids,
+    )
+    problems = [(p, 1) for p in run.held_out]
+    run.evaluation.start(problems, sampling, version=run.publisher.version, round=run.stream.round)
+
+
+def collect_evaluation(run: Run) -> None:
+    """Takes in what has come of the evaluation that is out; writes its row once all is there."""
+    if run.evaluation.version is not None and run.evaluation.poll(lambda group: is_trusted(run, group)):
+        settle_evaluation(run)
 
 
 def settle_evaluation(run: Run) -> None:
     """Waits for the evaluation that is out, if one is, and writes its row."""
     version = run.evaluation.version
     if version is not None:
-        groups = run.evaluation.settle(lambda group: group.actor not in run.stream.fenced_actors)
+        groups = run.evaluation.settle(lambda group: is_trusted(run, group))
         if not groups:
             logging.error("eval version=%s: no response could be judged; see the actors' logs", version)
             return
@@ -144,18 +197,24 @@ def settle_evaluation(run: Run) -> None:
         logging.info("eval version=%s reward=%.3f problems=%d", version, row["eval/reward"], len(groups))
 
 
+def is_trusted(run: Run, group: Group) -> bool:
+    """Whether none of its makers was found to serve other weights than it says."""
+    return run.stream.fenced_actors.isdisjoint(group.actors)
+
+
 def settle_probe(run: Run) -> None:
     """Waits for the probe that is out, if one is, and compares it with the learner's own logprobs."""
     version = run.probe.version
     if version is not None:
-        worst = parity.settle(
-            run.probe,
-            steps=run.steps,
-            params=run.state.params,
-            packing=run.config.packing,
-            bound=run.config.parity_bound,
-            fence=run.stream.fence,
-        )
+        with run.stream.aside():
+            worst = parity.settle(
+                run.probe,
+                steps=run.steps,
+                params=run.state.params,
+                packing=run.config.packing,
+                bound=run.config.parity_bound,
+                fence=run.stream.fence,
+            )
         run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
 
 
@@ -187,6 +246,9 @@ def finish(run: Run) -> None:
         publish(run)
     settle_probe(run)
     settle_evaluation(run)
+    if is_evaluation_due(run):  # an earlier one was still out when the last weights were published
+        start_evaluation(run)
+        settle_evaluation(run)
     run.stream.acknowledge(run.checkpoints.wait())
     if run.last_saved_step != run.step:
         run.save()

@@ -15,6 +15,23 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from bridge.files import replace_file
 from configs.run_folder import RunFolder
 
+LAST_PASS = "last_pass/{}"
+"""Name of a metric of the last of several passes over an update's batch; the row's others are of the first pass."""
+SHOWN_OF_LAST_PASS = (
+    "loss",
+    "grad_norm",
+    "entropy",
+    "clip_fraction",
+    "ratio/mean",
+    "ratio/p01",
+    "ratio/p50",
+    "ratio/p99",
+    "ess",
+    "mismatch_kl",
+    "reference_kl",
+)
+"""What the passes before may have changed; written with rounds.epochs > 1 alone."""
+
 METRICS: dict[str, str] = {
     # name: unit and meaning
     "reward/mean": "mean reward of the update's rollouts",
@@ -22,9 +39,10 @@ METRICS: dict[str, str] = {
     "reward/std": "standard deviation of the update's rewards",
     "reward/min": "smallest reward of the update's rollouts",
     "reward/max": "largest reward of the update's rollouts",
-    "reward/zero_variance_groups": "fraction of groups whose rewards are all alike",
+    "reward/zero_variance_groups": "fraction of groups whose rewards are all alike, or of which no response trains",
     "response/mean_tokens": "tokens, mean response length",
     "response/max_tokens": "tokens, longest response",
+    "response/truncated": "fraction of the update's responses that the token limit cut off",
     "loss": "nats, the objective as normalised",
     "entropy": "nats, mean over trained tokens",
     "grad_norm": "global norm before clipping",
@@ -55,18 +73,27 @@ METRICS: dict[str, str] = {
     "ratio/p99": "99th percentile of pi / mu over trained tokens, to 1% of its logarithm",
     "tokens": "tokens trained in this step",
     "sequences": "sequences trained in this step",
-    "skipped_updates": "updates left out so far because loss or gradient was not finite",
-    "skipped_in_a_row": "updates left out since the last one that was not",
+    "skipped_updates": "optimizer steps left out so far because loss or gradient was not finite",
+    "skipped_in_a_row": "optimizer steps left out since the last one that was not",
     "num_compilations": "times that accumulate and apply were traced and compiled so far; 2 in a healthy run",
-    "tokens_per_s": "real tokens (prompts too) the learner trained per second of wall time",
+    "tokens_per_s": "real tokens (prompts too) the learner trained per second of wall time, each counted once",
     "model_tflops_per_s": "10^12 model FLOPs a second that the learner computed, all chips together",
     "mfu": "model FLOPs utilisation: model FLOPs a second over the chips' peak; NaN where the peak is unknown",
     "packing/fill": "real tokens per computed token",
-    "groups/dropped": "groups kept out so far: abandoned, stale or unwanted",
+    "groups/dropped": "groups kept out so far, whatever the reason",
     "groups/reissued": "tickets offered again so far",
     "groups/stale": "groups over the lag bound so far",
+    "groups/early": "groups so far with tokens of older weights than their ticket allows",
     "groups/zero_variance": "groups without signal so far that another prompt replaced",
     "groups/overflow": "groups so far that gave way to newer ones",
+    "groups/wrong_size": "groups refused so far: another number of responses than the ticket asks for",
+    "groups/out_of_vocabulary": "groups refused so far: a token id outside the model's vocabulary",
+    "groups/too_long": "groups refused so far: a response over its token limit, or over the model's with its prompt",
+    "groups/future_version": "groups refused so far: weights newer than the learner's",
+    "groups/impossible_logprob": "groups refused so far: a behaviour logprob that no sampled token can have",
+    "groups/extreme_reward": "groups refused so far: a reward too large for float32 advantages",
+    "window/held_back_by_queue": "times so far that waiting complete groups began to keep tickets from being issued",
+    "window/held_back_by_lag": "times so far that the async ratio or the lag bound did",
     "ess_stops": "updates so far that were not made because the batch's ESS was below the floor",
     "time/step_s": "seconds since the step before",
     "time/train_s": "seconds the learner computed in this step",
@@ -81,12 +108,16 @@ METRICS: dict[str, str] = {
     "round/waiting_ratio_eq4": "trainer's wait before a round's first step over the round (RolloutPipe eq. 4)",
     "round/waiting_ratio": "wait / (wait + compute) over a round (RolloutPipe section 5.1)",
     "round/rollout_to_train_end_s": "seconds from a round's first ticket to its last step",
-    "round/first_dispatch_s": "seconds from a round's first ticket to its first training",
+    "round/first_dispatch_s": "seconds from a round's first ticket until its first U groups are there",
+    "round/first_group_s": "seconds from a round's first ticket to its first training",
     "eval/reward": "mean reward on the held-out problems",
-    "eval/version": "step of the weights evaluated",
+    "eval/version": "step of the weights evaluated; in flight of the oldest",
+    "eval/last_version": "step of the newest weights behind the evaluation; eval/version's by rounds",
     "eval/response_tokens": "tokens, mean response length in evaluation",
+    "eval/truncated": "fraction of the evaluation's responses that the token limit cut off",
     "parity/max_abs_dlogprob": "nats, engine against learner on a probe right after a publish",
 }
+METRICS |= {LAST_PASS.format(name): f"{METRICS[name]}; in the last pass over the batch" for name in SHOWN_OF_LAST_PASS}
 
 TIMINGS = (
     "time/step_s",

@@ -19,6 +19,7 @@ from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
 from learner.schedule.stream import Stream
 from learner.update.anchors import Anchors
+from learner.update.kept_batch import KeptBatch
 from learner.update.state import TrainState
 from learner.update.step import Steps
 
@@ -36,6 +37,7 @@ class Run:
     stream: Stream
     steps: Steps
     anchors: Anchors
+    kept: KeptBatch
     state: TrainState
     last_saved_step: int
     last_evaluated_step: int | None
@@ -51,7 +53,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Optimizer steps made, on the host."""
+        """Updates made, on the host: the version of the weights."""
         return self.stream.step
 
     def save(self) -> None:
@@ -60,6 +62,7 @@ class Run:
         books = {"model": self.architecture.to_hf(), "mesh": self.config.mesh.axes} | self.stream.begin_save()
         self.checkpoints.save(self.step, saved_part(self.state), books)
         self.last_saved_step = self.step
+        self.heart.worked()
 
     def close(self) -> None:
         """Lets go of everything; a save in progress is finished first. The next start publishes anew."""

@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import NamedSharding
 
+from bridge.pulse import Pulse
 from bridge.run_lock import RunLock
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.protocol import LearnerStore
@@ -37,11 +38,19 @@ from learner.run import Run, saved_part
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from learner.update.anchors import Anchors
+from learner.update.kept_batch import KeptBatch
 from learner.update.state import TrainState
 from learner.update.step import Steps, build_steps
 
 
-def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *, steps: Steps | None = None) -> Run:
+def open_run(
+    config: Config,
+    folder: pathlib.Path,
+    model_folder: pathlib.Path,
+    *,
+    steps: Steps | None = None,
+    pulse: Pulse | None = None,
+) -> Run:
     """Builds a learner; resumes if the folder has a checkpoint.
 
     Args:
@@ -49,6 +58,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
       folder: the run's.
       model_folder: a Hugging Face folder.
       steps: an earlier run's device functions, compiled already; built here if not given.
+      pulse: of this process, where its parent feels it.
 
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
@@ -73,7 +83,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
     step, state, books = _restore(checkpoints, steps, weights, folder, model_folder)
     store.record_restore(incarnation, step)
 
-    heart = Heart(store, stop)
+    heart = Heart(store, stop, pulse or Pulse.of_this_process())
     timeline = Timeline(RunFolder(folder).events, "learner")
     metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
     stream = Stream(
@@ -83,6 +93,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
         sampling=training_sampling(config, tokenizer.stop_token_ids),
         timeline=timeline,
         incarnation=incarnation,
+        vocab_size=architecture.vocab_size,
         step=step,
         while_waiting=heart.check,
     )
@@ -103,12 +114,13 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
             load_reference=lambda: weights.load(reference, config.model.compute_dtype),
             params=state.params,
         ),
+        kept=KeptBatch(steps, epochs=config.rounds.epochs),
         state=state,
         last_saved_step=step,
         last_evaluated_step=metrics.last_step("eval"),
         publisher=_publisher(config, folder, architecture, tokenizer, incarnation),
         checkpoints=checkpoints,
-        evaluation=Pinned("eval", store, while_waiting=heart.check),
+        evaluation=Pinned("eval", store, while_waiting=heart.check, is_exact=config.publish.when == "round_end"),
         probe=Pinned("probe", store, while_waiting=heart.check),
         metrics=metrics,
         timeline=timeline,
@@ -116,6 +128,7 @@ def open_run(config: Config, folder: pathlib.Path, model_folder: pathlib.Path, *
         lock=lock,
     )
     heart.start()
+    heart.worked()
     _say_ready(run, incarnation)
     return run
 
@@ -135,7 +148,12 @@ def _publisher(
     config: Config, folder: pathlib.Path, architecture: Architecture, tokenizer: Tokenizer, incarnation: int
 ) -> Publisher:
     return Publisher(
-        SnapshotWriter(snapshot_folder(config), run=run_id(folder), tokenizer_hash=tokenizer.fingerprint),
+        SnapshotWriter(
+            snapshot_folder(config),
+            run=run_id(folder),
+            tokenizer_hash=tokenizer.fingerprint,
+            lock_timeout_s=config.supervision.lock_wait_s,
+        ),
         architecture.param_names,
         config.publish,
         incarnation=incarnation,
@@ -144,7 +162,7 @@ def _publisher(
 
 
 def _open_store(config: Config, folder: pathlib.Path) -> LearnerStore:
-    store = SqliteStore(RunFolder(folder).store)
+    store = SqliteStore(RunFolder(folder).store, busy_timeout_s=config.supervision.lock_wait_s)
     if config.admission.unit == "group":
         return store
     rounds = config.rounds
@@ -197,8 +215,13 @@ def _restore(
 
 def _say_ready(run: Run, incarnation: int) -> None:
     """Keeps what the loss really uses, and logs it with the sizes of the run."""
-    constants = losses.effective_constants(run.config.loss, temperature=run.config.sampling.temperature)
+    constants = losses.effective_constants(
+        run.config.loss,
+        temperature=run.config.sampling.temperature,
+        steps_per_proximal=run.config.steps_per_proximal,
+    )
     constants["max_response_tokens"] = run.config.sampling.max_response_tokens
+    constants["epochs"] = run.config.rounds.epochs
     RunFolder(run.folder).loss_constants.write_text(json.dumps(constants, indent=2) + "\n")
     logging.info("loss %s", " ".join(f"{name}={value}" for name, value in constants.items()))
     logging.info(

@@ -9,11 +9,13 @@ from bridge.store.protocol import LearnerStore
 from configs.sections import OptimizerConfig
 from learner.costs.flops import model_flops, peak_flops
 from learner.heart import is_fresh
+from learner.metrics import LAST_PASS, SHOWN_OF_LAST_PASS
 from learner.model.config import Architecture
+from learner.schedule import group_check
 from learner.schedule.stream import Stream
 from learner.update.packing import MicroBatch
 
-_SHOWN_REASONS = ("stale", "zero_variance", "overflow")
+_SHOWN_REASONS = ("stale", "early", "zero_variance", "overflow", *group_check.REASONS)
 """Why groups were kept out, of those that have a metric of their own."""
 
 
@@ -33,9 +35,11 @@ class StepBooks:
         store: LearnerStore,
         num_skipped: int,
     ) -> None:
-        """Starts at the run's first wait; `num_skipped` updates were left out before."""
+        """Starts at the run's first wait; `num_skipped` optimizer steps were left out before."""
         self._config, self._architecture, self._stream, self._store = config, architecture, stream, store
         self._ticket_ids: list[str] = []
+        self._of_passes: list[Mapping[str, Any]] = []
+        """The optimizer steps' metrics, one a pass over the batch."""
         self._train_s = 0.0
         self._sum_squared_lengths = 0.0
         self._num_skipped = num_skipped
@@ -45,9 +49,13 @@ class StepBooks:
         self._last_end_s: float | None = None
 
     def add(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
-        """Books one micro-batch's training, from `start_s` to `end_s` (Unix time)."""
+        """Books one micro-batch's first training, from `start_s` to `end_s` (Unix time)."""
         self._ticket_ids += micro.ticket_ids
         self._sum_squared_lengths += micro.sum_squared_lengths
+        self.computed(start_s, end_s)
+
+    def computed(self, start_s: float, end_s: float) -> None:
+        """Books whatever else the learner computed for the update, as in the later passes over its batch."""
         self._train_s += end_s - start_s
         self._stream.trained(start_s, end_s)
 
@@ -55,30 +63,37 @@ class StepBooks:
         """The update being filled is not made; its times stay."""
         self._ticket_ids, self._sum_squared_lengths = [], 0.0
 
-    def close(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> tuple[dict[str, Any], list[str]]:
-        """The row of the step just made and its groups; its optimizer step took from `start_s` to `end_s`."""
-        self._train_s += end_s - start_s
-        self._stream.trained(start_s, end_s)
-        wait_s = self._stream.wait_s - self._wait_s_before
-        step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
+    def end_pass(self, metrics: Mapping[str, Any], start_s: float, end_s: float) -> None:
+        """Books the optimizer step that ends a pass over the batch; it took from `start_s` to `end_s`."""
+        self.computed(start_s, end_s)
         skipped = int(metrics["skipped_updates"])
         self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if skipped > self._num_skipped else 0
         self._num_skipped = skipped
+        self._of_passes.append(metrics)
+
+    def close(self, end_s: float) -> tuple[dict[str, Any], list[str]]:
+        """The row of the update just made, and its groups; `end_s` is when its last pass ended."""
+        metrics, last = self._of_passes[0], self._of_passes[-1]
+        wait_s = self._stream.wait_s - self._wait_s_before
+        step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
         dropped = self._stream.dropped
         row = dict(metrics) | {
+            **({LAST_PASS.format(name): last[name] for name in SHOWN_OF_LAST_PASS} if last is not metrics else {}),
+            "skipped_updates": self._num_skipped,
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
             "groups/dropped": sum(dropped.values()),
             "groups/reissued": self._store.counts()["reissued"],
             **{f"groups/{reason}": dropped.get(reason, 0) for reason in _SHOWN_REASONS},
+            **{f"window/held_back_by_{bound}": self._stream.num_held_back.get(bound, 0) for bound in ("queue", "lag")},
             "ess_stops": self._stream.num_dropped_updates,
             "time/step_s": step_s,
             "time/train_s": self._train_s,
             "time/wait_s": wait_s,
             **self._actor_metrics(),
         }
-        ids, self._ticket_ids = self._ticket_ids, []
+        ids, self._ticket_ids, self._of_passes = self._ticket_ids, [], []
         self._train_s, self._sum_squared_lengths = 0.0, 0.0
         self._wait_s_before, self._last_end_s = self._stream.wait_s, end_s
         return row, ids
@@ -87,20 +102,21 @@ class StepBooks:
         """Stops a run whose updates do nothing.
 
         Raises:
-          NotFiniteError: the last optimizer.max_skipped_in_a_row updates were left out.
+          NotFiniteError: the last optimizer.max_skipped_in_a_row optimizer steps were left out.
         """
         bound = self._config.max_skipped_in_a_row
         if self._num_skipped_in_a_row >= bound:
             raise NotFiniteError(
-                f"the last {self._num_skipped_in_a_row} updates, up to step {self._stream.step}, had a loss or "
+                f"the last {self._num_skipped_in_a_row} optimizer steps, up to step {self._stream.step}, had a loss or "
                 f"gradient that was not finite (optimizer.max_skipped_in_a_row={bound}); the parameters are those of "
                 "before. The usual causes are a learning rate or a ratio that grew too large (see loss, grad_norm and "
-                "ratio/p99 of the last finite steps in metrics.jsonl), and input that is not finite"
+                "ratio/p99 of the last finite steps in metrics.jsonl), input that is not finite, and updates of "
+                "which no token trains (response/truncated at 1 with prompts.truncated=mask)"
             )
 
     def _flops(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """What the step computed for the model, a second of the learner's own time, against the chips' peak."""
-        flops = model_flops(
+        """What all passes computed for the model, a second of the learner's own time, against the chips' peak."""
+        flops = len(self._of_passes) * model_flops(
             self._architecture,
             num_tokens=float(metrics["real_tokens"]),
             num_scored_tokens=float(metrics["tokens"]),

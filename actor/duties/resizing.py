@@ -6,6 +6,7 @@ The rules, and RollPacker's elastic tensor parallel size, are in `actor.engine.e
 import asyncio
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from absl import logging
@@ -14,7 +15,7 @@ from actor.engine.elastic import ElasticShare, StepStats
 from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineStats
 from actor.loop import Actor
-from bridge.types import Version
+from bridge.types import Ticket, Version
 
 LIMITS_POLL_S = 0.1
 """How often the file of limits and the engine's load are looked at."""
@@ -26,22 +27,21 @@ class ResizeRequest(Exception):  # noqa: N818  # nothing went wrong
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """The engine's load over one step so far.
-
-    A step ends with a weights version, but not before as many responses ended as may run at once: with a publish
-    after every update a version alone shows too little.
-    """
+    """The engine's load over one step so far; `ElasticShare.is_whole` says when it is one."""
 
     version: Version | None
     start: EngineStats
     end: EngineStats
     kv_usage_peak: float = 0.0
     is_full: bool = False
-    is_race: bool = False
+    num_races: int = 0
+    """Looks that found a race in service, less those that found tickets and none: at a round's start losers of the one
+    before may still be there, and evaluations, which never race, may outlast it."""
 
-    def add(self, stats: EngineStats, *, is_full: bool, is_race: bool) -> None:
-        """Takes in the load now."""
-        self.is_race |= is_race
+    def add(self, stats: EngineStats, tickets: Sequence[Ticket], *, is_full: bool) -> None:
+        """Takes in the load now, and which tickets are in service."""
+        if tickets:
+            self.num_races += 1 if any(t.num_requests > t.num_samples for t in tickets) else -1
         self.end = stats
         self.kv_usage_peak = max(self.kv_usage_peak, stats.kv_usage_peak)
         self.is_full |= is_full
@@ -83,15 +83,18 @@ async def follow_limits(actor: Actor, *, file: LimitsFile, share: ElasticShare |
 def observe(actor: Actor, file: LimitsFile, share: ElasticShare, step: Step) -> Step:
     """Looks at the load; at a step's end bounds what runs at once, and asks for another size by the file."""
     stats, version = actor.engine.stats, actor.engine.version
-    if version != step.version and step.num_finished >= share.max_sequences:
+    if version != step.version:
+        step.end = stats  # what ended since the last look did so before the new weights, but for a moment
+    if version != step.version and share.is_whole(step.num_finished):
         size_before, sequences_before = share.tensor_parallel_size, share.max_sequences
         decision = share.observe(
             StepStats(
                 num_preempted=step.num_preempted,
+                num_finished=step.num_finished,
                 kv_usage_peak=step.kv_usage_peak,
                 is_full=step.is_full,
                 lengths=actor.engine.recent_lengths,
-                is_race=step.is_race,
+                is_race=step.num_races > 0,
             )
         )
         if decision.max_sequences != sequences_before:
@@ -104,10 +107,11 @@ def observe(actor: Actor, file: LimitsFile, share: ElasticShare, step: Step) -> 
                     tensor_parallel_size=decision.tensor_parallel_size,
                 )
             )
-        step = Step(version, step.end, stats)
+        step = Step(version, stats, stats)
+    elif version != step.version and share.by_round:
+        step = Step(version, stats, stats)  # a round without a response of this engine
     is_full = actor.admission.num_sequences >= share.max_sequences
-    is_race = any(t.num_requests > t.num_samples for t in actor.admission.in_service)
-    step.add(stats, is_full=is_full, is_race=is_race)
+    step.add(stats, actor.admission.in_service, is_full=is_full)
     return step
 
 

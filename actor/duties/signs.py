@@ -7,9 +7,7 @@ import time
 from actor.engine.protocol import EngineDeadError
 from actor.loop import Actor
 from bridge.types import ActorReport, Heartbeat, Version
-
-ENGINE_POLL_S = 1.0
-"""How often, at least, an engine is looked at that may have hung."""
+from bridge.watched_time import MAX_LOOK_S, WatchedTime
 
 
 async def beat(actor: Actor) -> None:
@@ -25,10 +23,12 @@ async def watch(actor: Actor) -> None:
     Raises:
       EngineDeadError: it has requests and sampled nothing for `limits.stall_s`.
     """
-    num_tokens, since = -1, time.monotonic()
+    watched = WatchedTime()
+    num_tokens, since = -1, 0.0
     while True:
-        now = time.monotonic()
-        is_busy = actor.admission.num_sequences > 0
+        now = watched.look()
+        # A weight update has a bound of its own.
+        is_busy = actor.admission.num_sequences > 0 and not actor.weights.is_swapping
         if not is_busy or actor.engine.num_sampled_tokens != num_tokens:
             num_tokens, since = actor.engine.num_sampled_tokens, now
         elif now - since > actor.limits.stall_s:
@@ -36,7 +36,7 @@ async def watch(actor: Actor) -> None:
                 f"the engine has hung: no token for {actor.limits.stall_s} s "
                 f"with {actor.admission.num_sequences} requests"
             )
-        await asyncio.sleep(min(ENGINE_POLL_S, actor.limits.stall_s / 4))
+        await asyncio.sleep(min(MAX_LOOK_S / 2, actor.limits.stall_s / 4))
 
 
 async def say_alive(actor: Actor) -> None:
@@ -62,12 +62,14 @@ async def say_alive(actor: Actor) -> None:
     await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, report))
     beats = await asyncio.to_thread(actor.store.heartbeats)
     horizon = time.time() - 5 * actor.limits.heartbeat_s
-    serving = {
-        b.process
-        for b in beats
-        if b.role == "actor" and b.version and b.time_s > horizon and not (b.report and b.report.is_leaving)
-    }
-    actor.share_among(len(serving | {actor.name}))
+    actor.share_among(
+        [
+            b.report.max_sequences
+            for b in beats
+            if b.role == "actor" and b.process != actor.name and b.version and b.time_s > horizon
+            if b.report is not None and not b.report.is_leaving
+        ]
+    )
 
 
 def heartbeat(name: str, version: Version | None, report: ActorReport | None) -> Heartbeat:

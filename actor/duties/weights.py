@@ -49,6 +49,8 @@ async def _replace(actor: Actor, manifest: WeightManifest) -> None:
         except TimeoutError as e:
             raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_s} s") from e
     actor.resume(restarting)
+    if num_stale := actor.restart_stale():
+        logging.info("stale samples begun anew count=%d version=%s", num_stale, actor.engine.version)
     await say_alive(actor)  # at once: the learner waits for actors that serve its weights
 
 

@@ -6,9 +6,13 @@ From what a step showed (preemptions, KV usage, response lengths) two things are
 
 * how many sequences run at once (`Admission.max_sequences`), at no cost and in every step;
 * the tensor parallel size (section 4.2): doubled when preemptions rise to more than 1.05 times those of the step
-  before of the same kind (a long round preempts less than the short ones around it), halved after four steps without
-  any. It costs a restart, so it is halved only if the KV cache that is left would hold the projected peak (the
-  criterion of section 4.4 for giving devices away), and what was seen before a change counts for nothing after it.
+  before of the same kind, halved after four steps without any. It costs a restart, so it is halved only if the KV cache
+  that is left would hold the projected peak (the criterion of section 4.4 for giving devices away), and what was seen
+  before a change counts for nothing after it.
+
+Only like is compared with like. A step is a round, as in the paper, however few responses of it this engine served; a
+long round preempts less than the short ones around it, so each is held against the last of its kind; and of a round
+that engines share each serves now more, now less, so preemptions are counted by response.
 """
 
 import dataclasses
@@ -33,9 +37,11 @@ LOWER, RAISE = 0.8, 1.25
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What one step (a round, or enough responses by one weights version after the other) showed."""
+    """What one step showed: a round, or in a window, which has none, enough responses one after the other."""
 
     num_preempted: int
+    num_finished: int = 1
+    """Responses that ended in it, at least 1. Preemptions are compared by response."""
     kv_usage_peak: float
     """In [0, 1]."""
     is_full: bool
@@ -44,6 +50,10 @@ class StepStats:
     """Prompt and response tokens of the last responses; may be empty."""
     is_race: bool = False
     """Whether more was started than was wanted: a short round of tail batching."""
+
+    def preempts_more_than(self, before: "StepStats") -> bool:
+        """Whether there were more than 1.05 times the preemptions of a step before, by response."""
+        return self.num_preempted * before.num_finished > RISE * before.num_preempted * self.num_finished
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +94,16 @@ class ElasticShare:
     bounds: Bounds
     max_sequences: int
     tensor_parallel_size: int
-    num_preempted_before: dict[bool, int] = dataclasses.field(default_factory=dict)
-    """Of the last step with a race and of the last without; empty after a change of size, whose steps can't be
-    compared."""
+    by_round: bool = True
+    """Whether each weights version is a round, and so a step (publish.when=round_end). In a window a version alone
+    shows too little: there a step ends with the first of them after as many responses as may run at once."""
+    last_of_kind: dict[bool, StepStats] = dataclasses.field(default_factory=dict)
+    """The last step with a race and the last without; empty after a change of size, whose steps can't be compared."""
     num_quiet_steps: int = 0
+
+    def is_whole(self, num_finished: int) -> bool:
+        """Whether so many responses until a new weights version are a step; none show nothing."""
+        return num_finished >= (1 if self.by_round else self.max_sequences)
 
     def observe(self, step: StepStats) -> Decision:
         """Takes a step in; returns what the next ones should run with."""
@@ -96,17 +112,17 @@ class ElasticShare:
         return Decision(max_sequences=self.max_sequences, tensor_parallel_size=self.tensor_parallel_size)
 
     def _next_size(self, step: StepStats) -> int:
-        now, before = self.tensor_parallel_size, self.num_preempted_before.get(step.is_race)
-        self.num_preempted_before[step.is_race] = step.num_preempted
+        now, before = self.tensor_parallel_size, self.last_of_kind.get(step.is_race)
+        self.last_of_kind[step.is_race] = step
         self.num_quiet_steps = 0 if step.num_preempted else self.num_quiet_steps + 1
         new = now
-        if before is not None and step.num_preempted > RISE * before:
+        if before is not None and step.preempts_more_than(before):
             new = now * 2
         elif self.num_quiet_steps >= NUM_QUIET_STEPS and now % 2 == 0 and self._fits(step, now // 2):
             new = now // 2
         if new == now or not self.bounds.min_tensor_parallel_size <= new <= self.bounds.max_tensor_parallel_size:
             return now
-        self.num_preempted_before, self.num_quiet_steps = {}, 0
+        self.last_of_kind, self.num_quiet_steps = {}, 0
         return new
 
     def _next_sequences(self, step: StepStats) -> int:

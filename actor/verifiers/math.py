@@ -1,27 +1,44 @@
 """Mathematical equality, by the math-verify library (parses LaTeX and plain expressions)."""
 
+import json
 import logging
+from typing import Any
 
 import math_verify
 
-from bridge.types import Task
+from actor.verifiers.conclusion import conclusion
+from bridge.types import Finish, Task
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a call, that its time limits are off
 
 
-def score(response_text: str, task: Task) -> float:
-    """1 if the response's final expression equals the answer, else 0.
+def score(response_text: str, task: Task, finish: Finish) -> float:
+    """1 if the answer that the response states equals the task's, else 0; however the response ended.
+
+    The task's metadata says where the answer is looked for: {"answer_in": "conclusion" or "text"}, the first if it says
+    nothing (`prompts.answer_in`).
 
     The library's own time limits are off: they would turn a timeout into a wrong answer. The pool's holds.
 
     Raises:
-      ValueError: the answer itself can't be parsed.
+      ValueError: the task's answer can't be parsed.
     """
-    gold = math_verify.parse(_marked(task.answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    del finish  # what a truncated response earns is the pool's matter, or the learner's
+    gold = _parse(_marked(task.answer))
     if not gold:
         raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
-    response = math_verify.parse(response_text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    return float(math_verify.verify(gold, response, timeout_seconds=None))
+    stated = conclusion(response_text)
+    if stated is not None:
+        answer = _parse(f"\\boxed{{{stated}}}")
+    elif json.loads(task.metadata).get("answer_in") == "text":
+        answer = _parse(response_text)
+    else:
+        return 0.0
+    return float(math_verify.verify(gold, answer, timeout_seconds=None))
+
+
+def _parse(text: str) -> list[Any]:
+    return math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
 
 def _marked(answer: str) -> str:

@@ -17,11 +17,14 @@ from absl import logging
 
 from actor.verifiers import worker
 from actor.verifiers.worker import Answer, Question
-from bridge.types import Task
+from bridge.types import Finish, Task
 from configs import extension
+from configs.sections.prompts import Truncated
 
 LOAD_TIMEOUT_S = 120.0
 """For starting a worker and importing a verifier's library; the deadline proper begins after that."""
+TRUNCATED_REWARD = 0.0
+"""Of a response that the token limit cut off, with prompts.truncated=zero (PipelineRL section 5)."""
 COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 
 
@@ -32,9 +35,18 @@ class VerifierError(RuntimeError):
 class VerifierPool:
     """A number of worker processes, each with one response at a time."""
 
-    def __init__(self, *, num_workers: int, timeout_s: float, retries: int, command: Sequence[str] = COMMAND) -> None:
-        """Workers are started when they are first needed."""
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        timeout_s: float,
+        retries: int,
+        truncated: Truncated = "zero",
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """Workers are started when they are first needed; `truncated` is `prompts.truncated`."""
         self._timeout_s = timeout_s
+        self._truncated: Truncated = truncated
         self._retries = retries
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._workers = [_Worker(command) for _ in range(num_workers)]
@@ -43,17 +55,19 @@ class VerifierPool:
         self.num_failures = 0
         """Attempts that failed, whether or not a later one succeeded."""
 
-    async def score(self, response_text: str, task: Task) -> float:
-        """The reward of a response.
+    async def score(self, response_text: str, task: Task, finish: Finish) -> float:
+        """The reward of a response that ended by `finish`; a truncated one is judged unless truncated=zero.
 
         Raises:
           VerifierError: every attempt failed, hung or gave no finite number.
         """
+        if finish == "length" and self._truncated == "zero":
+            return TRUNCATED_REWARD
         problem = ""
         for _ in range(1 + self._retries):
             one = await self._idle.get()
             try:
-                return await self._attempt(one, Question(task=task, response_text=response_text))
+                return await self._attempt(one, Question(task=task, response_text=response_text, finish=finish))
             except VerifierError as e:
                 problem = str(e)
                 self.num_failures += 1

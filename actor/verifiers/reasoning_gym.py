@@ -6,15 +6,16 @@ from typing import Any
 
 import reasoning_gym
 
-from bridge.types import Task
+from bridge.types import Finish, Task
 
 
-def score(response_text: str, task: Task) -> float:
-    """What the task family's `score_answer` gives for the whole response, stripped; 0 to 1.
+def score(response_text: str, task: Task, finish: Finish) -> float:
+    """What the task family's `score_answer` gives for the whole response, stripped; 0 to 1. How it ended doesn't count.
 
     Raises:
       ValueError: the metadata names no task family.
     """
+    del finish
     entry = json.loads(task.metadata)
     family = entry.get("metadata", {}).get("source_dataset")
     if not family:

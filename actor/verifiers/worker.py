@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from actor.verifiers import registry
-from bridge.types import Task
+from bridge.types import Finish, Task
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
@@ -30,6 +30,7 @@ class Question(msgspec.Struct):
 
     task: Task
     response_text: str | None
+    finish: Finish = "stop"
 
 
 class Answer(msgspec.Struct):
@@ -87,7 +88,7 @@ def _answer(load: Callable[[str], registry.Verifier], question: Question) -> Ans
         score = load(question.task.verifier)
         if question.response_text is None:
             return Answer()
-        return Answer(reward=registry.reward(score(question.response_text, question.task)))
+        return Answer(reward=registry.reward(score(question.response_text, question.task, question.finish)))
     except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
         return Answer(error=f"{type(e).__name__}: {e}")
 

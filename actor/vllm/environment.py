@@ -10,6 +10,8 @@ def set_environment(config: Config) -> None:
     # Plain defaults, so that a user's own setting wins.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    # Not forked: an actor has threads, and a forked engine is never asked to die with it (`vllm.weights.register`).
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(config.actor.kv_cache_gib))
     if config.actor.cpu_cores:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", config.actor.cpu_cores)

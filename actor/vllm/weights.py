@@ -233,9 +233,12 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(BACKEND, SnapshotTransfer)
     # It warns at every update of a tied head (see `_load`); a layer that really got nothing fails the proof.
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-    if os.environ.get(ENGINE_VARIABLE) and multiprocessing.parent_process() is not None:
+    parent = multiprocessing.parent_process()
+    if os.environ.get(ENGINE_VARIABLE) and parent is not None:
         # An engine must not outlive a killed actor: it holds the cores, the memory and the port.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it died while this process was being imported
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _as_torch(array: np.ndarray) -> torch.Tensor:

@@ -54,6 +54,8 @@ class WeightClient:
         self._num_refusals = 0
         self._retry_at = 0.0
         self._last_refusal: Exception | None = None
+        self.is_swapping = False
+        """Whether the engine is being given a version now: it may stand still."""
         self.num_refused = 0
         """Snapshots refused so far, each attempt counted."""
         self.timings: dict[str, float] = {}
@@ -118,11 +120,14 @@ class WeightClient:
         Raises:
           EngineDeadError: the engine failed half-way.
         """
+        self.is_swapping = True
         try:
             timings = await self._engine.swap_weights(self._local_file, manifest)
         except WeightLoadError as e:
             self._refuse(manifest.version, e)
             return False
+        finally:
+            self.is_swapping = False
         end_s = time.time()
         self._refused, self._num_refusals = None, 0
         self.timings |= {

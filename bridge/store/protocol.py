@@ -45,10 +45,15 @@ class LearnerStore(Protocol):
         """Forgets these groups' data; their ids stay known, so a late copy is refused."""
         ...
 
-    def reissue(self, ticket_ids: Sequence[str]) -> int:
+    def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
         """Drops these tickets' groups, if any, and offers the tickets again. Returns how many.
 
         Whatever state a ticket is in, acknowledged included; unknown ids are left out.
+
+        Args:
+          ticket_ids: whose groups are dropped.
+          older_than: a learner step. Where single samples are tickets of their own (`sample_tickets`), only those go
+            that began on weights before it, and their siblings stay; a ticket of a whole group goes as a whole.
         """
         ...
 
@@ -94,6 +99,10 @@ class LearnerStore(Protocol):
 
     def failed(self) -> dict[str, str]:
         """Tickets that nobody could make a group for, and why."""
+        ...
+
+    def num_unclaimed(self) -> int:
+        """Training tickets that no actor has claimed: what actors with room may begin at once."""
         ...
 
     def counts(self) -> dict[str, int]:

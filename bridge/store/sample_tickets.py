@@ -18,7 +18,8 @@ from bridge.types import Group, Heartbeat, Ticket
 class SampleTickets(LearnerStore):
     """Over the store that the actors use: sample i of group g is the ticket "g.i"; evaluations and probes stay whole.
 
-    `put_tickets`, `reissue`, `rewind` and `counts` count samples, not groups.
+    `put_tickets`, `reissue`, `rewind` and `counts` count samples, not groups; `num_unclaimed` counts whole groups,
+    rounded up.
     """
 
     def __init__(self, store: LearnerStore, *, num_samples: int, num_requests: int) -> None:
@@ -66,13 +67,22 @@ class SampleTickets(LearnerStore):
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
         for id_ in ticket_ids:
             self._tickets.pop(id_, None)
-            self._complete.discard(id_)
+            self._complete.pop(id_, None)
         self._store.acknowledge(self._ids(ticket_ids))
 
     @override
-    def reissue(self, ticket_ids: Sequence[str]) -> int:
-        self._forget(ticket_ids)
-        return self._store.reissue(self._ids(ticket_ids))
+    def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
+        ids: list[str] = []
+        for id_ in ticket_ids:
+            parts = self._complete.get(id_, {})
+            kept = {i: p for i, p in parts.items() if older_than is not None and p.min_step >= older_than}
+            self._forget([id_])
+            if kept:
+                self._parts[id_] = kept
+                ids += [parts[i].ticket_id for i in parts.keys() - kept.keys()]
+            else:
+                ids += self._ids([id_])
+        return self._store.reissue(ids)
 
     @override
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
@@ -112,6 +122,10 @@ class SampleTickets(LearnerStore):
         return self._store.heartbeats()
 
     @override
+    def num_unclaimed(self) -> int:
+        return -(-self._store.num_unclaimed() // self._num_requests)
+
+    @override
     def counts(self) -> dict[str, int]:
         return self._store.counts()
 
@@ -134,7 +148,8 @@ class SampleTickets(LearnerStore):
     def _start_over(self) -> None:
         self._after_seq = self._delivered_seq = 0
         self._parts: dict[str, dict[int, Group]] = {}
-        self._complete: set[str] = set()
+        self._complete: dict[str, dict[int, Group]] = {}
+        """The samples of the groups that were delivered and not acknowledged."""
         self._restores: dict[int, int] | None = None
 
     def _add(self, part: Group) -> Group | None:
@@ -155,7 +170,7 @@ class SampleTickets(LearnerStore):
         if len(parts) < self._num_samples:
             return None
         del self._parts[id_]
-        self._complete.add(id_)
+        self._complete[id_] = parts
         if self._num_requests > self._num_samples:
             self._store.withdraw([f"{id_}.{i}" for i in range(self._num_requests) if i not in parts])
         return join(id_, [parts[i] for i in sorted(parts)])
@@ -172,7 +187,7 @@ class SampleTickets(LearnerStore):
     def _forget(self, ticket_ids: Iterable[str]) -> None:
         for id_ in ticket_ids:
             self._parts.pop(id_, None)
-            self._complete.discard(id_)
+            self._complete.pop(id_, None)
 
 
 def split(ticket: Ticket) -> list[Ticket]:
@@ -201,7 +216,7 @@ def join(id_: str, parts: Sequence[Group]) -> Group:
         ticket_id=id_,
         rollouts=tuple(r for p in parts for r in p.rollouts),
         incarnation=max(p.incarnation for p in parts),
-        actor="+".join(sorted({p.actor for p in parts})),
+        actor=parts[0].actor if len({p.actor for p in parts}) == 1 else "+".join(p.actor for p in parts),
         started_s=min(p.started_s for p in parts),
         finished_s=max(p.finished_s for p in parts),
     )

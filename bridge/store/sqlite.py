@@ -169,7 +169,8 @@ class SqliteStore(GroupStore):
             )
 
     @override
-    def reissue(self, ticket_ids: Sequence[str]) -> int:
+    def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
+        del older_than  # a group is one ticket here
         ids = [(i,) for i in dict.fromkeys(ticket_ids)]
         if not ids:
             return 0
@@ -272,6 +273,12 @@ class SqliteStore(GroupStore):
         select = "SELECT id, coalesce(failure, actor, '') FROM tickets WHERE state = 'failed'"
         with self._database.read() as db:
             return dict(db.execute(select).fetchall())
+
+    @override
+    def num_unclaimed(self) -> int:
+        with self._database.read() as db:
+            row = db.execute("SELECT count(*) FROM tickets WHERE state = 'open' AND kind = 'train'").fetchone()
+        return row[0]
 
     @override
     def counts(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ from configs.sections.publish import PublishConfig
 from configs.sections.rounds import RoundsConfig
 from configs.sections.run import RunConfig
 from configs.sections.sampling import SamplingConfig
+from configs.sections.supervision import SupervisionConfig
 
 __all__ = [
     "ActorConfig",
@@ -30,4 +31,5 @@ __all__ = [
     "RoundsConfig",
     "RunConfig",
     "SamplingConfig",
+    "SupervisionConfig",
 ]

@@ -34,7 +34,7 @@ class ActorConfig:
     verifier_workers: int = 1
     """Processes that judge responses, off the event loop."""
     max_restarts: int = 5
-    """How often the supervisor starts an actor again that died."""
+    """How often in a row, without a new step in between, the supervisor starts a process again that died or hung."""
     start_timeout_s: float = 600.0
     """An engine that is not up by then has hung; its actor ends."""
     max_attempts: int = 3

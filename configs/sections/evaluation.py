@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.checks import not_negative
+from configs.checks import not_negative, temperature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,6 @@ class EvaluationConfig:
     """0 is greedy."""
 
     def __post_init__(self) -> None:
-        not_negative(
-            "evaluation",
-            num_problems=self.num_problems,
-            every_n_steps=self.every_n_steps,
-            temperature=self.temperature,
-        )
+        not_negative("evaluation", num_problems=self.num_problems, every_n_steps=self.every_n_steps)
+        if self.temperature != 0:
+            temperature("evaluation", self.temperature)

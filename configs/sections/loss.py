@@ -6,7 +6,7 @@ The equations are in learner/objective/losses.py, learner/objective/kl.py and le
 import dataclasses
 import inspect
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from configs import extension
 
@@ -26,8 +26,17 @@ LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
 learner/objective/losses.py. CISPO's are ROLL Flash's; MiniMax-M1 sets clip_low=1 (no lower bound) and tunes
 clip_high."""
 
+Normalization = Literal["token", "sequence", "sequence_sum", "constant"]
+
 PROXIMAL_LOSSES = ("decoupled_ppo", "tis", "masked_is")
 """The losses that tell pi_prox from mu."""
+
+NORMALIZATIONS: dict[str, Normalization] = {"gspo": "sequence", "dr_grpo": "constant"}
+"""By loss: the normalisation that is its own, where it isn't token."""
+DECOUPLED_LOSSES = ("decoupled_ppo", "tis")
+"""Those of them that are truncated_is, bit for bit, where pi_prox is the policy itself at every gradient."""
+
+Proximal = Literal["batch", "round", "published"]
 
 ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline")
 
@@ -52,8 +61,9 @@ class LossConfig:
     it takes by name.
 
     dapo and dr_grpo are grpo_clip with the rest of their papers held fast: dapo wants advantage=grpo,
-    normalization=token and the overlong penalty, dr_grpo advantage=dr_grpo and normalization=constant. gspo's
-    paper averages with normalization=sequence."""
+    normalization=token, the overlong penalty and rounds.filter_zero_variance (its dynamic sampling), dr_grpo
+    advantage=dr_grpo and normalization=constant. gspo wants normalization=sequence: averaged otherwise its gradient is
+    not that of its objective."""
     clip_low: float | None = None
     """e_low: ratios are clipped to [1 - e_low, 1 + e_high]; 1 is no lower bound."""
     clip_high: float | None = None
@@ -63,20 +73,28 @@ class LossConfig:
     """Lower end of masked_is' and topr's weights."""
     max_weight: float | None = None
     """c of truncated importance sampling (PipelineRL eq. 5), the cap on rho, or the weights' upper end."""
-    proximal: Literal["update", "round"] = "update"
-    """pi_prox of decoupled_ppo, tis and masked_is. update: the weights that the update starts from, scored by the
-    training pass itself, so pi_theta/pi_prox is 1 and all correction is in rho = pi_prox/mu. round: the weights at
-    the round's start, scored once a group, so the clip bounds how far a round's updates go."""
+    proximal: Proximal = "batch"
+    """pi_prox of decoupled_ppo, tis and masked_is: from where the clip bounds how far the policy goes. batch: the
+    weights that an update's batch is first trained by; the first pass over it scores its tokens, the later ones
+    (rounds.epochs) compare with that. round, with publish.when=round_end: the weights at the round's start, and
+    published, with publish.when=every: those last published; both are kept, a copy in the compute dtype, and score
+    each token once. Of decoupled_ppo and tis a combination that makes one optimizer step for each pi_prox is
+    refused: it is truncated_is."""
     advantage: str = "grpo"
     """One of `ADVANTAGE_NAMES` (dr_grpo and mean_baseline are one equation by its two names), or `module:function` of
     the user's own, like those of learner/objective/advantages.py."""
     advantage_eps: float = 1e-6
     """Added to the standard deviation of advantage=grpo (RolloutPipe eq. 1)."""
-    normalization: Literal["token", "sequence", "constant"] = "token"
-    """Mean over the update's tokens (DAPO); over each sequence, then over sequences (GRPO); sum over
-    tokens divided by sequences times sampling.max_response_tokens (Dr.GRPO)."""
+    advantage_std: Literal["sample", "population"] = "sample"
+    """The standard deviation of advantage=grpo: over K - 1 (torch's default, so that of the public codes) or over K. No
+    paper's equation says which."""
+    normalization: Normalization | None = None
+    """What the sum over the update's tokens is divided by. token: by the tokens (DAPO eq. 12); sequence: each
+    sequence's by its own tokens, then by the sequences (GRPO, DeepSeekMath eq. 3; GSPO eq. 5); sequence_sum: by the
+    sequences (PipelineRL eq. 5); constant: by the sequences times sampling.max_response_tokens (Dr.GRPO). None is the
+    loss's own: sequence for gspo, constant for dr_grpo, token for the others."""
     entropy_coef: float = 0.0
-    """Times the entropy, taken off every token's loss."""
+    """Times the entropy, taken off every token's loss; a bonus, so not below 0."""
     kl_coef: float = 0.0
     """Times the KL estimate against the reference, added to every token's loss; 0 runs without a reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -91,6 +109,8 @@ class LossConfig:
     def __post_init__(self) -> None:
         extension.check_name("loss.name", self.name, LOSS_CONSTANTS)
         extension.check_name("loss.advantage", self.advantage, ADVANTAGE_NAMES)
+        if self.proximal not in (policies := get_args(Proximal)):
+            raise ValueError(f"loss.proximal wants one of {', '.join(policies)}, got {self.proximal!r}")
         self._refuse_unread()
         self._check_constants()
         self._check_whole_method()
@@ -107,7 +127,7 @@ class LossConfig:
                 raise ValueError(f"loss.{name} must be finite, got {value}")
             if value <= 0 and name in ("advantage_eps", "overlong_penalty", "max_weight"):
                 raise ValueError(f"loss.{name} must be > 0, got {value}")
-            if value < 0 and name == "kl_coef":
+            if value < 0 and name in ("kl_coef", "entropy_coef"):
                 raise ValueError(f"loss.{name} must be >= 0, got {value}")
         if self.overlong_tokens < 0:
             raise ValueError(f"loss.overlong_buffer_tokens must be >= 0, got {self.overlong_tokens}")
@@ -129,23 +149,23 @@ class LossConfig:
         wanted = {
             "dapo": {"advantage": ("grpo",), "normalization": ("token",)},
             "dr_grpo": {"advantage": ("dr_grpo", "mean_baseline"), "normalization": ("constant",)},
+            "gspo": {"normalization": ("sequence",)},
         }.get(self.name, {})
         for field, values in wanted.items():
-            if getattr(self, field) not in values:
+            got = self.normalized_by if field == "normalization" else getattr(self, field)
+            if got not in values:
                 whole = " and ".join(f"loss.{f}={v[0]}" for f, v in wanted.items())
                 raise ValueError(
-                    f"loss.name={self.name} is the whole method and wants {whole}, got loss.{field}="
-                    f"{getattr(self, field)}; set both, or take loss.name=grpo_clip for another combination"
+                    f"loss.name={self.name} is the whole method and wants {whole}, got loss.{field}={got}; set what it "
+                    "wants, or take loss.name=grpo_clip for another combination"
                 )
 
     def _refuse_unread_constants(self, read: dict[str, Any]) -> None:
         for name, value in self._given.items():
             if name not in read:
-                unclipped = name in LOSS_CONSTANTS.get(self.name, ())
                 raise ValueError(
-                    f"loss.{name}={value} has no effect with loss.name={self.name}"
-                    f"{' and loss.proximal=update' if unclipped else ''}, which reads {', '.join(read) or 'none'}; "
-                    f"leave it out (None){' or set loss.proximal=round' if unclipped else ''}"
+                    f"loss.{name}={value} has no effect with loss.name={self.name}, which reads "
+                    f"{', '.join(read) or 'none'}; leave it out (None)"
                 )
 
     def _refuse_unread(self) -> None:
@@ -153,6 +173,7 @@ class LossConfig:
         for name, is_read, reader in (
             ("proximal", self.name in PROXIMAL_LOSSES, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
             ("advantage_eps", self.advantage == "grpo", "loss.advantage=grpo"),
+            ("advantage_std", self.advantage == "grpo", "loss.advantage=grpo"),
             ("kl_estimator", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("reference_path", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("overlong_penalty", self.overlong_tokens > 0, "loss.overlong_buffer_tokens > 0"),
@@ -181,6 +202,11 @@ class LossConfig:
         return values
 
     @property
+    def given_clips(self) -> dict[str, float]:
+        """The constants of the clip that were given; they need pi_theta / pi_prox to leave 1."""
+        return {name: value for name, value in self._given.items() if "clip" in name}
+
+    @property
     def _given(self) -> dict[str, float]:
         values = {name: getattr(self, name) for name in OWN_LOSS.constants}
         return {name: value for name, value in values.items() if value is not None}
@@ -190,11 +216,12 @@ class LossConfig:
         """By constant: its default."""
         if extension.is_own(self.name):
             return extension.constant_defaults(extension.load("loss.name", self.name, OWN_LOSS), OWN_LOSS)
-        read = LOSS_CONSTANTS[self.name]
-        if self.name in PROXIMAL_LOSSES and self.proximal == "update":
-            # pi_theta/pi_prox is 1 there, which no clip reaches.
-            read = {name: default for name, default in read.items() if "clip" not in name}
-        return read
+        return LOSS_CONSTANTS[self.name]
+
+    @property
+    def normalized_by(self) -> Normalization:
+        """The normalisation with the loss's own filled in."""
+        return self.normalization or NORMALIZATIONS.get(self.name, "token")
 
     @property
     def overlong_tokens(self) -> int:

@@ -17,16 +17,17 @@ class OptimizerConfig:
     """What adamw keeps its first moment in."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
+    """Optimizer steps, rounds.epochs of them an update."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """What follows the warm-up, over run.num_updates."""
+    """What follows the warm-up, over the run's optimizer steps: run.num_updates x rounds.epochs."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     max_skipped_in_a_row: int = 5
-    """An update whose loss or gradient isn't finite changes nothing; after this many one after the other the run
-    stops."""
+    """An optimizer step whose loss or gradient isn't finite changes nothing; after this many one after the other the
+    run stops, at the end of the update."""
 
     def __post_init__(self) -> None:
         positive(

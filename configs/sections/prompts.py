@@ -8,6 +8,8 @@ from configs import extension
 
 VERIFIERS = ("reasoning_gym", "exact", "math")
 
+Truncated = Literal["zero", "keep", "mask"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptsConfig:
@@ -29,6 +31,15 @@ class PromptsConfig:
     """A regular expression whose first group is the part of the question to show; empty shows it all."""
     verifier: str = "exact"
     """One of `VERIFIERS`, or `module:function` of the user's own, like those of actor/verifiers."""
+    answer_in: Literal["conclusion", "text"] = "conclusion"
+    """Where verifier=math looks for a response's answer. conclusion: what it says is its answer (`\\boxed{...}`,
+    `#### ...`, "the answer is ..."), or all of it, if it is an expression and nothing else. text: there first, and
+    without any, the last number or expression anywhere in the text."""
+    truncated: Truncated = "zero"
+    """What a response earns that the token limit cut off. zero: 0, and no verifier is asked; only completed responses
+    are judged (PipelineRL section 5). keep: what the verifier says, as any other. mask: the same, but its tokens don't
+    train (DAPO section 3.4, overlong filtering): its reward counts in the group's mean and standard deviation, but it
+    adds nothing to the loss, to what the loss is divided by, or to any mean over trained tokens or sequences."""
     chat_template: Literal["auto", "on", "off"] = "auto"
     """auto: applied when the tokenizer has one."""
     system_prompt: str = ""
@@ -42,6 +53,11 @@ class PromptsConfig:
         if self.path and self.verifier == "reasoning_gym":
             raise ValueError(
                 "prompts.verifier=reasoning_gym needs a reasoning-gym task; for prompts.path use exact or math"
+            )
+        if self.answer_in != "conclusion" and self.verifier != "math":
+            raise ValueError(
+                f"prompts.answer_in={self.answer_in} has no effect with prompts.verifier={self.verifier}; leave it "
+                "out, or take math"
             )
         try:
             groups = re.compile(self.pattern).groups

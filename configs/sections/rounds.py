@@ -17,6 +17,11 @@ class RoundsConfig:
     """K."""
     groups_per_update: int = 8
     """U = B / K."""
+    epochs: int = 1
+    """E: passes over each update's batch of U groups, an optimizer step each (PPO's epochs). The first takes groups as
+    they arrive; the later ones repeat its micro-batches, which wait in host memory until then (29 bytes a place of a
+    packed row, and 4 more for each policy that the loss compares with). Versions, lags, rounds and whatever counts
+    updates or steps, but for the optimizer's own fields, go on by one an update, whatever E."""
     train_start: Literal["round_complete", "group_ready"] = "group_ready"
     """When training on a round may begin: all R groups there, or each as it arrives (CGP)."""
     max_lag_steps: int | None = None
@@ -32,8 +37,8 @@ class RoundsConfig:
     """Groups whose rewards are all equal teach nothing; they are dropped, and another prompt takes the place of each
     in the same round."""
     ess_floor: float = 0.0
-    """An update whose effective sample size is below it isn't made: the learner waits until a full batch by its own
-    current weights is there (PipelineRL, NeurIPS version, Algorithm 2). 0: off."""
+    """An update whose effective sample size, at its first pass, is below it isn't made: the learner waits until a full
+    batch by its own current weights is there (PipelineRL, NeurIPS version, Algorithm 2). 0: off."""
 
     def __post_init__(self) -> None:
         if self.samples_per_group < 2:
@@ -41,7 +46,12 @@ class RoundsConfig:
                 f"rounds.samples_per_group (K) must be >= 2 (an advantage compares a group's members), "
                 f"got {self.samples_per_group}"
             )
-        positive("rounds", groups_per_round=self.groups_per_round, groups_per_update=self.groups_per_update)
+        positive(
+            "rounds",
+            groups_per_round=self.groups_per_round,
+            groups_per_update=self.groups_per_update,
+            epochs=self.epochs,
+        )
         if self.groups_per_round % self.groups_per_update:
             raise ValueError(
                 f"rounds.groups_per_update (U={self.groups_per_update}) must divide "

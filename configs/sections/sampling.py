@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.checks import positive
+from configs.checks import positive, temperature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,8 @@ class SamplingConfig:
     top_k: int = 0
 
     def __post_init__(self) -> None:
-        positive("sampling", max_response_tokens=self.max_response_tokens, temperature=self.temperature)
+        positive("sampling", max_response_tokens=self.max_response_tokens)
+        temperature("sampling", self.temperature)  # 0 too is refused: a greedy choice has no ratio
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(
                 "sampling.top_p and sampling.top_k must stay 1.0 and 0: importance ratios need the learner's "

@@ -52,12 +52,14 @@ class ProgramTime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """An optimizer update on a slice."""
+    """An update on a slice."""
 
     hbm_bytes: dict[str, int]
     """What a chip holds at the fullest moment, by what it is; the sum decides whether it fits."""
     programs: dict[str, ProgramTime]
     num_micro_batches: int
+    num_epochs: int
+    """Passes over the update's batch."""
     model_flops: float
     """Of an update, all chips."""
     model_flops_all_pairs: float
@@ -77,10 +79,8 @@ class Estimate:
 
     @property
     def update_s(self) -> float:
-        """The micro-batches one after the other (each scored first, where the loss needs it), then the optimizer."""
-        apply = self.programs["apply"].step_s
-        each = sum(p.step_s for name, p in self.programs.items() if name != "apply")
-        return self.num_micro_batches * each + apply
+        """In each pass the micro-batches (scored in the first, where the loss needs it), then the optimizer."""
+        return sum(self._num_runs(name) * p.step_s for name, p in self.programs.items())
 
     @property
     def implied_mfu(self) -> float:
@@ -95,28 +95,34 @@ class Estimate:
     @property
     def roofline_mfu(self) -> float:
         """The same with the roofline's seconds: a ceiling."""
-        each = sum(p.roofline_s for name, p in self.programs.items() if name != "apply")
-        seconds = self.num_micro_batches * each + self.programs["apply"].roofline_s
+        seconds = sum(self._num_runs(name) * p.roofline_s for name, p in self.programs.items())
         return self.model_flops / (seconds * self.num_chips * self.chip.flops_per_s)
 
     @property
     def hfu(self) -> float:
         """Hardware FLOPs (recomputed ones too) / (estimated seconds x peak)."""
-        each = sum(p.hardware_flops for name, p in self.programs.items() if name != "apply")
-        return self.num_micro_batches * each / (self.update_s * self.chip.flops_per_s)
+        computed = sum(self._num_runs(n) * p.hardware_flops for n, p in self.programs.items() if n != "apply")
+        return computed / (self.update_s * self.chip.flops_per_s)
+
+    def _num_runs(self, program: str) -> int:
+        """Of a program in an update."""
+        passes = 1 if program == "score" else self.num_epochs
+        return passes * (1 if program == "apply" else self.num_micro_batches)
 
 
 def estimate(answer: dict[str, Any], config: Config, model: Architecture, chip: TpuChip) -> Estimate:
     """Puts a worker's answer (`launch.compile_tpu.worker`) into seconds."""
     tokens, scored, squares = micro_batch_lengths(config)
-    n = num_micro_batches(config)
-    work: dict[str, Any] = dict(num_tokens=n * tokens, sum_squared_lengths=n * squares)
+    n, epochs = num_micro_batches(config), config.rounds.epochs
+    trained = n * epochs
+    work: dict[str, Any] = dict(num_tokens=trained * tokens, sum_squared_lengths=trained * squares)
     return Estimate(
         hbm_bytes=hbm_bytes(answer),
         programs={name: program_time(p, chip) for name, p in answer["programs"].items()},
         num_micro_batches=n,
-        model_flops=flops.model_flops(model, **work, num_scored_tokens=n * scored),
-        model_flops_all_pairs=flops.model_flops(model, **work, num_scored_tokens=n * tokens, causal=False),
+        num_epochs=epochs,
+        model_flops=flops.model_flops(model, **work, num_scored_tokens=trained * scored),
+        model_flops_all_pairs=flops.model_flops(model, **work, num_scored_tokens=trained * tokens, causal=False),
         num_chips=answer["num_chips"],
         chip=chip,
     )

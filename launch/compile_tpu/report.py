@@ -58,9 +58,10 @@ def show(key: str, config: Config, found: Estimate | None, answer: dict[str, Any
 def verdict(found: Estimate) -> list[str]:
     """The figures in words."""
     chip, word = found.chip, "FITS" if found.fits else "DOES NOT FIT"
+    times = f"{found.num_epochs} times " if found.num_epochs > 1 else ""
     return [
         f"{word}: {_gib(found.total_hbm_bytes)} of {_gib(chip.hbm_bytes)} GiB a chip",
-        f"an update is {found.num_micro_batches} micro-batches and one optimizer step: {found.update_s:.2f} s "
+        f"an update is {times}{found.num_micro_batches} micro-batches and one optimizer step: {found.update_s:.2f} s "
         f"estimated, {found.model_flops / 1e15:.1f} PFLOP of the model",
         f"implied MFU {found.implied_mfu:.1%} = model FLOPs / (estimated seconds x {found.num_chips} chips x "
         f"{chip.flops_per_s / 1e12:.0f} TFLOP/s)",

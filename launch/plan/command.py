@@ -11,6 +11,7 @@ import json
 from absl import flags
 from rich.console import Console
 
+from configs.races import too_few_places
 from launch import command_line
 from launch.plan import profiles
 from launch.plan.outcome import Outcome
@@ -65,6 +66,9 @@ def main() -> int:
             outcome = simulate(config, profile, num_updates=num_updates, warmup_updates=warmup, seed=_SEED.value)
             title = f"{config.preset}: {profile.num_engines} engines, {profile.num_learner_chips} learner chips"
             console.print(outcome_table(outcome, title=title))
+            engine = profile.engine
+            if shortage := too_few_places(config, num_engines=profile.num_engines, max_num_seqs=engine.max_num_seqs):
+                console.print(f"warning: {shortage}")
             _write(as_json(outcome))
             return 0
         grid = Grid(

@@ -20,8 +20,11 @@ class EngineProfile:
     kv_watermark: float = 0.0
     """Share of the cache that stays free when a waiting request starts beside others (vLLM's `watermark`; 0 too)."""
     prefill_s_per_token: float = 0.0
+    request_s: float = 0.0
+    """What a request costs whatever its length: being taken in, scheduled, handed back. Nothing is decoded meanwhile.
+    A request that was ended for new weights and goes on as another one costs it again."""
     start_latency_s: float = 0.0
-    """From a request's start in the engine to its first token, on top of its prompt."""
+    """From a request's start in the engine to its first token, on top of its prompt and of `request_s`."""
 
     def __post_init__(self) -> None:
         """Checks the table and the bounds."""
@@ -38,7 +41,7 @@ class EngineProfile:
             raise ValueError(f"engine.max_num_seqs must be >= 1, got {self.max_num_seqs}")
         if not 0 <= self.kv_watermark < 1:
             raise ValueError(f"engine.kv_watermark must be in [0, 1), got {self.kv_watermark}")
-        for name in ("kv_capacity_tokens", "prefill_s_per_token", "start_latency_s"):
+        for name in ("kv_capacity_tokens", "prefill_s_per_token", "request_s", "start_latency_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"engine.{name} must be finite and >= 0, got {getattr(self, name)}")
 

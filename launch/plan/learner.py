@@ -1,7 +1,6 @@
 """The learner in virtual time: what `learner/loop.py` does, around the real planner, arrival policy and round clock."""
 
-import dataclasses
-import math
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from bridge.types import Task, Ticket
 from configs.schema import Config
 from launch.plan.calendar import Calendar
+from launch.plan.chips import Compute, Cost
 from launch.plan.outcome import Recorder
 from launch.plan.profiles import Profile
 from launch.plan.rollout import ServedGroup, SimActors
@@ -34,22 +34,6 @@ class Problems:
         return Problem(number, np.array([0], np.int32), Task(verifier="exact", answer=number))
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Seconds of training."""
-
-    profile: Profile
-    micro_batch_tokens: int
-
-    def of(self, tokens: int) -> float:
-        """Gradients of groups with so many tokens, packed together."""
-        learner = self.profile.learner
-        num_micro_batches = math.ceil(tokens / self.micro_batch_tokens)
-        return tokens * learner.seconds_per_token / self.profile.num_learner_chips + (
-            num_micro_batches * learner.micro_batch_s
-        )
-
-
 class SimDesk:
     """What the arrival policy asks of a store, asked of the simulated engines."""
 
@@ -62,11 +46,11 @@ class SimDesk:
         """Offers tickets."""
         self._rollout.offer(list(tickets))
 
-    def reissue(self, ticket_ids: Sequence[str]) -> None:
+    def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> None:
         """Offers open tickets again; another attempt has other lengths."""
         for id_ in ticket_ids:
             self._attempts[id_] = self._attempts.get(id_, 0) + 1
-            self._rollout.offer([self._planner.ticket(id_)], attempt=self._attempts[id_])
+            self._rollout.offer_again(self._planner.ticket(id_), attempt=self._attempts[id_], older_than=older_than)
 
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
         """Ends what nobody waits for any more."""
@@ -76,6 +60,7 @@ class SimDesk:
         """These groups are done with."""
         for id_ in ticket_ids:
             self._attempts.pop(id_, None)
+            self._rollout.acknowledge(id_)
 
 
 class SimLearner:
@@ -97,9 +82,8 @@ class SimLearner:
         self._on_step, self._last_step = on_step, last_step
         self._planner = planner_of(config, training_sampling(config, ()), Problems(), incarnation=0)
         self._clock = RoundClock()
-        self._cost = Cost(
-            profile, profile.learner.micro_batch_tokens or config.packing.rows * config.packing.row_tokens
-        )
+        micro_batch_tokens = profile.learner.micro_batch_tokens or config.packing.rows * config.packing.row_tokens
+        self._compute = Compute(Cost(profile.learner, micro_batch_tokens), calendar, epochs=config.rounds.epochs)
         self._rng = np.random.default_rng((seed, 7))
         self._rollout: SimActors
         self._desk: SimDesk
@@ -129,6 +113,10 @@ class SimLearner:
         self._order = TrainingOrder(self._config, self._planner, self._intake.hand_out)
         self._turn()
 
+    def on_claim(self) -> None:
+        """Tickets were claimed; the learner sees to it that there are others, also while it computes."""
+        self._rollout.offer(self._planner.top_up(step=self.step, num_unclaimed=self._num_unclaimed))
+
     def on_group(self, group: ServedGroup) -> None:
         """A group is in the store; the learner takes it in at once, also while it computes."""
         self._intake.take_in(group)
@@ -136,18 +124,31 @@ class SimLearner:
         if self._is_waiting:
             self._go_on()
 
+    def on_free_chips(self) -> None:
+        """The engines have given chips up, or have nothing more to generate."""
+        if self._is_waiting:
+            self._go_on()
+        elif num_chips := self._num_chips:
+            self._compute.spread(num_chips)
+
+    @property
+    def _num_chips(self) -> int:
+        """Its own, or those that the engines leave it."""
+        return self._profile.num_learner_chips or self._rollout.num_free_chips
+
     def _turn(self) -> None:
         """The learner's hands are free: it issues what is due, then takes what is there or waits for it."""
-        tickets = self._planner.issue(step=self.step)
-        if tickets:
-            if self._clock.rollout_start_s is None:
-                self._round_is_counted = self._recorder.is_on
-            self._clock.rollout_started(self._calendar.now_s)
-            self._rollout.offer(tickets)
+        if self._clock.rollout_start_s is None:
+            self._round_is_counted = self._recorder.is_on
+        self._clock.rollout_started(self._calendar.now_s)
+        self._rollout.offer(self._planner.issue(step=self.step, num_unclaimed=self._num_unclaimed))
         self._go_on()
 
+    def _num_unclaimed(self) -> int:
+        return self._rollout.num_unclaimed
+
     def _go_on(self) -> None:
-        groups = self._order.next_groups()
+        groups = self._order.next_groups() if self._num_chips else []
         self._is_waiting = not groups
         if groups:
             self._train(groups)
@@ -157,18 +158,26 @@ class SimLearner:
         return self._rng.random() >= self._profile.zero_variance_groups
 
     def _train(self, groups: list[ServedGroup]) -> None:
+        fills_update = len(groups) == self._planner.num_left_in_update
+        self._clock.dispatched(self._calendar.now_s, fills_update=fills_update)
         done = None
         for group in groups:
             done = self._planner.consume(group.ticket_id)
             self._recorder.trained(self.step, group.tokens_by_step, group.ticket.num_samples, group.response_tokens)
         self._desk.acknowledge([g.ticket_id for g in groups])
         assert done is not None
-        took = self._cost.of(sum(g.tokens for g in groups))
-        took += self._profile.learner.optimizer_step_s * done.ends_update
+        self._compute.start(
+            sum(g.tokens for g in groups),
+            ends_update=done.ends_update,
+            num_chips=self._num_chips,
+            then=functools.partial(self._computed, done.ends_update, done.ends_round),
+        )
+
+    def _computed(self, ends_update: bool, ends_round: bool, start_s: float) -> None:
         now_s = self._calendar.now_s
-        self._clock.trained(now_s, now_s + took)
-        self._recorder.computed(took)
-        self._calendar.at(now_s + took, self._trained, done.ends_update, done.ends_round)
+        self._clock.trained(start_s, now_s)
+        self._recorder.computed(now_s - start_s)
+        self._trained(ends_update, ends_round)
 
     def _trained(self, ends_update: bool, ends_round: bool) -> None:
         publish = self._config.publish
@@ -179,6 +188,7 @@ class SimLearner:
         self._on_step(self.step)
         if ends_round if publish.when == "round_end" else self.step % publish.every_n_steps == 0:
             at_s = self._calendar.now_s + self._profile.publish.export_s
+            self._clock.set_aside(self._profile.publish.export_s)
             self._calendar.at(at_s, self._published, ends_round)
         else:
             self._end_step(ends_round)
@@ -191,7 +201,7 @@ class SimLearner:
 
     def _end_step(self, ends_round: bool) -> None:
         if ends_round:
-            metrics = self._clock.finish(self._calendar.now_s)
+            metrics = self._clock.finish()
             if self._round_is_counted:
                 self._recorder.rounds.append(metrics)
         if self.step == self._last_step:

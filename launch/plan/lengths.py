@@ -1,10 +1,32 @@
-"""Draws the lengths of prompts and responses; the same for a problem whenever it is asked."""
+"""Draws the lengths of prompts and responses; the same for a problem whenever it is asked.
+
+RollPacker's shape (`kind="rollpacker"`) is a lognormal through the two quantiles of figure 2, whose sigma is another
+one above the upper of them. Which numbers it goes through:
+
+* the median: figure 2 is of 16k tokens at most, and the longest response is 25 to 32 times longer than the median one
+  (section 1), so the median is 512 to 655;
+* the 75th percentile: 755 to 1.1k over three tasks (section 2.2);
+* the end: the longest response reaches the maximum (section 2.2), so one of a batch of 128 x 8 is as long.
+
+Of each range the geometric mean. Median and percentile are the data's and stay where they are under another
+max_tokens; how far the tail reaches is the maximum's. How much of the spread is the prompt's the paper doesn't say.
+"""
+
+import math
+import statistics
 
 import numpy as np
+from jaxtyping import Float
 
 from launch.plan.profiles import LengthProfile
 
+FIGURE_2_MEDIAN = math.sqrt(16384 / 32 * 16384 / 25)
+FIGURE_2_P75 = math.sqrt(755 * 1100)
+FIGURE_2_BATCH = 128 * 8
+
 _PROMPTS, _RESPONSES = 0, 1
+_Z_P75 = statistics.NormalDist().inv_cdf(0.75)
+_Z_LONGEST = statistics.NormalDist().inv_cdf(1 - 1 / FIGURE_2_BATCH)
 
 
 class Lengths:
@@ -32,10 +54,19 @@ def _draw(profile: LengthProfile, problem: int, num: int, key: tuple[int, ...], 
         return rng.choice(profile.samples, size=num).tolist()
     if profile.kind == "uniform":
         return rng.integers(profile.min_tokens, profile.max_tokens, endpoint=True, size=num).tolist()
-    mean, sigma = profile.log_normal
     share = profile.share_of_prompt
     z = np.sqrt(1 - share) * rng.standard_normal(num)
     if share:
         z += np.sqrt(share) * np.random.default_rng((*key, 0)).standard_normal()
-    tokens = np.rint(np.exp(np.minimum(mean + sigma * z, 60.0)))
+    tokens = np.rint(np.exp(np.minimum(_log_tokens(profile, z), 60.0)))
     return np.clip(tokens, profile.min_tokens, profile.upper).astype(int).tolist()
+
+
+def _log_tokens(profile: LengthProfile, z: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """Logarithm of the length at quantiles of the standard normal, for lognormal and rollpacker."""
+    if profile.kind == "lognormal":
+        return math.log(profile.median) + profile.sigma * z
+    body = math.log(FIGURE_2_P75 / FIGURE_2_MEDIAN) / _Z_P75
+    # A maximum that the body reaches by itself more than once a batch cuts it.
+    tail = max(body, math.log(profile.max_tokens / FIGURE_2_P75) / (_Z_LONGEST - _Z_P75))
+    return math.log(FIGURE_2_P75) + (z - _Z_P75) * np.where(z < _Z_P75, body, tail)

@@ -38,7 +38,8 @@ class Outcome:
     samples_per_s: float
     """Samples trained."""
     tokens_per_s: float
-    """Response tokens trained."""
+    """Response tokens trained: what rates are compared by. What a run leaves behind are the longest responses (dropped
+    as stale, overtaken, still in progress at the end), and by samples it would gain from that."""
     rounds: tuple[Mapping[str, float], ...]
     """Each whole round's metrics, as `learner/schedule/waiting_ratio.py` gives them."""
     token_lag: Lag

@@ -17,9 +17,20 @@ from bridge.types import Ticket
 class TicketPool:
     """Tickets offered and not yet served."""
 
-    def __init__(self, *, num_engines: int, width: int | None, by_sample: bool) -> None:
-        """`width` is the frontier's, in groups, None without one; `by_sample` splits tickets into single requests."""
-        self._num_engines, self._width, self._by_sample = num_engines, width, by_sample
+    def __init__(self, *, num_engines: int, width: int | None, by_sample: bool, shares: bool = True) -> None:
+        """No tickets yet.
+
+        Args:
+          num_engines: who claims.
+          width: the frontier's, in groups; None without one.
+          by_sample: tickets are split into single requests.
+          shares: several engines take their part of what is there, and no more.
+        """
+        self.num_engines = num_engines
+        """That take their part of what is there."""
+        self._width, self._by_sample, self._shares = width, by_sample, shares
+        self.num_open = 0
+        """Tickets, or single requests, that nobody has claimed."""
         self._open: dict[int, dict[str, Ticket]] = {}
         """Tickets that nobody has claimed, by order."""
         self._open_orders: list[int] = []
@@ -47,9 +58,10 @@ class TicketPool:
             return bool(self._open)
         return not self._in_service.keys().isdisjoint(self._open)
 
-    def put(self, ticket: Ticket) -> None:
-        """Offers a ticket."""
-        for part in self._parts_of(ticket):
+    def put(self, ticket: Ticket, *, num_requests: int | None = None) -> None:
+        """Offers a ticket, or so many of its requests."""
+        for part in self._parts_of(ticket, num_requests):
+            self.num_open += 1
             order = self._order[part.id] = part.order
             if order not in self._open:
                 self._open[order] = {}
@@ -64,10 +76,11 @@ class TicketPool:
         """Ids that a ticket is claimed under: its own, or one a request where those may go to different engines."""
         return [f"{ticket.id}#{i}" for i in range(ticket.num_requests)] if self._by_sample else [ticket.id]
 
-    def _parts_of(self, ticket: Ticket) -> list[Ticket]:
+    def _parts_of(self, ticket: Ticket, num_requests: int | None) -> list[Ticket]:
         if not self._by_sample:
             return [ticket]
-        return [dataclasses.replace(ticket, id=i, num_samples=1, num_requests=1) for i in self.part_ids(ticket)]
+        ids = self.part_ids(ticket)[:num_requests]
+        return [dataclasses.replace(ticket, id=i, num_samples=1, num_requests=1) for i in ids]
 
     def claim(self, engine: int, limit: int) -> list[Ticket]:
         """Up to `limit` tickets for an engine."""
@@ -103,18 +116,22 @@ class TicketPool:
             _add(self._held[engine], order, -1)
         return engine
 
+    def owner(self, ticket_id: str) -> int:
+        """The engine that has claimed a ticket in service."""
+        return self._owner[ticket_id]
+
     def num_held(self, engine: int) -> int:
         """Tickets that an engine has claimed and not yet served."""
         return self._num_held[engine]
 
     def share_of(self, engine: int) -> int:
         """How many more this engine may take for each to have its part (`bridge/store/frontier.py`)."""
-        if self._num_engines < 2:
+        if self.num_engines < 2 or not self._shares:
             return len(self._order)  # no bound, as the store has none
         total, last = self._to_serve()
         # Those of higher orders, claimed before lower ones came, are not of the frontier.
         mine = sum(num for order, num in self._held[engine].items() if order <= last)
-        return frontier.fair_share(total, mine=mine, among=self._num_engines)
+        return frontier.fair_share(total, mine=mine, among=self.num_engines)
 
     def _to_serve(self) -> tuple[int, float]:
         """(tickets to be served now, the last order among them): all, or those of the frontier's groups."""
@@ -136,6 +153,7 @@ class TicketPool:
 
     def _withdraw_offer(self, id_: str, order: int) -> Ticket | None:
         ticket = self._open.get(order, {}).pop(id_, None)
+        self.num_open -= ticket is not None
         if ticket is not None and not self._open[order]:
             del self._open[order]
             _remove(self._open_orders, order)

@@ -27,8 +27,8 @@ class LengthProfile:
 
     * lognormal: median and sigma of the logarithm, cut at max_tokens;
     * uniform: min_tokens to max_tokens;
-    * rollpacker: the shape of RollPacker's figure 2: the 75th percentile is max_tokens / 16, one response in 200 is of
-      max_tokens, and a prompt's responses are alike;
+    * rollpacker: RollPacker's figure 2, cut at max_tokens (`launch/plan/lengths.py` says which numbers): the longest of
+      a batch reaches max_tokens, wherever that is, and a prompt's responses are alike;
     * samples: drawn from this list;
     * groups: prompt n has the lengths of entry n, round and round: a measured workload, replayed.
     """
@@ -61,15 +61,6 @@ class LengthProfile:
             raise ValueError("lengths: samples needs a list of lengths >= 1")
         if self.kind == "groups" and (not self.groups or any(not g or min(g) < 1 for g in self.groups)):
             raise ValueError("lengths: groups needs a list of lists of lengths >= 1")
-
-    @property
-    def log_normal(self) -> tuple[float, float]:
-        """(mean, standard deviation) of the logarithm, for lognormal and rollpacker."""
-        if self.kind == "lognormal":
-            return math.log(self.median), self.sigma
-        # Quantiles of the standard normal: 0.6745 at 75 %, 2.5758 at 99.5 %.
-        sigma = math.log(16) / (2.5758 - 0.6745)
-        return math.log(self.max_tokens / 16) - 0.6745 * sigma, sigma
 
     @property
     def share_of_prompt(self) -> float:
@@ -107,7 +98,7 @@ class PublishProfile:
     export_s: float = 0.0
     """The learner, which stands still meanwhile."""
     prefetch_s: float = 0.0
-    """Copy and check of the snapshot, while the engine generates."""
+    """From the announcement to the pause: noticing it, copy, check; the engine generates meanwhile."""
     pause_s: float = 0.0
     """Generation stands still."""
 
@@ -128,6 +119,8 @@ class Profile:
     num_engines: int = 1
     chips_per_engine: int = 1
     num_learner_chips: int = 1
+    """0: the learner has none of its own and trains on the engines'. All of them are its own when a round's rollout has
+    ended; with rounds.train_start=group_ready half of them from some point in the round on (`launch/plan/chips.py`)."""
     verifier_s: float = 0.0
     """From a group's last response to its place in the store."""
     claim_s: float = 0.0
@@ -137,9 +130,9 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Checks the counts."""
-        for name in ("num_engines", "chips_per_engine", "num_learner_chips"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name, least in (("num_engines", 1), ("chips_per_engine", 1), ("num_learner_chips", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if self.verifier_s < 0 or self.claim_s < 0:
             raise ValueError(f"verifier_s and claim_s must be >= 0, got {self.verifier_s} and {self.claim_s}")
         if not 0 <= self.zero_variance_groups < 1:

@@ -58,7 +58,7 @@ def search_table(tried: Sequence[Tried], *, limit: int, max_lag: int | None) -> 
     within = sum(t.within_bound for t in tried)
     title = f"{within} of {len(tried)} choices{bound}"
     table = Table(title=title, box=rich.box.SIMPLE, title_justify="left", padding=0, collapse_padding=True)
-    for column in ("en-\ngines", "learn.\nchips", "seqs", "window", "samples\n/s", "step\ns", "max\nlag", "token\nlag"):
+    for column in ("en-\ngines", "learn.\nchips", "seqs", "window", "tokens\n/s", "step\ns", "max\nlag", "token\nlag"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("engines\nbusy", "learner\nbusy", "first\nd. s"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -70,7 +70,7 @@ def search_table(tried: Sequence[Tried], *, limit: int, max_lag: int | None) -> 
             str(t.choice.num_learner_chips),
             str(t.choice.max_num_seqs),
             window_name(t.choice),
-            f"{o.samples_per_s:.2f}",
+            f"{o.tokens_per_s:.0f}",
             f"{o.step_s:.2f}",
             f"{o.group_lag.max}" + ("" if t.within_bound else " (over)"),
             f"{o.token_lag.mean:.2f}",
@@ -89,7 +89,7 @@ def window_name(choice: Choice) -> str:
 
 
 def plot_search(tried: Sequence[Tried], path: str | os.PathLike[str], *, max_lag: int | None) -> None:
-    """Samples/s against the largest lag, and against the split; a line for each window, at its best engine size.
+    """Response tokens/s against the largest lag, and against the split; a line a window, at its best engine size.
 
     Raises:
       ValueError: matplotlib is not installed.
@@ -104,16 +104,16 @@ def plot_search(tried: Sequence[Tried], path: str | os.PathLike[str], *, max_lag
     for name in names:
         mine = [t for t in tried if window_name(t.choice) == name]
         by_lag.plot(
-            [t.outcome.group_lag.max for t in mine], [t.outcome.samples_per_s for t in mine], "o", ms=4, label=name
+            [t.outcome.group_lag.max for t in mine], [t.outcome.tokens_per_s for t in mine], "o", ms=4, label=name
         )
         best: dict[int, float] = {}
         for t in mine:
-            best[t.choice.num_engines] = max(best.get(t.choice.num_engines, 0.0), t.outcome.samples_per_s)
+            best[t.choice.num_engines] = max(best.get(t.choice.num_engines, 0.0), t.outcome.tokens_per_s)
         by_split.plot(sorted(best), [best[n] for n in sorted(best)], "o-", ms=4, label=name)
     if max_lag is not None:
         by_lag.axvline(max_lag, color="black", lw=1, ls=":", label="bound")
-    by_lag.set(xlabel="largest lag of a group, steps", ylabel="samples/s", ylim=(0, None))
-    by_split.set(xlabel="engines", ylabel="samples/s at the best max_num_seqs", ylim=(0, None))
+    by_lag.set(xlabel="largest lag of a group, steps", ylabel="response tokens/s", ylim=(0, None))
+    by_split.set(xlabel="engines", ylabel="response tokens/s at the best max_num_seqs", ylim=(0, None))
     by_lag.legend(fontsize="small")
     by_split.locator_params(axis="x", integer=True)
     for axes in (by_lag, by_split):

@@ -55,6 +55,11 @@ class Grid:
           ValueError: the budget has no split, or a list fits not the config's admission.
         """
         policy = config.admission.policy
+        if profile.num_learner_chips == 0:
+            raise ValueError(
+                "--search splits chips between engines and learner; this profile's learner has none of its own "
+                "(num_learner_chips=0)"
+            )
         if self.async_ratios and policy != "window":
             raise ValueError(f"--search_alpha needs a config with admission.policy=window, got {policy}")
         if self.widths and policy == "fifo":
@@ -112,7 +117,13 @@ class Grid:
 
 def apply(config: Config, profile: Profile, choice: Choice) -> tuple[Config, Profile]:
     """The config and profile of a choice."""
-    admission = dataclasses.replace(config.admission, width=choice.width, async_ratio=choice.async_ratio)
+    is_default = not choice.width and choice.async_ratio is None
+    admission = dataclasses.replace(
+        config.admission,
+        width=choice.width,
+        async_ratio=choice.async_ratio,
+        sequences=config.admission.sequences if is_default else 0,  # H follows from the others
+    )
     engine = dataclasses.replace(profile.engine, max_num_seqs=choice.max_num_seqs)
     changed = dataclasses.replace(
         profile, engine=engine, num_engines=choice.num_engines, num_learner_chips=choice.num_learner_chips
@@ -133,8 +144,10 @@ def search(
 ) -> list[Tried]:
     """All choices: those within the bound first, the fastest first and of equals the one with the lowest lag.
 
-    Then the others, those nearest to the bound first. `warmup_updates` of None is each choice's own
-    (`simulate.default_warmup`): a wider window takes longer to fill.
+    The fastest trains the most response tokens a second. By samples a choice would gain from what it leaves behind: the
+    groups that are dropped as stale, or still in progress at the end, are those of the longest responses. Then the
+    others, those nearest to the bound first. `warmup_updates` of None is each choice's own (`simulate.default_warmup`):
+    a wider window takes longer to fill.
 
     Raises:
       ValueError: the grid has a value that fits neither config nor profile.
@@ -153,4 +166,4 @@ def search(
 def _rank(tried: Tried) -> tuple[int, float, float]:
     # A lag over the bound is worse than any within it. Speeds to four digits: what differs by less is equal.
     over = 0 if tried.within_bound else 1 + tried.outcome.group_lag.max
-    return (over, -float(f"{tried.outcome.samples_per_s:.4g}"), tried.outcome.token_lag.mean)
+    return (over, -float(f"{tried.outcome.tokens_per_s:.4g}"), tried.outcome.token_lag.mean)

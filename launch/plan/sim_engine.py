@@ -5,8 +5,9 @@ tokens served to each, and a request that starts at counter s and has n tokens t
 event is the lowest mark: O(log n) an event, however many sequences run.
 
 The model: requests wait by priority (lowest first) for one of `max_num_seqs` places and for room in the KV cache.
-Computing a prompt stops the others for as long as it takes. When the cache is full the running request of the lowest
-priority is preempted: its cache is dropped, and it is computed again, prompt and tokens, when there is room.
+Taking a request in and computing its prompt stop the others for as long as that takes. When the cache is full the
+running request of the lowest priority is preempted: its cache is dropped, and it is computed again, prompt and tokens,
+when there is room.
 
 While it drains the engine serves all it has, what waits for a place too, and then takes the new weights; as in vLLM
 it is the caller who sends nothing more meanwhile.
@@ -16,6 +17,7 @@ import bisect
 import dataclasses
 import heapq
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from launch.plan.engine_profile import EngineProfile
@@ -42,6 +44,8 @@ class _Request:
     response_tokens: int
     to_prefill: float
     """Tokens to compute when it starts."""
+    is_taken_in: bool = False
+    """The engine has paid for it as a request (`EngineProfile.request_s`)."""
     made: float = 0.0
     """Tokens made before it last started."""
     began: float | None = None
@@ -167,11 +171,39 @@ class SimEngine:
         if at_publish == "abort_and_resume":
             for request in [r for r in self._requests.values() if r.place in ("running", "starting")]:
                 self._put_back(request)
+                request.is_taken_in = False  # what goes on is a request of its own
         self._swap(step, pause_s)
         if recompute and at_publish == "keep":
             self.recomputed_tokens += self.kv_tokens
             self._stalled_until += self.kv_tokens * self.profile.prefill_s_per_token
         self._fill()
+
+    def hand_over(self, now_s: float, others: Sequence["SimEngine"]) -> dict[str, int]:
+        """Moves every request to another engine, each to the one with the fewest; returns where each is, by its id.
+
+        They keep their tokens and compute keys and values anew (RollPacker section 4.4).
+        """
+        for engine in (self, *others):
+            engine._move(now_s)
+        hosts: dict[str, int] = {}
+        for request in list(self._requests.values()):
+            index = min(range(len(others)), key=lambda i: others[i].num_requests)
+            others[index]._requests[request.id] = moved = self._taken_out(request)
+            others[index]._wait(moved)
+            hosts[request.id] = index
+        self._requests.clear()
+        for engine in others:
+            engine._fill()
+        return hosts
+
+    def _taken_out(self, request: _Request) -> _Request:
+        """A copy to go on elsewhere: the entries of the one that was here stay void."""
+        if request.place in ("running", "starting"):
+            request.to_prefill = request.prompt_tokens + self._leave(request)
+            self.recomputed_tokens += request.to_prefill
+        copy = dataclasses.replace(request, place="waiting")
+        request.place, request.entry = "gone", 0
+        return copy
 
     def next_event_s(self) -> float:
         """When something next happens by itself; infinity if nothing will."""
@@ -281,8 +313,11 @@ class SimEngine:
             self._start(request, size)
 
     def _start(self, request: _Request, size: float) -> None:
-        if request.to_prefill:
-            took = request.to_prefill * self.profile.prefill_s_per_token
+        took = request.to_prefill * self.profile.prefill_s_per_token
+        if not request.is_taken_in:
+            request.is_taken_in = True
+            took += self.profile.request_s
+        if took:
             self._stalled_until = max(self.now_s, self._stalled_until) + took
         request.place = "starting"
         entry = self._enter(request)

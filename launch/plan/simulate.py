@@ -10,7 +10,7 @@ from launch.plan.rollout import SimActors, Totals
 
 
 def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updates: int = 0, seed: int = 0) -> Outcome:
-    """Runs `warmup_updates + num_updates` optimizer steps; the last `num_updates` count.
+    """Runs `warmup_updates + num_updates` updates, of rounds.epochs passes each; the last `num_updates` count.
 
     Not modelled: evaluations and probes, failures, rounds.ess_floor (which needs real gradients), elastic engines.
     The engine's max_num_seqs is the profile's.
@@ -20,6 +20,11 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
     """
     if num_updates < 1 or warmup_updates < 0:
         raise ValueError(f"want at least 1 update after >= 0 of warm-up, got {num_updates} and {warmup_updates}")
+    if profile.num_learner_chips == 0 and config.publish.when == "every":
+        raise ValueError(
+            "num_learner_chips=0 (the learner trains on the engines' chips) needs publish.when=round_end: in a window "
+            "no rollout ends whose chips it could take"
+        )
     calendar, recorder = Calendar(), Recorder()
     last = warmup_updates + num_updates
     marks: list[tuple[float, Totals]] = []
@@ -34,7 +39,15 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
 
     learner = SimLearner(config, profile, calendar, recorder, on_step=on_step, last_step=last, seed=seed)
     lengths = Lengths(profile.response_tokens, profile.prompt_tokens, seed=seed)
-    rollout = SimActors(config, profile, lengths, calendar, learner.on_group)
+    rollout = SimActors(
+        config,
+        profile,
+        lengths,
+        calendar,
+        learner.on_group,
+        on_claim=learner.on_claim,
+        on_free_chips=learner.on_free_chips,
+    )
     if not warmup_updates:
         on_step(0)
     learner.start(rollout)
@@ -48,10 +61,11 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
 
 
 def default_warmup(config: Config) -> int:
-    """Optimizer steps until a run has found its stride: a round, or by window twice its width."""
+    """Optimizer steps until a run has found its stride: a round, or by window twice what is in service and next."""
     if config.publish.when == "round_end":
         return config.rounds.groups_per_round // config.rounds.groups_per_update
-    return 2 * -(-config.admission_width // config.rounds.groups_per_update)
+    groups = -(-config.sequences // config.rounds.requests_per_group)
+    return 2 * (1 + -(-groups // config.rounds.groups_per_update))
 
 
 def _outcome(

@@ -16,6 +16,7 @@ from typing import Any
 
 from absl import flags
 
+from actor.duties.weights import ANNOUNCED_POLL_S
 from actor.loop import CLAIM_POLL_S
 from configs.run_folder import snapshot_folder
 from launch import command_line
@@ -108,6 +109,8 @@ def measure(
             return wait_for(side, *(s for s in sides if s is not side), deadline_s=_ANSWER_S)
 
         publishes = [ask(learner, "publish") | ask(engine, "update") for _ in range(_NUM_PUBLISHES)][1:]
+        publish = {name: statistics.median(p[name] for p in publishes) for name in publishes[0]}
+        publish["prefetch_s"] += ANNOUNCED_POLL_S / 2  # an actor looks that often
         problems = ask(learner, "problems", count=num_prompts)
         num_tokens = max(8, min(_LONGEST_TOKENS, config.model.max_tokens - PROMPT_TOKENS))
         context_tokens = context_tokens or config.model.max_tokens // 2
@@ -117,7 +120,7 @@ def measure(
             "response_tokens": {"kind": "groups", "groups": lengths["groups"]},
             "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
             "learner": ask(learner, "training"),
-            "publish": {name: statistics.median(p[name] for p in publishes) for name in publishes[0]},
-            "claim_s": CLAIM_POLL_S / 2,  # an actor looks that often
+            "publish": publish,
+            "claim_s": CLAIM_POLL_S / 2,  # likewise
             **ask(engine, "judging", task=problems["task"]),
         }

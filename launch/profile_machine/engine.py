@@ -41,13 +41,13 @@ async def profile_engine(
         prompt, few = _context(count, num_tokens, min(context_tokens, kv_tokens // count - num_tokens), max_tokens)
         return await tokens_per_s(engine, count, num_tokens, prompt_tokens=prompt, few=few)
 
+    speeds = [await speed(count) for count in counts]
     return {
         "running": list(counts),
-        "tokens_per_s": [await speed(count) for count in counts],
+        "tokens_per_s": speeds,
         "max_num_seqs": counts[-1],
         "kv_capacity_tokens": kv_tokens,
-        "prefill_s_per_token": await prefill_s_per_token(engine, counts[-1]),
-        "start_latency_s": await start_latency_s(engine),
+        **await request_costs(engine, counts[-1], step_s=counts[-1] / speeds[-1]),
     }
 
 
@@ -93,21 +93,40 @@ async def tokens_per_s(
     return count * more / max(statistics.median(times), 1e-9)
 
 
-async def prefill_s_per_token(engine: Engine, count: int) -> float:
-    """Seconds a prompt token costs: `count` longer prompts against as many shorter ones, one sampled token each."""
-    times = []
-    for _ in range(1 + _REPEATS):
-        short = await _batch_s(engine, count, 1, _SHORT)
-        times.append(await _batch_s(engine, count, 1, PROMPT_TOKENS) - short)
-    return max(statistics.median(times[1:]), 0.0) / (count * (PROMPT_TOKENS - _SHORT))
+async def request_costs(engine: Engine, count: int, *, step_s: float) -> dict[str, float]:
+    """What requests cost beside their tokens: `prefill_s_per_token`, `request_s` and `start_latency_s` of a profile.
+
+    From responses of one token: `count` longer prompts against as many shorter ones give the prompt token, many
+    requests against a single one what a request costs, and the single one, less its token, what is left.
+
+    Args:
+      engine: serves nobody else.
+      count: requests sent at once; as many as it runs.
+      step_s: what a step of `count` sequences takes, which all `count` responses share.
+    """
+    many, longer, one, few = [
+        statistics.median(times[1:])  # the first may compile
+        for times in zip(*[await _costs_once(engine, count) for _ in range(1 + _REPEATS)], strict=True)
+    ]
+    prefill_s = max(longer - many, 0.0) / (count * (PROMPT_TOKENS - _SHORT))
+    token_s = (few - one) / (_FEW - 1)
+    alone_s = max(one - token_s, 0.0)
+    request_s = max(many - step_s - alone_s, 0.0) / (count - 1) - _SHORT * prefill_s if count > 1 else 0.0
+    request_s = max(request_s, 0.0)
+    return {
+        "prefill_s_per_token": prefill_s,
+        "request_s": request_s,
+        "start_latency_s": max(alone_s - request_s - _SHORT * prefill_s, 0.0),
+    }
 
 
-async def start_latency_s(engine: Engine) -> float:
-    """Seconds from a request to its response, beyond the decoding of its tokens, when nothing else runs."""
-    one = [await _batch_s(engine, 1, 1, _SHORT) for _ in range(1 + _REPEATS)]
-    few = [await _batch_s(engine, 1, _FEW, _SHORT) for _ in range(1 + _REPEATS)]
-    token_s = (statistics.median(few[1:]) - statistics.median(one[1:])) / (_FEW - 1)
-    return max(statistics.median(one[1:]) - token_s, 0.0)
+async def _costs_once(engine: Engine, count: int) -> tuple[float, float, float, float]:
+    return (
+        await _batch_s(engine, count, 1, _SHORT),
+        await _batch_s(engine, count, 1, PROMPT_TOKENS),
+        await _batch_s(engine, 1, 1, _SHORT),
+        await _batch_s(engine, 1, _FEW, _SHORT),
+    )
 
 
 async def _batch_s(engine: Engine, count: int, num_tokens: int, prompt_tokens: int) -> float:

@@ -43,7 +43,7 @@ def profile_learner(
 
     def apply() -> None:
         nonlocal state
-        state, metrics = steps.apply(state)
+        state, metrics = steps.apply(state, epoch=config.rounds.epochs - 1)
         jax.device_get(metrics)
 
     accumulate()

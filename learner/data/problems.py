@@ -75,7 +75,7 @@ class ReasoningGymSource:
         except (ValueError, AssertionError, TypeError) as e:
             raise ValueError(f"prompts.task={config.task!r} with task_args {config.task_args}: {e}") from e
         self._pattern = re.compile(config.pattern) if config.pattern else None
-        self._verifier = config.verifier
+        self._config = config
 
     def __len__(self) -> int:
         return NUM_PROCEDURAL
@@ -93,8 +93,19 @@ class ReasoningGymSource:
             if found is None:
                 raise ValueError(f"prompts.pattern {self._pattern.pattern!r} is not in {question!r}")
             question = found.group(1)
-        task = Task(verifier=self._verifier, answer=str(entry["answer"]), metadata=json.dumps(entry, default=str))
-        return RawProblem(question, (), task)
+        return RawProblem(question, (), task_of(entry["answer"], self._config, entry=entry))
+
+
+def task_of(answer: str | int | float, config: PromptsConfig, *, entry: dict[str, Any] | None = None) -> Task:
+    """What a response is judged by; its metadata is what the configured verifier reads of it.
+
+    Args:
+      answer: text or a number.
+      config: names the verifier, and where verifier=math looks for an answer.
+      entry: the library's, of a procedural problem.
+    """
+    metadata = {"answer_in": config.answer_in} if config.verifier == "math" else entry or {}
+    return Task(verifier=config.verifier, answer=str(answer), metadata=json.dumps(metadata, default=str))
 
 
 def read_rows(path: str, config: PromptsConfig) -> tuple[list[RawProblem], list[BadRow]]:
@@ -274,7 +285,7 @@ def _parse_row(number: int, row: dict[str, Any], config: PromptsConfig) -> RawPr
         return f"{config.answer_field!r} must be text or a number, got {answer!r}"
     if not _is_unicode(str(answer)):
         return f"{config.answer_field!r} is no Unicode text: {answer!r}"
-    task = Task(verifier=config.verifier, answer=str(answer))
+    task = task_of(answer, config)
     if isinstance(prompt, str):
         if not prompt.strip():
             return f"{config.prompt_field!r} is empty"

@@ -18,8 +18,13 @@ OWN_ADVANTAGE = extension.Signature(takes=("rewards", "config"), returns="advant
 
 
 def grpo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
-    """A_i = (R_i - mean R) / (std R + eps) with the population's std (RolloutPipe, eq. 1)."""
-    return (rewards - rewards.mean()) / (rewards.std() + config.advantage_eps)
+    """A_i = (R_i - mean R) / (std R + eps) (RolloutPipe, eq. 1).
+
+    std^2 = sum_i (R_i - mean R)^2 / (K - 1), or / K with `advantage_std=population`; the equation doesn't say which.
+    With K = 2 the first makes every |A| 1 / sqrt(2), the second 1.
+    """
+    std = rewards.std(ddof=1 if config.advantage_std == "sample" else 0)
+    return (rewards - rewards.mean()) / (std + config.advantage_eps)
 
 
 def mean_baseline(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:

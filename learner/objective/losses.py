@@ -4,8 +4,9 @@ Everything is elementwise over arrays of one shape, in nats, aligned at the toke
 over rows or over any chunk of tokens. Averaging is not done here: `packing.py` gives each token its weight,
 `step.py` sums and divides once an update.
 
-Ratios: pi is the policy, mu the engine's (behaviour) policy, pi_prox the learner's policy before the update or the
-round, pi_ref the reference. Without a proximal policy r = pi / mu. A is the advantage, sg stops the gradient.
+Ratios: pi is the policy, mu the engine's (behaviour) policy, pi_prox the learner's policy before the updates that are
+made of a batch, a round or a published version, pi_ref the reference. Without a proximal policy r = pi / mu. A is the
+advantage, sg stops the gradient.
 
 `token_loss` is the entry: it clears what is masked before any function sees it, so the functions below need no
 mask, and it adds the entropy bonus and the KL penalty to whichever loss is chosen.
@@ -230,20 +231,26 @@ def token_loss(
     return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl))
 
 
-def effective_constants(config: LossConfig, *, temperature: float) -> dict[str, float | str | bool]:
+def effective_constants(
+    config: LossConfig, *, temperature: float, steps_per_proximal: int = 1
+) -> dict[str, float | str | bool]:
     """What the configured objective really uses, defaults filled in, and nothing that has no effect.
 
     Args:
       config: the objective.
       temperature: of the distribution that all logprobs and the entropy are taken of.
+      steps_per_proximal: `Config.steps_per_proximal`; at 1 no clip of pi / pi_prox is ever reached.
     """
     used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
     if needs(config).proximal:
+        if steps_per_proximal == 1:
+            used = {name: value for name, value in used.items() if "clip" not in name}
         used["proximal"] = config.proximal
     used["advantage"] = config.advantage
     if config.advantage == "grpo":
         used["advantage_eps"] = config.advantage_eps
-    used["normalization"] = config.normalization
+        used["advantage_std"] = config.advantage_std
+    used["normalization"] = config.normalized_by
     if config.entropy_coef:
         used["entropy_coef"] = config.entropy_coef
     if needs(config).reference:

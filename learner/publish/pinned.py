@@ -1,7 +1,8 @@
-"""Evaluations and probes: groups sampled by exactly the weights now published.
+"""Evaluations and probes: groups sampled by the weights now published.
 
-An evaluation must be back before the next publish (the engine's weights would change under it), a
-probe before the next optimizer step (the learner's would). Until then training goes on.
+A probe must be back before the next optimizer step (the learner's weights would change under it). By rounds an
+evaluation must be back before the next publish (the engine's would); where weights go out in flight, publishes don't
+wait for it: it ends on newer weights, and says by which. Until then training goes on.
 """
 
 import time
@@ -25,9 +26,19 @@ _FIRST_ORDER = {"probe": -2_000_000_000, "eval": -1_000_000_000}
 class Pinned:
     """Tickets of one kind, out for one version at a time."""
 
-    def __init__(self, kind: str, store: LearnerStore, *, while_waiting: Callable[[], None]) -> None:
-        """Nothing is out; `while_waiting` is called on every poll and may raise."""
+    def __init__(
+        self, kind: str, store: LearnerStore, *, while_waiting: Callable[[], None], is_exact: bool = True
+    ) -> None:
+        """Nothing is out.
+
+        Args:
+          kind: eval or probe.
+          store: where tickets go and groups come from.
+          while_waiting: called on every poll that found nothing; may raise.
+          is_exact: all tokens must be by the very version asked about; otherwise newer ones of its incarnation do.
+        """
         self._kind = kind
+        self.is_exact = is_exact
         self._store = store
         self._while_waiting = while_waiting
         self._tickets: dict[str, Ticket] = {}
@@ -55,37 +66,38 @@ class Pinned:
 
         A ticket that nobody could make a group for is left out.
         """
-        while len(self._groups) < len(self._tickets):
-            stored = self._store.read_groups(after_seq=self._after_seq, limit=256, kind=self._kind)
-            if not stored:
-                self._while_waiting()
-                failed = self._store.failed()
-                self._tickets = {i: t for i, t in self._tickets.items() if i not in failed}
-                time.sleep(PINNED_POLL_S)
-                continue
-            for s in stored:
-                self._after_seq = s.seq
-                if s.group.ticket_id not in self._tickets or s.group.ticket_id in self._groups:
-                    continue
-                if not self._is_pinned(s.group) or not accept(s.group):
-                    self._store.reissue([s.group.ticket_id])
-                else:
-                    self._groups[s.group.ticket_id] = s.group
+        while not self.poll(accept):
+            self._while_waiting()
+            time.sleep(PINNED_POLL_S)
         groups = sorted(self._groups.values(), key=lambda g: g.order)
         self._store.acknowledge([g.ticket_id for g in groups])
         self._tickets, self._groups, self.version = {}, {}, None
         return groups
 
-    def _is_pinned(self, group: Group) -> bool:
+    def poll(self, accept: Callable[[Group], bool] = lambda group: True) -> bool:
+        """Takes in what is there, without waiting; whether all are back. `settle` says what `accept` is for."""
+        while stored := self._store.read_groups(after_seq=self._after_seq, limit=256, kind=self._kind):
+            for s in stored:
+                self._after_seq = s.seq
+                if s.group.ticket_id not in self._tickets or s.group.ticket_id in self._groups:
+                    continue
+                if not self._is_of_the_version(s.group) or not accept(s.group):
+                    self._store.reissue([s.group.ticket_id])
+                else:
+                    self._groups[s.group.ticket_id] = s.group
+        if len(self._groups) < len(self._tickets):
+            failed = self._store.failed()
+            self._tickets = {i: t for i, t in self._tickets.items() if i not in failed}
+        return len(self._groups) >= len(self._tickets)
+
+    def _is_of_the_version(self, group: Group) -> bool:
         version = self.version
         if version is None:
             return False
-        exact = (group.incarnation, group.min_step, group.max_step) == (
-            version.incarnation,
-            version.step,
-            version.step,
-        )
-        if not exact:
+        fits = group.incarnation == version.incarnation and group.min_step >= version.step
+        if self.is_exact:
+            fits = fits and group.max_step == version.step
+        if not fits:
             logging.warning(
                 "pinned group of other weights ticket=%s steps=%d..%d wanted=%s",
                 group.ticket_id,
@@ -93,16 +105,18 @@ class Pinned:
                 group.max_step,
                 version,
             )
-        return exact
+        return fits
 
 
 def evaluation_metrics(groups: list[Group]) -> dict[str, float]:
-    """The held-out reward of evaluation groups, all of one version."""
+    """The held-out reward of evaluation groups, and the range of weights they are by (one version's by rounds)."""
     rollouts = [r for g in groups for r in g.rollouts]
     return {
         "eval/reward": float(np.mean([r.reward for r in rollouts])),
-        "eval/version": groups[0].max_step,
+        "eval/version": min(g.min_step for g in groups),
+        "eval/last_version": max(g.max_step for g in groups),
         "eval/response_tokens": float(np.mean([r.tokens.size for r in rollouts])),
+        "eval/truncated": float(np.mean([r.finish == "length" for r in rollouts])),
     }
 
 

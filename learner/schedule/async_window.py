@@ -1,7 +1,10 @@
-"""A window of tickets: one more for each group that is trained, so many updates ahead at most. Pure: no jax, no clock.
+"""A window of sequences: as one ends, the next begins. Pure: no jax, no clock.
 
-PipelineRL keeps a fixed number of sequences in progress (section 4, Algorithm 2); ROLL Flash bounds by the async ratio
-alpha how many updates ahead of the learner samples may begin (section 4.3).
+PipelineRL keeps H sequences in progress (section 4, Algorithm 2). The actors hold that number between them
+(`actor.admission`); what is issued here is the backlog that they draw on, an update's groups that nobody has claimed.
+Two bounds keep the learner from falling behind: so many complete groups may wait for it (PipelineRL's queues, section
+4), and with ROLL Flash's async ratio alpha, or a lag bound, tickets are issued for so many updates ahead of the one
+being filled (section 4.3).
 """
 
 import math
@@ -14,28 +17,44 @@ from learner.schedule.ticket_books import TicketBooks
 
 
 class AsyncWindow(TicketBooks):
-    """Keeps `admission_width` groups outstanding; with an async ratio or a lag bound, only so many updates ahead."""
+    """Keeps a backlog for the actors, within the bounds on complete groups and on lag."""
 
-    def __init__(self, config: Config, sampling: Sampling, next_problem: Callable[[], Problem]) -> None:
+    def __init__(
+        self, config: Config, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
+    ) -> None:
         """Starts with nothing issued."""
-        super().__init__(config.rounds, sampling, next_problem)
-        self._width = config.admission_width
-        self._async_ratio = config.admission.async_ratio
+        super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
+        self._backlog = config.rounds.groups_per_update
+        self._max_complete = config.queue_groups if config.admission.when_full == "block" else None
+        alpha = config.admission.async_ratio
         # The updates that tickets may be issued ahead for: served in order, a group's lag is at most that.
-        ahead = [x for x in (self._async_ratio, config.rounds.max_lag_steps) if x is not None]
+        ahead = [x for x in (alpha, config.rounds.max_lag_steps) if x is not None]
         self._updates_ahead = min(ahead) if ahead else None
+        self._max_age = None if alpha is None else math.ceil(alpha)
         self._publish_every = config.publish.every_n_steps
+        self._held_back_by: str | None = None
+        self._full_at: int | None = None
+        """Open tickets when the complete groups came to be as many as may wait; None while they are fewer."""
 
-    def issue(self, *, step: int) -> list[Ticket]:
-        """The tickets that the window has room for.
+    def issue(self, *, step: int, num_unclaimed: Callable[[], int] = lambda: 0) -> list[Ticket]:
+        """The tickets that the backlog lacks.
 
         Their samples may come from any weights, but with an async ratio from ones that are at most alpha steps (rounded
         up) old when the ticket's turn comes.
         """
+        num_lacking = self._backlog - num_unclaimed()
         tickets: list[Ticket] = []
-        while len(self._open) < self._width and self._is_in_reach(step):
+        reason = None
+        while len(tickets) < num_lacking and (reason := self._bound(step)) is None:
             tickets.append(self._next_ticket(step))
+        if reason is not None and reason != self._held_back_by:
+            self.num_held_back[reason] += 1
+        self._held_back_by = reason
         return tickets
+
+    def top_up(self, *, step: int, num_unclaimed: Callable[[], int]) -> list[Ticket]:
+        """The tickets that the backlog lacks: a window is filled while the learner waits and computes, too."""
+        return self.issue(step=step, num_unclaimed=num_unclaimed)
 
     def issue_up_to(self, order: int, *, step: int) -> list[Ticket]:
         """Issues until `order` exists."""
@@ -46,18 +65,36 @@ class AsyncWindow(TicketBooks):
             self._next_problem(),
             round=self._num_issued // self._rounds.groups_per_round,
             num_requests=self._rounds.requests_per_group,
-            min_version=Version(incarnation=0, step=self._earliest_step(step)),
+            min_version=Version(incarnation=self._incarnation, step=self._earliest_step(step)),
         )
 
-    def _is_in_reach(self, step: int) -> bool:
-        """Whether the next order's update is at most alpha, or the lag bound, after the one being filled."""
-        ahead = self._updates_ahead
-        return ahead is None or self._num_issued + 1 <= (step + 1 + ahead) * self._rounds.groups_per_update
+    def _bound(self, step: int) -> str | None:
+        """What forbids the next order now."""
+        if self._is_full():
+            return "queue"
+        # The next order's update may be at most alpha, or the lag bound, after the one being filled.
+        ahead, per_update = self._updates_ahead, self._rounds.groups_per_update
+        if ahead is not None and self._num_issued + 1 > (step + 1 + ahead) * per_update:
+            return "lag"
+        return None
+
+    def _is_full(self) -> bool:
+        """Whether so many complete groups wait that only a group that is trained makes room for another.
+
+        What is in progress goes on then, and one begins for one that is trained: were nothing issued until the queue
+        is short again, the learner would come to wait for as long as a response takes.
+        """
+        if self._max_complete is None or len(self._arrived) < self._max_complete:
+            self._full_at = None
+            return False
+        if self._full_at is None:
+            self._full_at = len(self._open)
+        return len(self._open) >= self._full_at
 
     def _earliest_step(self, step: int) -> int:
         """The oldest weights that the next order may begin on; never ones that are not published yet."""
-        if self._async_ratio is None:
+        if self._max_age is None:
             return 0
         update = self._num_issued // self._rounds.groups_per_update
         published = step - step % self._publish_every
-        return max(0, min(update - math.ceil(self._async_ratio), published))
+        return max(0, min(update - self._max_age, published))

@@ -21,6 +21,7 @@ def consume(config: Config, planner: TicketBooks, groups: Sequence[Group]) -> li
         packing=config.packing,
         loss=config.loss,
         max_response_tokens=config.sampling.max_response_tokens,
+        masks_truncated=config.prompts.truncated == "mask",
         ends_update=done[-1].ends_update,
         ends_round=done[-1].ends_round,
     )

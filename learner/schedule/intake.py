@@ -1,9 +1,9 @@
 """The arrival policy: what becomes of a complete group, and which may be trained next. Pure: no jax, no clock.
 
 It keeps out what must not be trained: groups made by weights of an abandoned future, groups over the lag bound, groups
-of fenced actors, groups without signal. Those are counted and asked for again. A group is looked at when it arrives and
-once more when it is handed out, since the learner's step may have moved on while it waited. `launch/plan` runs this
-very code in virtual time, over groups that are no more than an `Arrival`.
+of fenced actors, groups that can't be right, groups without signal. Those are counted and asked for again. A group is
+looked at when it arrives and once more when it is handed out, since the learner's step may have moved on while it
+waited. `launch/plan` runs this very code in virtual time, over groups that are no more than an `Arrival`.
 """
 
 import collections
@@ -69,8 +69,8 @@ class Desk(Protocol):
         """Forgets these groups for good."""
         ...
 
-    def reissue(self, ticket_ids: Sequence[str]) -> object:
-        """Drops these groups and offers their tickets again."""
+    def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> object:
+        """Drops these groups and offers their tickets again; of single samples only those begun before a step."""
         ...
 
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
@@ -79,6 +79,9 @@ class Desk(Protocol):
 
 
 G = TypeVar("G", bound=Arrival)
+
+MAX_REFUSED_PER_TICKET = 3
+"""How often a ticket is asked for whose groups can't be right; then another prompt takes its place."""
 
 
 class Intake(Generic[G]):
@@ -91,6 +94,7 @@ class Intake(Generic[G]):
         planner: TicketBooks,
         desk: Desk,
         has_signal: Callable[[G], bool],
+        check: Callable[[G], str | None] = lambda group: None,
         restores: Mapping[int, int] | None = None,
         fenced_actors: Iterable[str] = (),
         step: int = 0,
@@ -102,13 +106,16 @@ class Intake(Generic[G]):
           planner: the books of the run's tickets.
           desk: where tickets are offered, withdrawn and asked for again.
           has_signal: whether a group teaches anything; asked where `rounds.filter_zero_variance` is on.
+          check: why a group that answers its ticket can't be right (`group_check.py`); None if it may be.
           restores: the step that each learner incarnation began at; tells weights of an abandoned future.
           fenced_actors: names of actors whose groups are refused.
           step: the learner's.
         """
-        self._planner, self._desk, self._has_signal = planner, desk, has_signal
+        self._planner, self._desk, self._has_signal, self._check = planner, desk, has_signal, check
+        self._num_refused: collections.Counter[str] = collections.Counter()
+        """Groups that `check` refused, by ticket."""
         self._restores = restores or {}
-        self._max_lag_steps = config.rounds.max_lag_steps
+        self._lag_bound = config.lag_bound
         self._filters = config.rounds.filter_zero_variance
         self._max_ready = config.max_ready_groups
         self._ready: collections.deque[G] = collections.deque()
@@ -121,15 +128,16 @@ class Intake(Generic[G]):
         """Names of actors whose groups are refused; may grow."""
         self.dropped: collections.Counter[str] = collections.Counter()
         """Groups kept out since the start, by reason: abandoned, unwanted, early, fenced, off_policy, stale, overflow,
-        other_prompt, zero_variance, failed."""
+        other_prompt, zero_variance, failed, and what `check` says."""
 
     def take_in(self, group: G) -> list[Ticket]:
         """Decides about a group that arrives; returns the tickets that lost their round's race with it.
 
         One that answers another prompt than its ticket has goes (`other_prompt`): a restarted learner may give an order
         to another prompt than before, since which one a replacement took, or who lost a race, depended on the order of
-        arrival. A group without signal goes (`zero_variance`), another prompt taking its place. When the group decides
-        its round's race, the losers' tickets are withdrawn: their actors abort them.
+        arrival. One that can't be right goes, and its ticket is asked for anew, a bounded number of times. A group
+        without signal goes (`zero_variance`), another prompt taking its place. When the group decides its round's race,
+        the losers' tickets are withdrawn: their actors abort them.
         """
         if not self._is_abandoned(group):
             self._catch_up(group.order)
@@ -140,9 +148,12 @@ class Intake(Generic[G]):
         if not np.array_equal(ticket.prompt_tokens, group.prompt_tokens):
             self._exchange(ticket, "other_prompt")
             return []
+        if reason := self._check(group):
+            self._refuse(group, reason)
+            return []
         if self._filters and not self._has_signal(group):
             if self._planner.may_replace:
-                self._exchange(self._planner.replace(group.ticket_id), "zero_variance")
+                self._exchange(self._planner.replace(group.ticket_id, is_filtered=True), "zero_variance")
                 return []
             self._warn()
         losers = self._planner.arrive(group.ticket_id)
@@ -167,15 +178,27 @@ class Intake(Generic[G]):
                 groups.append(group)
         return groups
 
+    def fence(self, actor: str) -> None:
+        """Refuses an actor's groups from now on; those that wait go at once, before others have made them anew."""
+        self.fenced_actors.add(actor)
+        waiting, self._ready = self._ready, collections.deque[G]()
+        for group in waiting:
+            if actor in group.actors:
+                self._drop(group, "fenced")
+            else:
+                self._ready.append(group)
+
     def replace_failed(self, ticket_id: str) -> None:
         """Gives an open ticket that nobody could make a group for another prompt."""
         self._exchange(self._planner.replace(ticket_id), "failed")
 
     def keep_fresh(self, step: int) -> set[str]:
         """Forgets the waiting groups with a token of an earlier step; returns the tickets of the others."""
-        num_waiting = len(self._ready)
+        stale = [g for g in self._ready if g.min_step < step]
         self._ready = collections.deque(g for g in self._ready if g.min_step >= step)
-        self.dropped["off_policy"] += num_waiting - len(self._ready)
+        self.dropped["off_policy"] += len(stale)
+        for group in stale:
+            self._planner.depart(group.ticket_id)  # or a window would take it for one that waits
         return {g.ticket_id for g in self._ready}
 
     def forget_waiting(self) -> None:
@@ -202,7 +225,7 @@ class Intake(Generic[G]):
             return "fenced"
         if self.fresh_from is not None and group.min_step < self.fresh_from:
             return "off_policy"
-        if self._max_lag_steps is not None and self.step - group.min_step > self._max_lag_steps:
+        if self._lag_bound is not None and self.step - group.min_step > self._lag_bound:
             return "stale"
         return None
 
@@ -219,8 +242,19 @@ class Intake(Generic[G]):
         self._planner.depart(group.ticket_id)
         if reason == "unwanted":
             self._desk.acknowledge([group.ticket_id])
+        elif reason == "stale" and self._lag_bound is not None:
+            self._desk.reissue([group.ticket_id], older_than=self.step - self._lag_bound)
         else:
             self._desk.reissue([group.ticket_id])
+
+    def _refuse(self, group: G, reason: str) -> None:
+        """Asks for the ticket anew; after `MAX_REFUSED_PER_TICKET` times another prompt takes its place."""
+        self._num_refused[group.ticket_id] += 1
+        if self._num_refused[group.ticket_id] < MAX_REFUSED_PER_TICKET:
+            self._drop(group, reason)
+        else:
+            del self._num_refused[group.ticket_id]
+            self._exchange(self._planner.replace(group.ticket_id), reason)
 
     def _exchange(self, ticket: Ticket, reason: str) -> None:
         """Puts a ticket in the place of what the store has under its id."""

@@ -22,8 +22,7 @@ class RoundPlanner(TicketBooks):
         self, config: Config, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
     ) -> None:
         """Starts before the first round."""
-        super().__init__(config.rounds, sampling, next_problem)
-        self._incarnation = incarnation
+        super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
         self._long_prompts = tail_batching.LongPromptQueue(config.rounds.groups_per_round)
 
     @property
@@ -31,8 +30,9 @@ class RoundPlanner(TicketBooks):
         """Prompts that lost a race and wait for a long round, the oldest first; as tickets of the rounds they lost."""
         return self._long_prompts.tickets
 
-    def issue(self, *, step: int) -> list[Ticket]:
+    def issue(self, *, step: int, num_unclaimed: Callable[[], int] = lambda: 0) -> list[Ticket]:
         """The next round's tickets, once the one before is consumed; sampled by weights of `step` on."""
+        del num_unclaimed  # a round's tickets go out at once
         if self._open:
             return []
         self._arrived = set()
@@ -84,4 +84,4 @@ def planner_of(
     """The planner that `publish.when` asks for."""
     if config.publish.when == "round_end":
         return RoundPlanner(config, sampling, next_problem, incarnation=incarnation)
-    return AsyncWindow(config, sampling, next_problem)
+    return AsyncWindow(config, sampling, next_problem, incarnation=incarnation)

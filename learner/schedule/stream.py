@@ -5,20 +5,21 @@ arrival policy, and the round's clock. The main loop takes micro-batches from it
 """
 
 import base64
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from typing import Any, Protocol
 
-import numpy as np
 from absl import logging
 
 from bridge import codec
 from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
-from bridge.types import Group, Sampling, Ticket
+from bridge.types import Group, Sampling, Ticket, Version
 from configs.schema import Config
 from learner.data.problems import Problem
-from learner.objective.advantages import has_signal, shaped_rewards
+from learner.objective.trained import teaches
+from learner.schedule import group_check
 from learner.schedule.batches import consume
 from learner.schedule.group_queue import GroupQueue
 from learner.schedule.intake import Intake
@@ -53,6 +54,7 @@ class Stream:
         sampling: Sampling,
         timeline: Timeline,
         incarnation: int,
+        vocab_size: int,
         step: int = 0,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
@@ -65,18 +67,23 @@ class Stream:
           sampling: how training responses are sampled.
           timeline: where issues, decided races and checkpoints are marked.
           incarnation: the learner's.
+          vocab_size: the model's; groups with other token ids are refused.
           step: the learner's.
           while_waiting: called on every look that found no group; may raise.
         """
         self._config, self._store, self._timeline = config, store, timeline
         self.prompts = prompts
         self._check_while_waiting = while_waiting
+        self._incarnation = incarnation
+        self._limits = group_check.GroupLimits(vocab_size=vocab_size, max_tokens=config.model.max_tokens)
+        self._refusals = group_check.Refusals()
         self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)
         self.intake: Intake[Group] = Intake(
             config,
             planner=self.planner,
             desk=store,
-            has_signal=self._has_signal,
+            has_signal=lambda group: teaches(group, masks_truncated=config.prompts.truncated == "mask"),
+            check=self._check,
             restores=store.restores(),
             fenced_actors=store.fenced_actors(),
             step=step,
@@ -113,6 +120,11 @@ class Stream:
         return self.intake.dropped
 
     @property
+    def num_held_back(self) -> Mapping[str, int]:
+        """How often a bound began to keep a window from being filled, by the bound: `queue`, `lag`."""
+        return self.planner.num_held_back
+
+    @property
     def fenced_actors(self) -> Set[str]:
         """Names of actors whose groups are refused."""
         return self.intake.fenced_actors
@@ -134,16 +146,29 @@ class Stream:
         back from the last update's publish, and then under the step it published.
         """
         while True:
-            self._issue()
-            yield from consume(self._config, self.planner, next(self._queue))
+            self.clock.rollout_started(time.time())  # of a round only the first call counts
+            self._offer(self.planner.issue(step=self.step, num_unclaimed=self._store.num_unclaimed))
+            groups = next(self._queue)
+            self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
+            yield from consume(self._config, self.planner, groups)
 
     def poll(self) -> None:
-        """Looks for arrivals without waiting: a race may be decided while the learner computes."""
+        """Looks for arrivals without waiting, while the learner computes: a race may be decided, a window run dry."""
         self._queue.poll()
+        self._top_up()
 
     def trained(self, start_s: float, end_s: float) -> None:
         """The learner computed from `start_s` to `end_s` (Unix time)."""
         self.clock.trained(start_s, end_s)
+
+    @contextlib.contextmanager
+    def aside(self) -> Generator[None]:
+        """Around what is neither waiting for groups nor computing: publishing, saving, waiting for a probe."""
+        start = time.time()
+        try:
+            yield
+        finally:
+            self.clock.set_aside(time.time() - start)
 
     def end_update(self) -> None:
         """The update that was full is made: the learner is a step on."""
@@ -165,17 +190,20 @@ class Stream:
         self._store.put_tickets(tickets)
         self.num_dropped_updates += 1
 
-    def end_round(self, now_s: float) -> dict[str, float]:
-        """The round's metrics; `now_s` is Unix time."""
+    def end_round(self) -> dict[str, float]:
+        """The round's metrics."""
         tail = {"round/is_long": float(self.planner.round_is_long), "round/long_queue": len(self.planner.long_queue)}
-        return self.clock.finish(now_s) | tail
+        return self.clock.finish() | tail
 
-    def fence(self, actor: str, reason: str, off_nats: float) -> None:
-        """Refuses an actor's groups and claims from now on; what it holds or made goes to others."""
+    def fence(self, actor: str, reason: str, off_nats: float | None = None) -> None:
+        """Refuses an actor's groups and claims from now on; what it holds or made goes to others.
+
+        `off_nats`: by how much its logprobs are off, if it is fenced for that.
+        """
         logging.error("actor fenced actor=%s reason=%s", actor, reason)
         self._timeline.instant("fence", actor=actor, off=off_nats)
         self._store.fence(actor, reason)
-        self.intake.fenced_actors.add(actor)
+        self.intake.fence(actor)
 
     def begin_save(self) -> dict[str, Any]:
         """The stream's part of the checkpoint of this step; JSON. Its groups go once that is committed."""
@@ -210,24 +238,34 @@ class Stream:
             [t.id for t in self.planner.open_tickets], next_order=self.planner.num_issued, step=self.step
         )
 
-    def _issue(self) -> None:
-        if tickets := self.planner.issue(step=self.step):
+    def _offer(self, tickets: list[Ticket]) -> None:
+        if tickets:
             self._store.put_tickets(tickets)
-            self.clock.rollout_started(time.time())
             self._timeline.instant("issue", tickets=len(tickets), step=self.step)
+
+    def _top_up(self) -> None:
+        self._offer(self.planner.top_up(step=self.step, num_unclaimed=self._store.num_unclaimed))
 
     def _while_waiting(self) -> None:
         self._check_while_waiting()
+        self._top_up()
         for ticket_id, reason in self._store.failed().items():
             if self.planner.is_open(ticket_id):
                 logging.error("ticket replaced ticket=%s reason=%s", ticket_id, reason)
                 self.intake.replace_failed(ticket_id)
 
-    def _has_signal(self, group: Group) -> bool:
-        rewards = np.asarray([r.reward for r in group.rollouts], np.float64)
-        lengths = np.asarray([r.tokens.size for r in group.rollouts])
-        limit = self._config.sampling.max_response_tokens
-        return has_signal(shaped_rewards(rewards, lengths, self._config.loss, limit))
+    def _check(self, group: Group) -> str | None:
+        """Why a group that arrives can't be right; fences an actor that makes nothing else."""
+        newest = Version(incarnation=self._incarnation, step=self.step)
+        found = group_check.objection(group, self.planner.ticket(group.ticket_id), self._limits, newest=newest)
+        broken = self._refusals.book(group, found)
+        if found is None:
+            return None
+        by, said = ",".join(sorted(found.actors)), group_check.REASONS[found.reason]
+        logging.error("group refused ticket=%s actors=%s reason=%r", group.ticket_id, by, said)
+        for actor in broken:
+            self.fence(actor, f"none of its last {group_check.MAX_REFUSED_IN_A_ROW} groups can be right: {said}")
+        return found.reason
 
 
 def _pack(tickets: list[Ticket]) -> list[str]:

@@ -6,6 +6,7 @@ Which tickets are due is the policy's matter: by rounds (`planner.RoundPlanner`)
 """
 
 import abc
+import collections
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -35,11 +36,14 @@ class TicketBooks(abc.ABC):
     consumed + open + deferred = issued at any time.
     """
 
-    def __init__(self, rounds: RoundsConfig, sampling: Sampling, next_problem: Callable[[], Problem]) -> None:
-        """Starts before the first round."""
+    def __init__(
+        self, rounds: RoundsConfig, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
+    ) -> None:
+        """Starts before the first round; `incarnation` is the learner's."""
         self._rounds = rounds
         self._sampling = sampling
         self._next_problem = next_problem
+        self._incarnation = incarnation
         self._open: dict[str, Ticket] = {}
         self._arrived: set[str] = set()
         self._update: list[Ticket] = []
@@ -49,10 +53,20 @@ class TicketBooks(abc.ABC):
         self._num_replaced_in_round = 0
         self.round_is_long = False
         """Whether the round now open is one of the long-prompt queue's."""
+        self.num_held_back: collections.Counter[str] = collections.Counter()
+        """How often a bound began to keep a window's backlog from being filled: `queue` (complete groups) or `lag`."""
 
     @abc.abstractmethod
-    def issue(self, *, step: int) -> list[Ticket]:
-        """The tickets due now, at the learner's `step`."""
+    def issue(self, *, step: int, num_unclaimed: Callable[[], int] = lambda: 0) -> list[Ticket]:
+        """The tickets due now that the learner has nothing else to do, at its `step`.
+
+        `num_unclaimed` gives how many groups' tickets no actor has claimed; it is called where that matters.
+        """
+
+    def top_up(self, *, step: int, num_unclaimed: Callable[[], int]) -> list[Ticket]:
+        """The tickets due while the learner waits or computes: none by rounds, whose weights may not be out yet."""
+        del step, num_unclaimed
+        return []
 
     @abc.abstractmethod
     def issue_up_to(self, order: int, *, step: int) -> list[Ticket]:
@@ -106,13 +120,16 @@ class TicketBooks(abc.ABC):
         """
         return self._open[ticket_id]
 
-    def replace(self, ticket_id: str) -> Ticket:
-        """Another problem under an open ticket's id: for one that no group can be made for, or that teaches nothing."""
+    def replace(self, ticket_id: str, *, is_filtered: bool = False) -> Ticket:
+        """Another problem under an open ticket's id, for one that no group can be made for.
+
+        With `is_filtered` for one that teaches nothing: those are counted (`may_replace`).
+        """
         problem = self._next_problem()
         ticket = dataclasses.replace(self._open[ticket_id], prompt_tokens=problem.prompt_tokens, task=problem.task)
         self._open[ticket_id] = ticket
         self._arrived.discard(ticket_id)
-        self._num_replaced_in_round += 1
+        self._num_replaced_in_round += is_filtered
         return ticket
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
@@ -138,15 +155,13 @@ class TicketBooks(abc.ABC):
         """
         if self.num_left_in_update == self._rounds.groups_per_update:
             self._update = []
-        if self.num_left_in_round == self._rounds.groups_per_round:
-            self._num_replaced_in_round = 0
         self._update.append(self._open.pop(ticket_id))
         self._arrived.discard(ticket_id)
         self._num_consumed += 1
-        return Consumed(
-            ends_update=self._num_consumed % self._rounds.groups_per_update == 0,
-            ends_round=self._num_consumed % self._rounds.groups_per_round == 0,
-        )
+        ends_round = self._num_consumed % self._rounds.groups_per_round == 0
+        if ends_round:
+            self._num_replaced_in_round = 0
+        return Consumed(ends_update=self._num_consumed % self._rounds.groups_per_update == 0, ends_round=ends_round)
 
     def put_back(self) -> list[Ticket]:
         """Opens the tickets of the update last consumed again: its groups were not trained after all."""
@@ -156,15 +171,12 @@ class TicketBooks(abc.ABC):
         return tickets
 
     def renew(self, *, step: int, keep: Collection[str] = ()) -> list[Ticket]:
-        """Asks for open tickets anew, from weights of `step` on; but for those in `keep`.
+        """Asks for open tickets anew, from this learner's weights of `step` on; but for those in `keep`.
 
         Returns them as they are now.
         """
-        renewed = [
-            dataclasses.replace(t, min_version=dataclasses.replace(t.min_version, step=step))
-            for t in self.open_tickets
-            if t.id not in keep
-        ]
+        version = Version(incarnation=self._incarnation, step=step)
+        renewed = [dataclasses.replace(t, min_version=version) for t in self.open_tickets if t.id not in keep]
         self._open |= {t.id: t for t in renewed}
         return renewed
 
@@ -175,6 +187,7 @@ class TicketBooks(abc.ABC):
             "num_consumed": self._num_consumed,
             "num_deferred": self._num_deferred,
             "round_is_long": self.round_is_long,
+            "num_replaced_in_round": self._num_replaced_in_round,
         }
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
@@ -193,6 +206,7 @@ class TicketBooks(abc.ABC):
         self._num_consumed = state["num_consumed"]
         self._num_deferred = state["num_deferred"]
         self.round_is_long = state["round_is_long"]
+        self._num_replaced_in_round = state.get("num_replaced_in_round", 0)  # older checkpoints don't say
         self._open = {t.id: t for t in open_tickets}
         self._arrived, self._update = set(), []
 

@@ -1,7 +1,7 @@
-"""Frozen policies that a loss compares with: the KL reference, and the proximal policy of a round.
+"""Frozen policies that a loss compares with: the KL reference, and the policy that was last published.
 
 Each is a copy of parameters, split over the mesh like the learner's own, kernels in the compute dtype, which is what
-the learner multiplies with too. A micro-batch is scored by them once, when it is trained.
+the learner multiplies with too. A micro-batch is scored by them once, in the first pass over its batch.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Anchors:
           steps: scores, and says what is needed.
           config: the run's.
           load_reference: reads the reference's parameters in the compute dtype, split like the learner's.
-          params: the learner's, at the start of a round.
+          params: the learner's, which are published next.
         """
         self._steps = steps
 
@@ -37,11 +37,15 @@ class Anchors:
         self._freeze = jax.jit(lambda tree: unflatten({p: freeze(p, x) for p, x in flatten(tree).items()}))
         self._reference = load_reference() if steps.needs.reference else None
         self._proximal: Params | None = None
-        self.start_round(params)
+        self.publish(params)
 
-    def start_round(self, params: Params) -> None:
-        """Takes the learner's parameters as the proximal policy, if the loss wants the round's."""
+    def publish(self, params: Params) -> None:
+        """Takes the learner's parameters, published just now, as the proximal policy, if the loss keeps one.
+
+        By rounds weights go out where a round begins, so these are the round's as well.
+        """
         if self._steps.scores_proximal:
+            self._proximal = None  # first, so that no two copies are there at once
             self._proximal = self._freeze(params)
 
     def score(self, batch: PackedBatch) -> AnchorLogprobs:

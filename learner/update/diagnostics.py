@@ -72,6 +72,8 @@ class Stats:
     num_clipped_tokens: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     num_groups: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
     num_zero_variance_groups: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    num_truncated: Int32[Array, ""] = dataclasses.field(metadata=_COUNT)
+    """Sequences that the token limit cut off."""
     lag_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
     lag_max: Int32[Array, ""] = dataclasses.field(metadata=_LARGEST_COUNT)
     entropy_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
@@ -152,6 +154,7 @@ def measure(
         num_clipped_tokens=count(clipped & mask),
         num_groups=jnp.asarray(batch.num_groups),
         num_zero_variance_groups=jnp.asarray(batch.num_zero_variance_groups),
+        num_truncated=jnp.asarray(batch.num_truncated),
         lag_sum=jnp.sum(lag.astype(jnp.float32)),
         lag_max=jnp.max(lag),
         entropy_sum=jnp.sum(jnp.where(mask, entropy, 0.0)),
@@ -226,6 +229,7 @@ def finalize(stats: Stats) -> dict[str, Array]:
         "reward/zero_variance_groups": stats.num_zero_variance_groups / jnp.maximum(stats.num_groups, 1),
         "response/mean_tokens": jnp.asarray(stats.response_tokens.mean),
         "response/max_tokens": stats.response_tokens.extremes[1],
+        "response/truncated": stats.num_truncated / jnp.maximum(stats.response_tokens.count, 1),
     }
 
 

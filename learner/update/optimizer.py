@@ -13,16 +13,16 @@ from configs.sections import OptimizerConfig
 _NOT_DECAYED = ("norm", "bias")
 
 
-def learning_rate(count: ArrayLike, config: OptimizerConfig, *, num_updates: int) -> Array:
-    """The rate of the update that `count` applied updates came before.
+def learning_rate(count: ArrayLike, config: OptimizerConfig, *, num_steps: int) -> Array:
+    """The rate of the optimizer step that `count` applied ones came before.
 
-    The warm-up rises as (count + 1) / warmup_steps, so that no update is wasted at rate 0. Then the schedule
-    falls over the updates that are left (cosine: (1 + cos(pi x)) / 2, linear: 1 - x) and would reach 0 one
-    update after the last.
+    The warm-up rises as (count + 1) / warmup_steps, so that no step is wasted at rate 0. Then the schedule
+    falls over the steps that are left of `num_steps` (cosine: (1 + cos(pi x)) / 2, linear: 1 - x) and would reach 0
+    one step after the last.
     """
     count = jnp.asarray(count, jnp.float32)
     warmup = jnp.minimum((count + 1) / max(config.warmup_steps, 1), 1.0)
-    x = jnp.clip((count - config.warmup_steps) / max(num_updates - config.warmup_steps, 1), 0.0, 1.0)
+    x = jnp.clip((count - config.warmup_steps) / max(num_steps - config.warmup_steps, 1), 0.0, 1.0)
     factors = {"constant": 1.0, "cosine": (1 + jnp.cos(jnp.pi * x)) / 2, "linear": 1 - x}
     return config.learning_rate * warmup * factors[config.schedule]
 
@@ -40,17 +40,18 @@ def decay_mask(params: optax.Params) -> optax.Params:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def make_optimizer(config: OptimizerConfig, *, num_updates: int) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, *, num_steps: int) -> optax.GradientTransformation:
     """Clips the global norm, then Adam or Adafactor, both with AdamW's decoupled weight decay.
 
     Adam: Kingma and Ba, 2015; the decay: Loshchilov and Hutter, 2019; the factored second moment, with updates
-    clipped to a root mean square of 1: Shazeer and Stern, 2018. The schedule counts applied updates.
+    clipped to a root mean square of 1: Shazeer and Stern, 2018. The schedule counts applied steps of the run's
+    `num_steps`.
     """
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         _SCALES[config.name](config),
         optax.add_decayed_weights(config.weight_decay, decay_mask),
-        optax.scale_by_learning_rate(lambda count: learning_rate(count, config, num_updates=num_updates)),
+        optax.scale_by_learning_rate(lambda count: learning_rate(count, config, num_steps=num_steps)),
     )
 
 

@@ -19,7 +19,9 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from bridge.types import Group, Rollout
 from configs.sections import LossConfig, PackingConfig
-from learner.objective.advantages import group_advantages, has_signal, shaped_rewards
+from learner.objective.advantages import group_advantages, shaped_rewards
+from learner.objective.normalization import token_weight
+from learner.objective.trained import teaches, trained_tokens
 from learner.update.moments import Moments
 
 
@@ -48,7 +50,9 @@ class PackedBatch:
     num_groups: Int32[Array | np.ndarray, ""]
     """Groups that end with this batch."""
     num_zero_variance_groups: Int32[Array | np.ndarray, ""]
-    """Those of them whose rewards are all the same."""
+    """Those of them that teach nothing (`trained.teaches`)."""
+    num_truncated: Int32[Array | np.ndarray, ""]
+    """Sequences of this batch that the token limit cut off."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,7 @@ class _Sequence:
     group: int
     prompt_tokens: Int32[np.ndarray, " P"]
     rollout: Rollout
+    trained: Bool[np.ndarray, " T"]
     advantage: float
 
     @property
@@ -104,6 +109,7 @@ def pack_groups(
     packing: PackingConfig,
     loss: LossConfig,
     max_response_tokens: int,
+    masks_truncated: bool = False,
     ends_update: bool = False,
     ends_round: bool = False,
 ) -> list[MicroBatch]:
@@ -116,6 +122,8 @@ def pack_groups(
       packing: the shape of a micro-batch.
       loss: gives the advantage and the normalisation.
       max_response_tokens: the constant of normalization=constant, and where the overlong penalty is whole.
+      masks_truncated: the tokens of truncated responses don't train (prompts.truncated=mask). Their rewards count in
+        their groups' advantages all the same.
       ends_update: the optimizer steps after these groups.
       ends_round: the round is complete with these groups.
 
@@ -131,9 +139,10 @@ def pack_groups(
         rewards = np.array([r.reward for r in group.rollouts], np.float64)
         lengths = np.array([r.tokens.size for r in group.rollouts])
         shaped = shaped_rewards(rewards, lengths, loss, max_response_tokens)
-        signal.append(has_signal(shaped))
+        signal.append(teaches(group, masks_truncated=masks_truncated))
         for rollout, advantage in zip(group.rollouts, group_advantages(shaped, loss), strict=True):
-            sequences.append(_Sequence(i, group.prompt_tokens, rollout, float(advantage)))
+            trained = trained_tokens(rollout, masks_truncated=masks_truncated)
+            sequences.append(_Sequence(i, group.prompt_tokens, rollout, trained, float(advantage)))
     rows = first_fit_decreasing([s.size for s in sequences], packing)
     chunks = [rows[i : i + packing.rows] for i in range(0, len(rows), packing.rows)]
     last = {sequences[j].group: n for n, chunk in enumerate(chunks) for row in chunk for j in row}
@@ -188,23 +197,17 @@ def _pack_rows(
         start = 0
         for segment, s in enumerate(row, start=1):
             response, end = start + s.prompt_tokens.size, start + s.size
-            num_trained = int(s.rollout.loss_mask.sum())
+            weight, share = token_weight(loss.normalized_by, int(s.trained.sum()), max_response_tokens)
+            denominator += share
             tokens[b, start:response] = s.prompt_tokens
             tokens[b, response:end] = s.rollout.tokens
             positions[b, start:end] = np.arange(s.size)
             segments[b, start:end] = segment
             versions[b, response:end] = s.rollout.token_versions
-            mask[b, response:end] = s.rollout.loss_mask
-            behavior[b, response:end] = np.where(s.rollout.loss_mask, s.rollout.behavior_logprobs, 0)
-            advantages[b, response:end] = np.where(s.rollout.loss_mask, s.advantage, 0)
-            weights[b, response:end] = s.rollout.loss_mask
-            if loss.normalization == "token":
-                denominator += num_trained
-            elif loss.normalization == "sequence":
-                weights[b, response:end] /= num_trained
-                denominator += 1
-            else:
-                denominator += max_response_tokens
+            mask[b, response:end] = s.trained
+            behavior[b, response:end] = np.where(s.trained, s.rollout.behavior_logprobs, 0)
+            advantages[b, response:end] = np.where(s.trained, s.advantage, 0)
+            weights[b, response:end] = np.where(s.trained, weight, 0)
             start = end
     sequences = [s for row in rows for s in row]
     return PackedBatch(
@@ -221,4 +224,5 @@ def _pack_rows(
         response_tokens=Moments.of([s.rollout.tokens.size for s in sequences]),
         num_groups=np.zeros((), np.int32),
         num_zero_variance_groups=np.zeros((), np.int32),
+        num_truncated=np.asarray(sum(s.rollout.finish == "length" for s in sequences), np.int32),
     )

@@ -14,7 +14,7 @@ from learner.update.diagnostics import Stats
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accumulator:
-    """The sums of the update that is being filled; all zero right after `apply`."""
+    """The sums of the optimizer step that is being filled; all zero right after `apply`."""
 
     grads: Params
     """Gradient of the weighted loss sum, float32, shaped and sharded like the parameters."""
@@ -43,8 +43,8 @@ class TrainState:
     params: Params
     opt_state: optax.OptState
     step: Int32[Array, ""]
-    """Calls of `apply` so far: the version of the parameters. It advances on a skipped update too, so that
-    versions stay contiguous and an update's groups always belong to one step."""
+    """Updates so far, each of rounds.epochs calls of `apply`: the version of the parameters. It advances on a skipped
+    one too, so that versions stay contiguous and an update's groups always belong to one step."""
     skipped_updates: Int32[Array, ""]
     """Calls of `apply` that changed nothing because the loss or the gradient was not finite."""
     accumulator: Accumulator

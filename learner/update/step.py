@@ -1,7 +1,8 @@
 """The jitted steps: accumulate a micro-batch, apply an update, score tokens.
 
 An update's gradient is sum_t w_t dl_t / sum(denominators). `accumulate` adds to the sums, `apply` divides
-once, so the gradient depends neither on how the tokens were split into micro-batches nor on their order.
+once, so the gradient depends neither on how the tokens were split into micro-batches nor on their order. Over several
+epochs an update is as many such sums of the same micro-batches, an `apply` each.
 
 Every function is compiled once, for the one batch shape, with explicit shardings; nothing in here waits
 for a device. `num_compilations` counts what was traced, and is a metric: 2 in a healthy run.
@@ -48,10 +49,11 @@ _LOGIT_BYTES = 512 * 2**20
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnchorLogprobs:
-    """A micro-batch's logprobs under frozen policies; None where the loss needs no such policy."""
+    """A micro-batch's logprobs under the policies that the loss compares with; None where it needs none."""
 
-    reference: Float32[Array, "B S"] | None = None
-    proximal: Float32[Array, "B S"] | None = None
+    reference: Float32[Array | np.ndarray, "B S"] | None = None
+    proximal: Float32[Array | np.ndarray, "B S"] | None = None
+    """Of pi_prox; None in the first pass over a batch where that is the policy itself (`Steps.keeps_logprobs`)."""
 
 
 class Steps:
@@ -62,9 +64,14 @@ class Steps:
         self._config = config
         self._model_config = model_config
         self.needs = losses.needs(config.loss)
-        self.scores_proximal = self.needs.proximal and config.loss.proximal == "round"
-        """Whether the proximal logprobs come from frozen parameters; else they are the current ones, held constant."""
-        self._optimizer = make_optimizer(config.optimizer, num_updates=config.run.num_updates)
+        self._epochs = config.rounds.epochs
+        self._num_steps = config.run.num_updates * self._epochs
+        self.scores_proximal = self.needs.proximal and config.steps_per_proximal > self._epochs
+        """Whether the proximal logprobs come from frozen parameters."""
+        self.keeps_logprobs = self.needs.proximal and not self.scores_proximal and self._epochs > 1
+        """Whether they are the policy's own of the first pass over a batch: there the current ones, held constant, and
+        in the later passes those, from `logprobs`. Neither this nor `scores_proximal`: the current ones, always."""
+        self._optimizer = make_optimizer(config.optimizer, num_steps=self._num_steps)
         self._forward = make_apply(
             model_config,
             compute_dtype=config.model.compute_dtype,
@@ -82,6 +89,8 @@ class Steps:
         self._num_tidied = 0
         self.in_progress: Array | None = None
         """Ready when the last `accumulate` is done; donated to nobody, so it can be waited for at any time."""
+        self.logprobs: Float32[Array, "B S"] | None = None
+        """The policy's in the last `accumulate`, of the trained tokens; None unless `keeps_logprobs`."""
         params = abstract_params(model_config, config.model.param_dtype)
         self._abstract = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
         state = self._shardings = param_shardings(self._abstract, mesh)
@@ -89,7 +98,7 @@ class Steps:
         self._abstract_batch = jax.tree.map(_shape, empty_batch(config.packing))
         self._abstract_anchors = AnchorLogprobs(
             reference=self._abstract_batch.advantages if self.needs.reference else None,
-            proximal=self._abstract_batch.advantages if self.scores_proximal else None,
+            proximal=self._abstract_batch.advantages if self.scores_proximal or self.keeps_logprobs else None,
         )
         self._batch_shardings = jax.tree.map(lambda x: rows if x.ndim else whole, self._abstract_batch)
         self._anchor_shardings = jax.tree.map(lambda x: rows, self._abstract_anchors)
@@ -101,14 +110,14 @@ class Steps:
         options = compiler_options(mesh)
         self._jit_accumulate = jax.jit(
             self._accumulate,
-            in_shardings=(state.accumulator, state.params, whole, self._batch_shardings, self._anchor_shardings),
-            out_shardings=(state.accumulator, whole),
+            in_shardings=(state.accumulator, state.params, whole, self._batch_shardings, self._anchor_shardings, whole),
+            out_shardings=(state.accumulator, whole, rows),
             donate_argnums=0,
             compiler_options=options,
         )
         self._jit_apply = jax.jit(
             self._apply,
-            in_shardings=(state,),
+            in_shardings=(state, whole),
             out_shardings=(state, whole),
             donate_argnums=0,
             compiler_options=options,
@@ -149,42 +158,43 @@ class Steps:
 
     def put(self, batch: PackedBatch) -> PackedBatch:
         """Spreads a batch over the mesh; every process passes the same one."""
-
-        def one(x: np.ndarray | Array, sharding: NamedSharding) -> Array:
-            if isinstance(x, jax.Array):
-                return x
-            return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
-        return jax.tree.map(one, batch, self._batch_shardings)
+        return jax.tree.map(_put, batch, self._batch_shardings)
 
     def accumulate(
         self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = AnchorLogprobs()
     ) -> TrainState:
-        """Adds a micro-batch to the update that is being filled; donates the accumulator.
+        """Adds a micro-batch to the optimizer step that is being filled; donates the accumulator.
+
+        Without proximal logprobs, where `keeps_logprobs`, this is the first pass over the batch.
 
         Raises:
           ValueError: the loss needs the logprobs of a frozen policy, and `anchors` has none (or the other way round).
         """
+        batch = self.put(batch)
+        is_first = self.keeps_logprobs and anchors.proximal is None
+        if is_first:  # not read then, but of the shape that is compiled
+            anchors = dataclasses.replace(anchors, proximal=batch.behavior_logprobs)
         if jax.tree.structure(anchors) != jax.tree.structure(self._abstract_anchors):
             raise ValueError(
                 f"loss {self._config.loss.name} wants reference={self.needs.reference} and "
                 f"proximal={self.scores_proximal} logprobs, got {jax.tree.map(jnp.shape, anchors)}; "
                 "see learner.update.anchors"
             )
-        accumulator, self.in_progress = self._jit_accumulate(
-            state.accumulator, state.params, state.step, self.put(batch), anchors
+        anchors = jax.tree.map(_put, anchors, self._anchor_shardings)
+        accumulator, self.in_progress, self.logprobs = self._jit_accumulate(
+            state.accumulator, state.params, state.step, batch, anchors, np.bool_(is_first)
         )
         self._tidy()
         return dataclasses.replace(state, accumulator=accumulator)
 
-    def apply(self, state: TrainState) -> tuple[TrainState, Metrics]:
+    def apply(self, state: TrainState, epoch: int = 0) -> tuple[TrainState, Metrics]:
         """Steps the optimizer and empties the accumulator; donates the state.
 
-        A loss or gradient that is not finite, and an update without trained tokens, leave parameters and
-        optimizer state bit-identical and count in `skipped_updates`; the step advances in any case.
-        Metrics stay on the device.
+        A loss or gradient that is not finite, and sums without trained tokens, leave parameters and
+        optimizer state bit-identical and count in `skipped_updates`; the step advances in any case, with the last of
+        rounds.epochs passes over a batch, of which this is number `epoch`, from 0. Metrics stay on the device.
         """
-        result = self._jit_apply(state)
+        result = self._jit_apply(state, np.int32(epoch))
         self._tidy()
         return result
 
@@ -213,10 +223,12 @@ class Steps:
         batch = placed(self._abstract_batch, self._batch_shardings)
         anchors = placed(self._abstract_anchors, self._anchor_shardings)
         lowered = {
-            "accumulate": self._jit_accumulate.lower(state.accumulator, state.params, state.step, batch, anchors),
-            "apply": self._jit_apply.lower(state),
+            "accumulate": self._jit_accumulate.lower(
+                state.accumulator, state.params, state.step, batch, anchors, np.bool_(True)
+            ),
+            "apply": self._jit_apply.lower(state, np.int32(0)),
         }
-        if jax.tree.leaves(anchors):
+        if self.scores_proximal or self.needs.reference:
             dtype = jnp.dtype(self._config.model.compute_dtype)
             frozen = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), state.params)
             lowered["score"] = self._jit_score.lower(frozen, batch)
@@ -229,10 +241,18 @@ class Steps:
             give_back_free_memory()
 
     def _accumulate(
-        self, accumulator: Accumulator, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs
-    ) -> tuple[Accumulator, Array]:
+        self,
+        accumulator: Accumulator,
+        params: Params,
+        step: Array,
+        batch: PackedBatch,
+        anchors: AnchorLogprobs,
+        is_first: Array,
+    ) -> tuple[Accumulator, Array, Float[Array, "B S"] | None]:
         self._num_traces["accumulate"] += 1
-        (loss, stats), grads = jax.value_and_grad(self._loss_sum, has_aux=True)(params, step, batch, anchors)
+        (loss, (stats, logprobs)), grads = jax.value_and_grad(self._loss_sum, has_aux=True)(
+            params, step, batch, anchors, is_first
+        )
         # Split like the parameters from here on, so that XLA reduces and scatters instead of reducing to all.
         grads = jax.lax.with_sharding_constraint(grads, self._shardings.params)
         total = Accumulator(
@@ -241,12 +261,12 @@ class Steps:
             loss=accumulator.loss + loss,
             stats=diagnostics.merge(accumulator.stats, stats),
         )
-        return total, loss
+        return total, loss, logprobs if self.keeps_logprobs else None
 
     def _loss_sum(
-        self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs
-    ) -> tuple[Array, diagnostics.Stats]:
-        """The weighted sum of the trained tokens' losses.
+        self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs, is_first: Array
+    ) -> tuple[Array, tuple[diagnostics.Stats, Float[Array, "B S"]]]:
+        """The weighted sum of the trained tokens' losses; their statistics and logprobs.
 
         The output at i - 1 predicts the token at i, so whatever belongs to a token is moved there and back; the
         first token of a row is never trained.
@@ -258,24 +278,31 @@ class Steps:
             behavior_logprobs=jnp.asarray(batch.behavior_logprobs),
             advantages=jnp.asarray(batch.advantages),
             loss_mask=jnp.asarray(batch.loss_mask),
-            proximal_logprobs=anchors.proximal,
-            reference_logprobs=anchors.reference,
+            proximal_logprobs=None if anchors.proximal is None else jnp.asarray(anchors.proximal),
+            reference_logprobs=None if anchors.reference is None else jnp.asarray(anchors.reference),
             sequence_log_ratio=self._sequence_log_ratio(hidden, head, targets, mask, batch),
         )
 
-        def loss(logprobs: Array, entropy: Array, of_token: tuple[TokenInputs, Array]) -> tuple[Array, Any]:
-            inputs, weights = of_token
-            if self.needs.proximal and inputs.proximal_logprobs is None:
-                # Parameters stand still while an update is filled, so its start is now.
-                inputs = dataclasses.replace(inputs, proximal_logprobs=jax.lax.stop_gradient(logprobs))
+        is_start = jnp.broadcast_to(is_first, batch.tokens.shape) if self.keeps_logprobs else None
+
+        def loss(
+            logprobs: Array, entropy: Array, of_token: tuple[TokenInputs, Array, Array | None]
+        ) -> tuple[Array, Any]:
+            inputs, weights, is_start = of_token
+            if self.needs.proximal and not self.scores_proximal:
+                # Parameters stand still during a pass, so in the first the batch's start is now.
+                proximal = jax.lax.stop_gradient(logprobs)
+                if is_start is not None and inputs.proximal_logprobs is not None:
+                    proximal = jnp.where(is_start, proximal, inputs.proximal_logprobs)
+                inputs = dataclasses.replace(inputs, proximal_logprobs=proximal)
             result = losses.token_loss(logprobs, entropy, inputs, config)
             return result.loss * weights, (result.clipped, result.kl)
 
-        of_tokens = jax.tree.map(_to_predictor, (inputs, jnp.asarray(batch.token_weights)))
+        of_tokens = jax.tree.map(_to_predictor, (inputs, jnp.asarray(batch.token_weights), is_start))
         total, (scores, (clipped, kl)) = token_loss_sum(self._head, loss, hidden, head, targets, mask, of_tokens)
         logprobs, entropy, clipped, kl = jax.tree.map(_to_token, (*scores, clipped, kl))
         stats = diagnostics.measure(batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step)
-        return total, jax.lax.stop_gradient(stats)
+        return total, jax.lax.stop_gradient((stats, logprobs))
 
     def _sequence_log_ratio(
         self, hidden: Array, head: Array, targets: Array, mask: Bool[Array, "B S"], batch: PackedBatch
@@ -295,14 +322,14 @@ class Steps:
     def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
         return self._forward(params, batch.tokens, batch.positions, batch.segment_ids)
 
-    def _apply(self, state: TrainState) -> tuple[TrainState, Metrics]:
+    def _apply(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         self._num_traces["apply"] += 1
         total = state.accumulator
         # A product, which XLA repeats where it is used; a quotient it would keep, as large as the parameters.
         share = 1 / total.denominator
         grads = jax.tree.map(lambda g: g * share, total.grads)
         loss, grad_norm = total.loss / total.denominator, optax.tree.norm(grads)
-        # 0 / 0 is not finite either, so an update without tokens is skipped too.
+        # 0 / 0 is not finite either, so sums without tokens are skipped too.
         is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # The optimizer's state keeps the parameters' dtype, so its input must have it.
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
@@ -313,18 +340,18 @@ class Steps:
             (params, opt_state),
             (state.params, state.opt_state),
         )
-        count = state.step - state.skipped_updates
+        count = state.step * self._epochs + epoch - state.skipped_updates
         skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
         metrics = diagnostics.finalize(total.stats) | {
             "loss": loss,
             "grad_norm": grad_norm,
-            "learning_rate": learning_rate(count, self._config.optimizer, num_updates=self._config.run.num_updates),
+            "learning_rate": learning_rate(count, self._config.optimizer, num_steps=self._num_steps),
             "skipped_updates": skipped,
         }
         new_state = TrainState(
             params=params,
             opt_state=opt_state,
-            step=state.step + 1,
+            step=state.step + jnp.where(epoch == self._epochs - 1, 1, 0),
             skipped_updates=skipped,
             accumulator=Accumulator.zeros(params),
         )
@@ -344,7 +371,8 @@ def _traced(config: Config) -> tuple[Any, ...]:
     # A constant learning rate is the same however long the run.
     num_updates = config.run.num_updates if config.optimizer.schedule != "constant" else None
     of_sections = (config.loss, config.optimizer, config.model, config.packing, config.mesh)
-    return (*of_sections, config.sampling.temperature, num_updates)
+    of_passes = (config.rounds.epochs, config.steps_per_proximal)
+    return (*of_sections, *of_passes, config.sampling.temperature, num_updates)
 
 
 def _to_predictor(x: Any) -> Array:
@@ -355,6 +383,13 @@ def _to_predictor(x: Any) -> Array:
 def _to_token(x: Array) -> Array:
     """The inverse of `_to_predictor`."""
     return jnp.roll(x, 1, axis=1)
+
+
+def _put(x: np.ndarray | Array, sharding: NamedSharding) -> Array:
+    """Spreads an array over the mesh, unless it is there already."""
+    if isinstance(x, jax.Array):
+        return x
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

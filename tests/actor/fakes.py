@@ -15,7 +15,7 @@ from actor.engine.protocol import (
     SwapTimings,
     WeightLoadError,
 )
-from bridge.types import Sampling, Version, WeightManifest
+from bridge.types import Finish, Sampling, Version, WeightManifest
 
 
 @dataclasses.dataclass
@@ -33,6 +33,8 @@ class FakeEngine:
 
     def __init__(self, *, auto: bool = False, reply: bytes = b"42") -> None:
         self.auto, self.reply = auto, np.frombuffer(reply, np.uint8).astype(np.int32)
+        self.ends_by: Finish = "stop"
+        """What all its responses end by."""
         self.version: Version | None = None
         self.num_sampled_tokens = 0
         self.running: dict[str, Request] = {}
@@ -86,7 +88,7 @@ class FakeEngine:
             tokens=np.resize(self.reply, size),
             logprobs=np.full(size, -0.5, np.float32),
             token_versions=tuple(request.versions),
-            finish="stop",
+            finish=self.ends_by,
         )
 
     def step(self, request_id: str, num_tokens: int = 1) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -89,6 +90,7 @@ def make_setup(
     command: tuple[str, ...] = (),
     name: str = "actor-0",
     drains: bool = False,
+    lag_bound: int | None = None,
 ) -> Setup:
     engine = FakeEngine(auto=auto)
     store = SqliteStore(root / "store.sqlite")
@@ -102,7 +104,7 @@ def make_setup(
         expected=TABLE,
         timeline=events,
     )
-    extra = {"command": command} if command else {}
+    extra: dict[str, Any] = {"command": command} if command else {}
     verifiers = VerifierPool(num_workers=1, timeout_s=5.0, retries=0, **extra)
     actor = Actor(
         name,
@@ -115,6 +117,7 @@ def make_setup(
         timeline=events,
         limits=limits,
         drains=drains,
+        lag_bound=lag_bound,
     )
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")
     return Setup(root, store, writer, engine, actor, verifiers)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.admission import Admission
+from actor.admission import Admission, part_of
 from bridge.types import Ticket, Version
 from tests.bridge.factories import make_ticket
 
@@ -81,14 +81,52 @@ def test_fifo_admits_while_the_engine_has_room():
     assert ids(admission.admit(V0)) == ["t4"]
 
 
-def test_window_is_bounded_by_width_and_by_the_engine():
-    admission = Admission("window", width=2, max_sequences=64, samples_per_group=2)
+def window(sequences=None, max_sequences=64):
+    return Admission("window", max_sequences=max_sequences, samples_per_group=2, sequences=sequences)
+
+
+def test_window_keeps_its_sequences_in_progress_and_a_ticket_in_hand():
+    admission = window(sequences=4)
+    assert admission.num_to_claim() == 3
     admission.offer(tickets(1, 2, 3))
     assert ids(admission.admit(V0)) == ["t1", "t2"]
-    small = Admission("window", width=8, max_sequences=2, samples_per_group=2)
-    assert small.num_to_claim() == 1
+    assert admission.num_to_claim() == 0
+    admission.finish_sample("t2")  # as one ends, the next begins: a group's other request waits inside the engine
+    assert ids(admission.admit(V0)) == ["t3"]
+    assert admission.num_sequences == 5 and admission.num_to_claim() == 1
+
+
+def test_window_is_bounded_by_the_engine():
+    small = window(sequences=16, max_sequences=2)
+    assert small.num_to_claim() == 2
     small.offer(tickets(1, 2))
     assert ids(small.admit(V0)) == ["t1"]
+
+
+def test_window_is_shared_with_the_other_engines():
+    admission = window(sequences=6)
+    admission.share_among([64, 64])
+    admission.offer(tickets(1, 2, 3))
+    assert ids(admission.admit(V0)) == ["t1"]
+    admission.share_among([64])
+    assert ids(admission.admit(V0)) == ["t2"]
+
+
+@pytest.mark.parametrize(
+    ("total", "sizes", "want"),
+    [
+        (64, [64, 64], [32, 32]),
+        (64, [16, 64], [16, 48]),
+        (65, [64, 64], [33, 33]),
+        (10, [4, 4, 4], [4, 4, 4]),
+        (99, [8, 16], [8, 16]),
+        (12, [1, 2, 64, 64], [1, 2, 5, 5]),
+        (5, [64], [5]),
+    ],
+)
+def test_parts_of_a_window_fill_small_engines_and_leave_the_rest_to_large_ones(total, sizes, want):
+    parts = [part_of(total, others=sizes[:i] + sizes[i + 1 :]) for i in range(len(sizes))]
+    assert [min(part, size) for part, size in zip(parts, sizes, strict=True)] == want
 
 
 @pytest.mark.parametrize("policy", ["fifo", "frontier", "window"])
@@ -98,8 +136,8 @@ def test_pinned_tickets_go_first_and_take_no_slot(policy):
     assert ids(admission.admit(V0)) == ["t-9", "t-5", "t0"]
     finish(admission, pinned(-9)[0])
     finish(admission, pinned(-5)[0])
-    # In service is t0 alone: the frontier and the window are full, the engine of three is not.
-    assert ids(admission.admit(V0)) == (["t1"] if policy == "fifo" else [])
+    # In service is t0 alone: the frontier is full, the engine of three is not.
+    assert ids(admission.admit(V0)) == ([] if policy == "frontier" else ["t1"])
 
 
 def test_pinned_tickets_on_a_full_engine_wait():
@@ -246,7 +284,7 @@ def test_claiming_what_is_asked_for_serves_every_ticket_once(policy, width, max_
         assert all(t.min_version <= version for t in new)
         started += new
         trains = [t for t in admission.in_service if t.kind == "train"]
-        assert policy == "fifo" or len(trains) <= width
+        assert policy != "frontier" or len(trains) <= width
         # A group may begin in the last free place.
         assert policy == "frontier" or admission.num_sequences <= max_sequences + 1
         running = admission.in_service

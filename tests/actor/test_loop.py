@@ -33,6 +33,20 @@ def test_group_in_the_store_is_what_the_engine_and_the_verifier_made(tmp_path):
     run(body())
 
 
+def test_truncated_response_earns_nothing_whatever_it_says(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        s.engine.ends_by = "length"
+        s.publish(0)
+        s.put(0, num_samples=3)
+        async with s.serving():
+            await until(lambda: len(s.groups()) == 1, "the group")
+        (group,) = s.groups()
+        assert [(r.reward, r.finish) for r in group.rollouts] == [(0.0, "length")] * 3  # "42" is right
+
+    run(body())
+
+
 def test_frontier_runs_the_lowest_orders_and_refills_when_a_group_is_served(tmp_path):
     async def body():
         s = make_setup(tmp_path)

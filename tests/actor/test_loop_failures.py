@@ -7,7 +7,6 @@ import threading
 import numpy as np
 
 from actor.engine.protocol import EngineDeadError
-from actor.loop import MAX_DROPPED_IN_A_ROW
 from bridge import timeline
 from bridge.store.protocol import FencedError
 from bridge.types import Task, Version
@@ -32,14 +31,16 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
     run(body())
 
 
-def test_verifier_that_never_works_ends_the_actor(tmp_path):
+def test_verifier_that_never_works_ends_the_actor(tmp_path, monkeypatch):
+    monkeypatch.setattr("actor.loop.MAX_DROPPED_IN_A_ROW", 3)
+
     async def body():
         s = make_setup(tmp_path, auto=True)
         s.publish(0)
-        s.put(*range(MAX_DROPPED_IN_A_ROW), task=Task(verifier="nope", answer=""))
+        s.put(*range(3), task=Task(verifier="nope", answer=""))
         async with s.serving() as task:
             error = await ended(task)
-        assert isinstance(error, RuntimeError) and f"{MAX_DROPPED_IN_A_ROW} groups in a row" in str(error)
+        assert isinstance(error, RuntimeError) and "3 groups in a row" in str(error)
         assert s.groups() == []
 
     run(body())

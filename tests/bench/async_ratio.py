@@ -99,7 +99,7 @@ class Row:
         steps = [row for r in speed for row in r.steps]
         return cls(
             samples_per_s=[r.samples_per_s for r in speed],
-            tokens_per_s=[r.samples_per_s * r.response_tokens for r in speed],
+            tokens_per_s=[r.tokens_per_s for r in speed],
             mean_length=report.mean_std([r.response_tokens for r in speed])[0],
             lag_mean=mean("lag/mean"),
             lag_max=max(r.max_lag for r in speed),
@@ -112,11 +112,13 @@ class Row:
 
     @property
     def rate(self) -> float:
-        return report.mean_std(self.samples_per_s)[0]
+        """Response tokens trained a second, which speed-ups are of (`Result.tokens_per_s`)."""
+        return report.mean_std(self.tokens_per_s)[0]
 
     @property
-    def token_rate(self) -> float:
-        return report.mean_std(self.tokens_per_s)[0]
+    def sample_rate(self) -> float:
+        """Samples trained a second."""
+        return report.mean_std(self.samples_per_s)[0]
 
 
 def main(argv: list[str]) -> None:
@@ -138,7 +140,7 @@ def main(argv: list[str]) -> None:
             for name in names:
                 result = rig.run(Session(config=config_of(name, num_updates, task=False), lengths=LENGTHS))
                 speed[name].append(result)
-                print(f"alpha {name}: {result.samples_per_s:.1f} samples/s, max lag {result.max_lag}", flush=True)
+                print(f"alpha {name}: {result.tokens_per_s:.0f} tokens/s, max lag {result.max_lag}", flush=True)
         profile = measure_profile(
             rig,
             config_of(SERIAL, 1, task=False),
@@ -170,10 +172,9 @@ def main(argv: list[str]) -> None:
         remarks=[
             f"Best speed-up {best:.2f}. A synchronous step ends with its longest response while most places of the "
             "engine are empty; from alpha = 1 on, the next update's groups fill them. Beyond the alpha at which the "
-            "engine is always full, more of it only adds lag. A speed-up is of response tokens trained a second: a run "
-            "ends with groups in progress, more of them the larger alpha, and those are the long ones. alpha bounds "
-            "what is issued, so lag is at most alpha for groups trained in turn; the longest responses take several "
-            "steps here, are overtaken, and train late (rounds.max_lag_steps would drop them; it is off)."
+            "engine is always full, more of it only adds lag. Rates and speed-ups are of response tokens trained a "
+            "second: a run ends with groups in progress, more of them the larger alpha, and those are the long ones. A "
+            "lag is of a token, from the step of the weights behind it to the step that trains it."
         ],
         values=values,
         aims={"best_speedup": report.Aim(value=best, aim=AIM).to_json()},
@@ -183,7 +184,8 @@ def main(argv: list[str]) -> None:
                 report.measured(
                     f"alpha_{name}",
                     config_of(name, num_updates, task=False),
-                    samples_per_s=row.rate,
+                    tokens_per_s=row.rate,
+                    samples_per_s=row.sample_rate,
                     lag_mean=row.lag_mean,
                     lag_max=row.lag_max,
                 )
@@ -197,12 +199,16 @@ def main(argv: list[str]) -> None:
 def values_of(rows: dict[str, Row]) -> dict[str, Any]:
     """Everything compared, flat."""
     serial = rows[SERIAL]
-    values: dict[str, Any] = {"samples_per_s_serial": serial.rate, "reward_end_serial": serial.reward_end}
+    values: dict[str, Any] = {
+        "tokens_per_s_serial": serial.rate,
+        "samples_per_s_serial": serial.sample_rate,
+        "reward_end_serial": serial.reward_end,
+    }
     for name, row in rows.items():
         if name != SERIAL:
             values |= {
-                f"speedup_alpha_{name}": row.token_rate / serial.token_rate,
-                f"samples_speedup_alpha_{name}": row.rate / serial.rate,
+                f"speedup_alpha_{name}": row.rate / serial.rate,
+                f"samples_speedup_alpha_{name}": row.sample_rate / serial.sample_rate,
                 f"mean_length_alpha_{name}": row.mean_length,
                 f"lag_mean_alpha_{name}": row.lag_mean,
                 f"lag_max_alpha_{name}": row.lag_max,
@@ -215,20 +221,21 @@ def values_of(rows: dict[str, Row]) -> dict[str, Any]:
 def table_of(rows: dict[str, Row]) -> report.Table:
     lines = []
     for name, row in rows.items():
-        mean, std = report.mean_std(row.samples_per_s)
+        (mean, std), (samples, _) = report.mean_std(row.tokens_per_s), report.mean_std(row.samples_per_s)
         shares = " / ".join(f"{100 * share:.0f}" for share in row.lag_shares.values())
         dropped = ", ".join(f"{count} {reason}" for reason, count in row.dropped.items()) or "0"
-        speedup = row.token_rate / rows[SERIAL].token_rate
-        cells = [f"{mean:.1f} ± {std:.1f}", f"{row.mean_length:.1f}", f"{speedup:.2f}", f"{row.lag_mean:.2f}"]
-        cells.append(f"{row.lag_max}")
+        speedup = row.rate / rows[SERIAL].rate
+        cells = [f"{mean:.0f} ± {std:.0f}", f"{speedup:.2f}", f"{samples:.1f}", f"{row.mean_length:.1f}"]
+        cells += [f"{row.lag_mean:.2f}", f"{row.lag_max}"]
         label = name if name == SERIAL else f"alpha = {name}"
         reward = f"{row.reward_start:.3f} -> {row.reward_end:.3f}"
         lines.append([label, *cells, shares, f"{row.wait_share:.2f}", dropped, reward])
     columns = [
         "",
+        "tokens/s",
+        "speed-up",
         "samples/s",
         "mean length",
-        "speed-up (tokens/s)",
         "mean lag",
         "max lag",
         "% of tokens at lag 0 / 1 / 2-3 / 4-7 / 8+",
@@ -240,7 +247,7 @@ def draw(file: pathlib.Path, rows: dict[str, Row]) -> None:
     """Writes the PNG."""
     names = list(rows)
     panels = {
-        "samples/s": [report.mean_std(rows[n].samples_per_s) for n in names],
+        "response tokens trained a second": [report.mean_std(rows[n].tokens_per_s) for n in names],
         "mean lag, steps": [(rows[n].lag_mean, 0.0) for n in names],
         "held-out reward at the end": [(rows[n].reward_end, 0.0) for n in names],
     }

@@ -29,7 +29,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 def run_one(config: str, seed: int, folder: pathlib.Path) -> dict:
     """One run; its summary with the wall time and the load after it."""
-    return run_job(config, folder, reuse=_REUSE.value, run__seed=seed) | {"load": os.getloadavg()[0]}
+    return run_job(config, {"run.seed": seed}, folder, reuse=_REUSE.value) | {"load": os.getloadavg()[0]}
 
 
 def markdown(results: dict[tuple[str, int], dict]) -> str:
@@ -74,7 +74,8 @@ def main(argv: list[str]) -> None:
     gains = {f"{p}_{s}": r["held_out_reward_end"] - r["held_out_reward_start"] for (p, s), r in results.items()}
     slowest = max(r["wall_s"] for r in results.values())
     aims = {
-        "min_gain": {"value": min(gains.values()), "aim": AIM_GAIN, "met": min(gains.values()) >= AIM_GAIN},
+        # The settings were chosen with this held-out set in sight (results/learning.md): reaching it is no proof.
+        "min_gain": {"value": min(gains.values()), "aim": AIM_GAIN, "met": False, "why": "settings chosen in sight"},
         "max_wall_s": {"value": slowest, "aim": AIM_S, "met": slowest <= AIM_S},
     }
     print(json.dumps({"bench": "learning", "values": gains | {"max_wall_s": slowest}, "aims": aims}))

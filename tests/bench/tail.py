@@ -168,8 +168,9 @@ def main(argv: list[str]) -> None:
         remarks=[
             "Length bias is the mean trained length over the mean of the prompts' K responses each. Racing samples "
             "drops the longest of a prompt's responses for good; racing prompts only moves prompts to a later round, "
-            "so over whole periods it drops none. `streamed` is tail batching with RollPacker's stream trainer: "
-            "gradients while the round still runs, one step at its end.",
+            "so over whole periods it drops none. `streamed` computes gradients while the round still runs, with "
+            "one step at its end, on the learner's own core; RollPacker's stream trainer, which gives engines up to "
+            "them, is not built.",
             what_bounds(rows[ratios[-1], "serial"], rows[ratios[-1], "tail batching"]),
         ],
         values=values,

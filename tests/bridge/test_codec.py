@@ -34,7 +34,7 @@ VERSIONS = st.builds(Version, incarnation=COUNTS, step=COUNTS)
 SAMPLINGS = st.builds(
     Sampling,
     max_tokens=st.integers(10, 1000),
-    temperature=st.floats(0, 10),
+    temperature=st.just(0.0) | st.floats(0.01, 2),
     top_p=st.floats(0.1, 1),
     top_k=COUNTS,
     min_tokens=st.integers(0, 10),

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,8 @@ def test_version_order_puts_incarnation_before_step():
         {"max_tokens": 4, "min_tokens": 5},
         {"max_tokens": 4, "min_tokens": -1},
         {"max_tokens": 4, "temperature": -0.1},
+        {"max_tokens": 4, "temperature": 0.005},
+        {"max_tokens": 4, "temperature": 2.01},
         {"max_tokens": 4, "temperature": float("nan")},
         {"max_tokens": 4, "temperature": float("inf")},
         {"max_tokens": 4, "top_p": 0.0},
@@ -40,6 +44,20 @@ def test_version_order_puts_incarnation_before_step():
 def test_sampling_unusable_values_refused(fields):
     with pytest.raises(ValueError):
         Sampling(**fields)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.01, 2.0])
+def test_sampling_temperature_at_which_vllm_does_as_it_is_told_is_taken(temperature):
+    assert Sampling(max_tokens=1, temperature=temperature).temperature == temperature
+
+
+def test_literals_are_kept_to():
+    unfinished: Any = "abort"
+    with pytest.raises(ValueError, match="finish must be one of stop, length, got 'abort'"):
+        make_rollout(finish=unfinished)
+    for make in (make_ticket, lambda **fields: make_group(make_ticket(), **fields)):
+        with pytest.raises(ValueError, match="kind must be one of train, eval, probe, got 'test'"):
+            make(kind="test")
 
 
 @pytest.mark.parametrize(

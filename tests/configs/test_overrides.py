@@ -9,7 +9,7 @@ from configs import overrides
 from configs.schema import Config
 
 FOLDER = pathlib.Path(overrides.__file__).parent
-PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash")
+PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "pipelinerl_ess", "roll_flash")
 CONFIG = Config(preset="test")
 
 
@@ -40,6 +40,7 @@ def test_load_preset_tiny_is_rolloutpipe_at_tiny_size():
         ("rolloutpipe", "group_ready", "frontier", "round_end"),
         ("rollpacker", "group_ready", "fifo", "round_end"),
         ("pipelinerl", "group_ready", "window", "every"),
+        ("pipelinerl_ess", "group_ready", "window", "every"),
         ("roll_flash", "group_ready", "window", "every"),
     ],
 )
@@ -67,6 +68,28 @@ def test_load_preset_unknown_size_is_refused(name):
 def test_load_preset_that_returns_something_else_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("def get_config():\n    return {}\n")
     with pytest.raises(ValueError, match=r"must return a configs.schema.Config, got <class 'dict'>"):
+        overrides.load_preset(str(tmp_path / "mine.py"))
+
+
+def test_load_preset_of_ours_that_is_no_preset_names_those_that_are():
+    with pytest.raises(
+        ValueError, match=r"schema.py is no preset: it has no function get_config\(\); .*configs/cgp.py"
+    ):
+        preset("schema.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def get_config(:\n", r"mine.py:1: SyntaxError: "),
+        ("import json\n\njson.loads('{')\n", r"mine.py:3: JSONDecodeError: "),
+        ("def get_config():\n    return [][1]\n", r"mine.py:2: IndexError: "),
+        ("raise SystemExit(0)\n", r"mine.py:1: SystemExit: 0"),
+    ],
+)
+def test_load_preset_with_an_error_of_its_own_is_refused_with_its_line(tmp_path, text, said):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=said):
         overrides.load_preset(str(tmp_path / "mine.py"))
 
 

@@ -9,7 +9,7 @@ import pytest
 from configs import overrides
 from configs.run_folder import RunFolder, check_run_folder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
-from configs.sections import PromptsConfig, RunConfig
+from configs.sections import PromptsConfig, RunConfig, SupervisionConfig
 
 REPO = pathlib.Path(overrides.__file__).parents[1]
 PATHS = {
@@ -65,6 +65,32 @@ def test_open_run_longer_is_accepted_and_recorded(tmp_path):
     set_up_run(in_folder(tmp_path / "run"))
     set_up_run(in_folder(tmp_path / "run", num_updates=200))
     assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["num_updates"] == 200
+
+
+def test_open_run_with_other_bounds_on_hangs_is_accepted_also_where_an_older_build_knew_none(tmp_path):
+    config = in_folder(tmp_path / "run")
+    set_up_run(config)
+    set_up_run(dataclasses.replace(config, supervision=SupervisionConfig(heartbeat_s=90)))
+    file = tmp_path / "run" / "config.json"
+    old = json.loads(file.read_text())
+    del old["supervision"]
+    file.write_text(json.dumps(old))
+    set_up_run(config)
+
+
+def test_open_run_empty_run_id_is_made_anew(tmp_path):
+    config = in_folder(tmp_path / "run")
+    set_up_run(config)
+    (tmp_path / "run" / "run_id").write_text("")  # the machine lost its power before it was on disk
+    set_up_run(config)
+    assert run_id(tmp_path / "run")
+
+
+@pytest.mark.parametrize("below", ["file/run", "file/a/b/run"])
+def test_set_up_run_below_a_file_is_refused_with_the_path(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"the run folder .* can't be made or written: Not a directory .*/file"):
+        set_up_run(in_folder(tmp_path / below))
 
 
 def test_open_run_moved_folder_is_accepted(tmp_path):

@@ -15,6 +15,7 @@ WINDOW: dict[str, Any] = {
     "admission": sections.AdmissionConfig(policy="window"),
     "publish": sections.PublishConfig(when="every"),
 }
+ELASTIC: dict[str, Any] = dict(actor=sections.ActorConfig(elastic=True))
 
 
 @pytest.mark.parametrize(
@@ -28,20 +29,37 @@ WINDOW: dict[str, Any] = {
         ("PromptsConfig", dict(pattern="no group"), "group in parentheses"),
         ("PromptsConfig", dict(pattern="("), "no regular expression"),
         ("SamplingConfig", dict(top_p=0.9), "top_p=0.9"),
-        ("SamplingConfig", dict(temperature=0.0), "sampling.temperature"),
+        ("SamplingConfig", dict(temperature=0.0), r"sampling.temperature must be in \[0.01, 2.0\]"),
+        ("SamplingConfig", dict(temperature=0.005), "sampling.temperature.*got 0.005"),
+        ("SamplingConfig", dict(temperature=2.5), "sampling.temperature.*got 2.5"),
+        ("SamplingConfig", dict(temperature=float("inf")), "sampling.temperature.*got inf"),
+        ("SamplingConfig", dict(temperature=float("nan")), "sampling.temperature.*got nan"),
+        ("EvaluationConfig", dict(temperature=0.005), "evaluation.temperature.*got 0.005"),
+        ("EvaluationConfig", dict(temperature=-1.0), "evaluation.temperature.*got -1.0"),
+        ("EvaluationConfig", dict(temperature=float("inf")), "evaluation.temperature.*got inf"),
+        ("EvaluationConfig", dict(temperature=float("nan")), "evaluation.temperature.*got nan"),
+        ("PromptsConfig", dict(answer_in="text"), "prompts.answer_in=text has no effect with prompts.verifier=exact"),
         ("RoundsConfig", dict(samples_per_group=1), r"\(K\) must be >= 2"),
         ("RoundsConfig", dict(groups_per_round=10, groups_per_update=4), r"U=4.*must divide.*R=10"),
         ("RoundsConfig", dict(max_lag_steps=-1), "max_lag_steps"),
         ("RoundsConfig", dict(overprovision_prompts=0.9), "rounds.overprovision_prompts must be between 1"),
         ("RoundsConfig", dict(overprovision_samples=5.0), "rounds.overprovision_samples must be between 1"),
         ("RoundsConfig", dict(ess_floor=1.0), "rounds.ess_floor"),
+        ("RoundsConfig", dict(epochs=0), "rounds.epochs"),
         ("AdmissionConfig", dict(policy="fifo", async_ratio=1.0), "async_ratio needs admission.policy=window"),
         ("AdmissionConfig", dict(policy="window", async_ratio=-1.0), "admission.async_ratio"),
         ("AdmissionConfig", dict(policy="fifo", when_full="drop_oldest"), "drop_oldest needs admission.policy=window"),
-        ("AdmissionConfig", dict(policy="window", queue_groups=4), "queue_groups has no effect"),
+        ("AdmissionConfig", dict(policy="fifo", queue_groups=4), "queue_groups needs admission.policy=window"),
+        ("AdmissionConfig", dict(policy="frontier", sequences=4), "sequences needs admission.policy=window"),
+        ("AdmissionConfig", dict(policy="window", sequences=4, width=2), "leave one out"),
         ("PublishConfig", dict(kv_cache="recompute", at_publish="drain"), "recompute has no effect"),
         ("ActorConfig", dict(tensor_parallel_size=4, max_tensor_parallel_size=2), "max_tensor_parallel_size"),
         ("PublishConfig", dict(every_n_steps=0), "every_n_steps"),
+        (
+            "LossConfig",
+            dict(name="tis", proximal="update"),
+            "loss.proximal wants one of batch, round, published, got",
+        ),
         ("LossConfig", dict(clip_low=1.5), "clip_low"),
         ("LossConfig", dict(clip_high=-0.1), "clip_high"),
         ("LossConfig", dict(clip_high=float("inf")), "loss.clip_high must be finite"),
@@ -51,6 +69,7 @@ WINDOW: dict[str, Any] = {
         ("LossConfig", dict(advantage_eps=0.0), "loss.advantage_eps must be > 0"),
         ("LossConfig", dict(kl_coef=-1.0), "loss.kl_coef must be >= 0"),
         ("LossConfig", dict(entropy_coef=float("nan")), "loss.entropy_coef must be finite"),
+        ("LossConfig", dict(entropy_coef=-0.01), "loss.entropy_coef must be >= 0"),
         ("LossConfig", dict(overlong_buffer_tokens=-1), "loss.overlong_buffer_tokens must be >= 0"),
         ("OptimizerConfig", dict(beta2=1.0), "betas"),
         ("OptimizerConfig", dict(weight_decay=float("nan")), "weight_decay"),
@@ -71,9 +90,13 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
         (dict(evaluation=sections.EvaluationConfig(num_problems=0)), "set publish.probe_every_n_publishes=0 too"),
         (dict(sampling=sections.SamplingConfig(max_response_tokens=64)), "leave room for a"),
         (dict(admission=sections.AdmissionConfig(policy="window")), "go together"),
+        (
+            dict(loss=sections.LossConfig(name="dapo", overlong_buffer_tokens=4)),
+            "loss.name=dapo includes dynamic sampling, got rounds.filter_zero_variance=False",
+        ),
         (dict(publish=sections.PublishConfig(when="every")), "go together"),
         (WINDOW | dict(rounds=rounds(train_start="round_complete")), "needs publish.when=round_end"),
-        (WINDOW | dict(admission=sections.AdmissionConfig(policy="window", width=1), rounds=rounds()), "never fills"),
+        (WINDOW | dict(admission=sections.AdmissionConfig(policy="window", queue_groups=1)), "never fills"),
         (dict(rounds=rounds(R=8, U=2, max_lag_steps=2)), r"\(2\) is below R/U - 1 = 3"),
         (dict(rounds=rounds(R=6, U=2), run=sections.RunConfig(num_updates=100)), "multiple of the round's 3 updates"),
         (dict(packing=sections.PackingConfig(rows=3), mesh=sections.MeshConfig(data=2)), "multiple of mesh.data"),
@@ -84,6 +107,18 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
         (
             WINDOW | dict(rounds=rounds(overprovision_prompts=1.25)),
             "overprovision_prompts needs publish.when=round_end",
+        ),
+        (
+            ELASTIC | dict(rounds=rounds(R=4, U=4, overprovision_prompts=1.25)),
+            "actor.elastic with rounds.overprovision_prompts needs rounds.overprovision_samples",
+        ),
+        (
+            ELASTIC
+            | dict(
+                rounds=rounds(R=4, U=4, overprovision_prompts=1.25, overprovision_samples=1.5),
+                admission=sections.AdmissionConfig(unit="sample"),
+            ),
+            "admission.unit=group: an actor tells a short round",
         ),
         (
             WINDOW
@@ -132,6 +167,31 @@ def test_admission_width_of_an_async_ratio_is_its_buffer(ratio, width):
     assert config.admission_width == width
 
 
+def window(**admission) -> Config:
+    fields: dict[str, Any] = WINDOW | dict(admission=sections.AdmissionConfig(policy="window", **admission))
+    return Config(preset="test", rounds=rounds(R=4, U=2, K=3), **fields)
+
+
+def test_sequences_and_waiting_groups_of_a_window_are_filled_in():
+    default = window()
+    assert (default.sequences, default.queue_groups, default.max_ready_groups) == (8 * 3, 2, None)
+    assert window(width=5).sequences == 15 and window(sequences=7).sequences == 7
+    buffered = window(async_ratio=1.5)
+    assert (buffered.sequences, buffered.queue_groups) == (5 * 3, 5)
+    assert window(when_full="drop_oldest", queue_groups=4).max_ready_groups == 4
+
+
+def test_lag_bound_is_the_stricter_of_alpha_rounded_up_and_the_hard_bound():
+    assert window().lag_bound is None and window(async_ratio=1.5).lag_bound == 2
+    both = dataclasses.replace(window(async_ratio=1.5), rounds=rounds(R=4, U=2, K=3, max_lag_steps=1))
+    assert both.lag_bound == 1
+
+
+def test_async_ratio_below_the_lag_of_the_newest_weights_is_refused():
+    with pytest.raises(ValueError, match=r"async_ratio \(1\) is below publish.every_n_steps - 1 = 2"):
+        dataclasses.replace(window(async_ratio=1.0), publish=sections.PublishConfig(when="every", every_n_steps=3))
+
+
 @pytest.mark.parametrize(("eta", "issued", "requests"), [(1.0, 4, 10), (1.1, 5, 11), (1.25, 5, 13), (1.5, 6, 15)])
 def test_overprovision_rounds_up(eta, issued, requests):
     r = rounds(R=4, U=4, K=10, overprovision_prompts=eta, overprovision_samples=eta)
@@ -156,9 +216,9 @@ def test_parity_bound_zero_is_filled_in_from_the_served_dtype():
         (dict(name="gspo", dual_clip=3.0), "dual_clip=3.0 has no effect"),
         (dict(name="topr", clip_low=0.2), "clip_low=0.2 has no effect"),
         (dict(name="tis", min_weight=0.5), "min_weight=0.5 has no effect"),
-        (dict(name="tis", clip_low=0.2), "loss.name=tis and loss.proximal=update.*or set loss.proximal=round"),
         (dict(proximal="round"), "proximal=round has no effect without loss.name of decoupled_ppo, tis, masked_is"),
         (dict(advantage="rloo", advantage_eps=0.1), "advantage_eps=0.1 has no effect without loss.advantage=grpo"),
+        (dict(advantage="rloo", advantage_std="population"), "advantage_std=population has no effect without loss.adv"),
         (dict(kl_estimator="k1"), "kl_estimator=k1 has no effect without loss.kl_coef > 0"),
         (dict(reference_path="m"), "reference_path=m has no effect without loss.kl_coef > 0"),
         (dict(overlong_penalty=2.0), "overlong_penalty=2.0 has no effect without loss.overlong_buffer_tokens > 0"),
@@ -173,7 +233,10 @@ def test_loss_constant_that_nothing_reads_is_refused(fields, said):
     ("fields", "said"),
     [
         (dict(name="dr_grpo"), "wants loss.advantage=dr_grpo and loss.normalization=constant, got loss.advantage=grpo"),
-        (dict(name="dr_grpo", advantage="dr_grpo"), "got loss.normalization=token"),
+        (dict(name="dr_grpo", advantage="dr_grpo", normalization="token"), "got loss.normalization=token"),
+        (dict(name="gspo", normalization="token"), "wants loss.normalization=sequence, got loss.normalization=token"),
+        (dict(name="gspo", normalization="sequence_sum"), "got loss.normalization=sequence_sum"),
+        (dict(name="gspo", normalization="constant"), "got loss.normalization=constant"),
         (dict(name="dapo", normalization="sequence"), "wants loss.advantage=grpo and loss.normalization=token"),
         (dict(name="dapo", overlong_buffer_tokens=0), "dapo includes the overlong penalty"),
     ],
@@ -196,9 +259,108 @@ def test_loss_constants_are_the_losses_own_until_they_are_given():
     assert other.constants == {"clip_low": 3e-4, "clip_high": 4e-4}
 
 
+def test_config_evaluation_may_be_greedy():
+    sections.EvaluationConfig(temperature=0.0)
+
+
+def test_config_dapo_with_its_dynamic_sampling_is_whole():
+    loss = sections.LossConfig(name="dapo", overlong_buffer_tokens=4)
+    Config(
+        preset="test",
+        loss=loss,
+        rounds=rounds(filter_zero_variance=True),
+        run=sections.RunConfig(num_updates=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        (dict(), "token"),
+        (dict(name="truncated_is"), "token"),
+        (dict(name="gspo"), "sequence"),
+        (dict(name="gspo", normalization="sequence"), "sequence"),
+        (dict(name="dr_grpo", advantage="dr_grpo"), "constant"),
+        (dict(normalization="sequence_sum"), "sequence_sum"),
+    ],
+)
+def test_loss_normalization_is_the_losses_own_until_it_is_given(fields, want):
+    assert sections.LossConfig(**fields).normalized_by == want
+
+
 def test_loss_dr_grpo_takes_either_name_of_its_advantage():
     for advantage in ("dr_grpo", "mean_baseline"):
         sections.LossConfig(name="dr_grpo", advantage=advantage, normalization="constant")
+
+
+def with_loss(*, window: bool, epochs=1, U=2, every_n_steps=1, **loss):
+    """A run of R = 4 by rounds, or one that publishes every n steps."""
+    by_window: dict[str, Any] = {
+        "admission": sections.AdmissionConfig(policy="window"),
+        "publish": sections.PublishConfig(when="every", every_n_steps=every_n_steps),
+    }
+    return Config(
+        preset="test",
+        rounds=rounds(R=4, U=U, epochs=epochs),
+        loss=sections.LossConfig(**loss),
+        **(by_window if window else {}),
+    )
+
+
+@pytest.mark.parametrize(("name", "max_weight"), [("decoupled_ppo", 5), ("tis", 2)])
+@pytest.mark.parametrize(
+    ("fields", "ways"),
+    [
+        (dict(window=True), "loss.proximal=batch.*or rounds.epochs=2, or loss.proximal=published with publish.every"),
+        (dict(window=True, every_n_steps=4), "loss.proximal=batch.*rounds.epochs=2"),
+        (dict(window=True, proximal="published"), "loss.proximal=published.*with publish.every_n_steps=2"),
+        (dict(window=False), "loss.proximal=batch.*loss.proximal=round with rounds.groups_per_update below"),
+        (dict(window=False, U=4), "loss.proximal=batch.*rounds.epochs=2"),
+        (dict(window=False, proximal="round", U=4), "loss.proximal=round.*rounds.groups_per_update below"),
+    ],
+)
+def test_loss_that_would_be_truncated_is_is_refused_in_one_line(name, max_weight, fields, ways):
+    with pytest.raises(ValueError, match=f"loss.name={name} would be .*truncated_is.*={max_weight}, .*{ways}") as e:
+        with_loss(name=name, **fields)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["decoupled_ppo", "tis", "masked_is"])
+@pytest.mark.parametrize(
+    ("fields", "steps"),
+    [
+        (dict(window=True, epochs=2), 2),
+        (dict(window=True, epochs=3, every_n_steps=4), 3),
+        (dict(window=True, proximal="published", every_n_steps=2), 2),
+        (dict(window=True, proximal="published", every_n_steps=3, epochs=2), 6),
+        (dict(window=True, proximal="published", epochs=2), 2),
+        (dict(window=False, epochs=2), 2),
+        (dict(window=False, proximal="round"), 2),
+        (dict(window=False, proximal="round", U=4, epochs=2), 2),
+        (dict(window=False, proximal="round", U=1, epochs=2), 8),
+    ],
+)
+def test_loss_with_several_optimizer_steps_for_each_proximal_policy_is_accepted(name, fields, steps):
+    assert with_loss(name=name, clip_low=0.1, **fields).steps_per_proximal == steps
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_loss_masked_is_alone_needs_no_second_step_but_its_clip_does(window):
+    assert with_loss(window=window, name="masked_is").steps_per_proximal == 1
+    with pytest.raises(ValueError, match="loss.clip_low=0.2 has no effect: .*leave it out .* or take rounds.epochs=2"):
+        with_loss(window=window, name="masked_is", clip_low=0.2)
+
+
+@pytest.mark.parametrize(
+    ("window", "proximal", "said"),
+    [
+        (True, "round", "proximal=round needs publish.when=round_end, got every; take loss.proximal=published"),
+        (False, "published", "proximal=published needs publish.when=every, got round_end; take loss.proximal=round"),
+    ],
+)
+def test_loss_proximal_of_the_other_way_to_publish_is_refused(window, proximal, said):
+    with pytest.raises(ValueError, match=said):
+        with_loss(window=window, name="tis", proximal=proximal, epochs=2)
 
 
 @pytest.mark.parametrize("field,value", [("beta1", 0.5), ("beta2", 0.9), ("eps", 1e-6), ("mu_dtype", "bfloat16")])

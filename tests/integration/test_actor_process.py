@@ -1,5 +1,6 @@
 """`python -m launch.actor` as a process: it serves, and it leaves nothing behind, whatever ends it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -156,6 +157,52 @@ def test_killed_actor_leaves_no_process_and_a_dead_engine_ends_the_actor(run, tm
         second.kill()
     stderr = (tmp_path / "stderr.txt").read_text()
     assert sum(line.startswith("error: ") for line in stderr.splitlines()) == 1
+    assert store.counts()["claimed"] == 0
+
+
+def command_of(pid: int) -> bytes:
+    """A process's command line; none of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_stopped_engine_ends_the_actor_whether_it_starts_or_serves(run, tmp_path):
+    folder, writer, store, weights = run
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"supervision": {"heartbeat_s": 3}}))
+    writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
+    put(store, 0, max_tokens=20)
+
+    def check_ended(actor: subprocess.Popen[str], engine: int) -> None:
+        assert actor.wait(timeout=60) == 1
+        lines = (tmp_path / "stderr.txt").read_text().splitlines()
+        (line,) = [x for x in lines if x.startswith("error: ")]
+        assert line.startswith(f"error: process {engine} below this one was stopped for 3 s and is killed; ")
+        assert not is_alive(engine)
+
+    def stopped_child(actor: subprocess.Popen[str], title: bytes) -> int:
+        def found() -> list[int]:
+            return [p for p in children(actor.pid) if title in command_of(p)]
+
+        wait_until(lambda: actor.poll() is not None or bool(found()), "the engine's process", deadline_s=START_S)
+        os.kill(found()[0], signal.SIGSTOP)
+        return found()[0]
+
+    first = start(folder)
+    try:
+        check_ended(first, stopped_child(first, b"spawn_main"))  # it imports still, and has no title of its own
+    finally:
+        first.kill()
+    second = start(folder, "--name=actor-0-r1")
+    try:
+        wait_until(lambda: len(store.read_groups(after_seq=0, limit=9)) == 1, "a group", deadline_s=START_S)
+        put(store, *range(1, 30), max_tokens=500)
+        wait_until(lambda: store.counts()["claimed"] > 0, "long ones are in service")
+        check_ended(second, stopped_child(second, b"EngineCore"))
+    finally:
+        second.kill()
     assert store.counts()["claimed"] == 0
 
 

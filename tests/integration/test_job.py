@@ -19,12 +19,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
 
 
-def check_every_group_trained_once(job: jobs.Job, *, num_updates: int, per_update: int) -> None:
+def check_every_group_trained_once(
+    job: jobs.Job, *, num_updates: int, per_update: int, by_window: bool = False
+) -> None:
     rows = job.rows("step")
     assert [r["step"] for r in rows] == list(range(1, num_updates + 1))
     trained = [i for r in rows for i in r["groups"]]
     assert all(len(r["groups"]) == per_update for r in rows)
-    assert sorted(trained) == [f"{i:09d}" for i in range(num_updates * per_update)]
+    assert len(trained) == len(set(trained))
+    if not by_window:  # there a group may overtake others, and the last ones are still out at the end
+        assert sorted(trained) == [f"{i:09d}" for i in range(num_updates * per_update)]
 
 
 def first_training_and_last_rollout(job: jobs.Job, round_: int) -> tuple[float, float]:
@@ -178,7 +182,8 @@ def test_pipelinerl_run_killed_learner_and_killed_actor_train_every_group_once(t
         tmp_path / "run",
         model,
         config="configs/pipelinerl.py:tiny",
-        admission__width=6,
+        admission__width=0,
+        admission__sequences=24,
         run__num_updates=60,
         checkpoint__every_n_steps=8,
         sampling__max_response_tokens=12,
@@ -194,7 +199,7 @@ def test_pipelinerl_run_killed_learner_and_killed_actor_train_every_group_once(t
         output = job.finish()
     finally:
         job.end()
-    check_every_group_trained_once(job, num_updates=60, per_update=2)
+    check_every_group_trained_once(job, num_updates=60, per_update=2, by_window=True)
     assert "learner was killed by signal 9" in output and "actor-0 was killed by signal 9" in output
     incarnations = [r["incarnation"] for r in job.rows("step")]
     assert incarnations == sorted(incarnations) and set(incarnations) == {0, 1}

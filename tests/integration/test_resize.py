@@ -77,7 +77,8 @@ def test_run_that_publishes_in_flight_trains_every_group_once(tmp_path: Path, mo
         tmp_path / "run",
         model,
         config="configs/pipelinerl.py:tiny",
-        admission__width=6,
+        admission__width=0,
+        admission__sequences=24,
         run__num_updates=30,
         sampling__max_response_tokens=40,
         model__max_tokens=64,
@@ -87,7 +88,7 @@ def test_run_that_publishes_in_flight_trains_every_group_once(tmp_path: Path, mo
         job.finish()
     finally:
         job.end()
-    check_every_group_trained_once(job, num_updates=30, per_update=2)
+    check_every_group_trained_once(job, num_updates=30, per_update=2, by_window=True)
     rollouts = [e["args"] for e in job.events("rollout") if e["args"]["kind"] == "train"]
     num_mixed = sum(r["min_step"] < r["max_step"] for r in rollouts)
     print(f"{at_publish}: {num_mixed} of {len(rollouts)} groups are of several versions")

@@ -31,7 +31,7 @@ def test_verifier_worker_is_ours():
     async def score() -> float:
         pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
         try:
-            return await pool.score("42", Task(verifier="exact", answer="42"))
+            return await pool.score("42", Task(verifier="exact", answer="42"), "stop")
         finally:
             await pool.close()
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from configs import schema, sections
+from configs.run_folder import set_up_run, snapshot_folder
 from launch import preflight
 from tests.learner.model_folder import CHAT_TEMPLATE, make_model_folder
 
@@ -40,6 +41,13 @@ def test_check_a_good_folder_passes(folder):
     preflight.check(
         config_of(model=sections.ModelConfig(max_tokens=512), packing=sections.PackingConfig(row_tokens=512)), folder
     )
+
+
+def test_check_warns_of_a_race_that_one_engine_has_too_few_places_for(folder):
+    rounds = sections.RoundsConfig(groups_per_round=32, samples_per_group=8, overprovision_prompts=1.25)
+    (note,) = preflight.check(config_of(rounds=rounds, actor=sections.ActorConfig(max_num_seqs=64)), folder)
+    assert note.startswith("warning: with one engine the 320 requests") and "\n" not in note
+    assert preflight.check(config_of(rounds=rounds, actor=sections.ActorConfig(max_num_seqs=320)), folder) == []
 
 
 def test_check_missing_folder(tmp_path):
@@ -110,6 +118,45 @@ def test_check_room_counts_two_snapshots_and_a_copy(folder, tmp_path, monkeypatc
     assert set(asked) == {tmp_path}
 
 
+def test_check_room_counts_the_served_dtype_and_what_the_run_has_there(folder, tmp_path, monkeypatch):
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    edit(folder / "config.json", torch_dtype="bfloat16")  # served in float32: twice the file
+    free = 6000
+    monkeypatch.setattr(
+        preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - free, free)
+    )
+    config = config_of(
+        publish=sections.PublishConfig(snapshot_dir=str(tmp_path)), run=sections.RunConfig(dir=str(tmp_path / "run"))
+    )
+    preflight.check(config, folder)
+    free = 5999
+    assert "publish.snapshot_dir" in refusal(folder, config)
+    set_up_run(config)
+    snapshots = snapshot_folder(config)
+    snapshots.mkdir()
+    (snapshots / "slot-0").write_bytes(b"x")  # the run's own, which is written over
+    preflight.check(config, folder)
+
+
+def test_check_run_room_counts_the_checkpoints_that_are_there_at_once(folder, tmp_path, monkeypatch):
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)  # 250 parameters
+    free = 3 * 3 * 1000
+    monkeypatch.setattr(
+        preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - free, free)
+    )
+    run = tmp_path / "run"
+    config = config_of(run=sections.RunConfig(dir=str(run), num_updates=100))
+    preflight.check_run_room(config, folder)
+    free -= 1
+    with pytest.raises(ValueError, match="3 at once need about .*choose another --config.run.dir"):
+        preflight.check_run_room(config, folder)
+    # One save, at the end; and what an earlier start has saved takes no further room.
+    preflight.check_run_room(config_of(run=sections.RunConfig(dir=str(run), num_updates=12)), folder)
+    (run / "checkpoints" / "50").mkdir(parents=True)
+    (run / "checkpoints" / "50" / "arrays").write_bytes(b"x")
+    preflight.check_run_room(config, folder)
+
+
 def own(folder, **names):
     (folder / "mine.py").write_text(
         "import jax\ndef loss(logprobs, inputs): return -inputs.advantages * logprobs, logprobs > 0\n"
@@ -149,7 +196,10 @@ def test_check_functions_of_the_other_machines_role_are_not_looked_for(tmp_path,
         ),
         (dict(name="mine:los"), "has no 'los'; did you mean 'loss'?"),
         (dict(verifier="judge:sore"), "prompts.verifier=judge:sore: "),
-        (dict(verifier="mine:one"), "must be a function (response_text, task) -> float, it is (text): too many"),
+        (
+            dict(verifier="mine:one"),
+            "must be a function (response_text, task, *, any of finish) -> float, it is (text): too many",
+        ),
     ],
 )
 def test_check_functions_that_can_not_be_used_are_refused_in_one_line(tmp_path, monkeypatch, names, said):

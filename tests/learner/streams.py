@@ -37,9 +37,18 @@ ONE_DEVICE = sections.MeshConfig()
 TEMPERATURE = 0.7
 
 
-def config_of(*, rows=2, row_tokens=16, param_dtype: Dtype = "float32", mesh=ONE_DEVICE, **loss):
+def config_of(
+    *, rows=2, row_tokens=16, param_dtype: Dtype = "float32", mesh=ONE_DEVICE, epochs=1, publish_every=0, **loss
+):
+    """By rounds of four updates, or by a window that publishes every so many."""
+    by_window: dict[str, Any] = {}
+    if publish_every:
+        by_window["admission"] = sections.AdmissionConfig(policy="window")
+        by_window["publish"] = sections.PublishConfig(when="every", every_n_steps=publish_every)
     return schema.Config(
         preset="test",
+        rounds=sections.RoundsConfig(epochs=epochs),
+        **by_window,
         model=sections.ModelConfig(max_tokens=row_tokens, param_dtype=param_dtype, remat="none"),
         sampling=sections.SamplingConfig(max_response_tokens=12, temperature=TEMPERATURE),
         loss=sections.LossConfig(**loss),
@@ -129,7 +138,7 @@ def padded(groups, config, length):
         ids[1, i, :end] = 1
         rewards = [x.reward for x in g.rollouts]
         mean = sum(rewards) / len(rewards)
-        std = (sum((x - mean) ** 2 for x in rewards) / len(rewards)) ** 0.5
+        std = (sum((x - mean) ** 2 for x in rewards) / (len(rewards) - 1)) ** 0.5
         a = r.reward - mean
         if config.loss.advantage == "grpo":
             a /= std + config.loss.advantage_eps
@@ -137,8 +146,9 @@ def padded(groups, config, length):
         per_token = {
             "token": 1 / sum(x.loss_mask.sum() for _, x in sequences),
             "sequence": 1 / (len(sequences) * r.loss_mask.sum()),
+            "sequence_sum": 1 / len(sequences),
             "constant": 1 / (len(sequences) * config.sampling.max_response_tokens),
-        }[config.loss.normalization]
+        }[config.loss.normalized_by]
         weight[i, start:end] = per_token * r.loss_mask
     return ids, *(x.astype(np.float32) for x in (mu, adv, weight))
 

@@ -1,9 +1,12 @@
+import contextlib
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from configs import schema, sections
+from learner import loop
 from learner.loop import is_evaluation_due, is_save_due
 
 
@@ -112,3 +115,41 @@ def test_is_evaluation_due_twice_at_a_step_is_not(every):
 def test_is_evaluation_due_after_a_restart_goes_on_from_the_restored_step():
     # A restarted learner publishes its restored step first; open_run takes that step as evaluated.
     assert evaluated_steps(run_of(evaluate_every=4, step=6, evaluated=6)) == [8, 10]
+
+
+class Evaluation:
+    """Of the weights published; its responses never come by themselves."""
+
+    def __init__(self, *, is_exact: bool) -> None:
+        self.is_exact = is_exact
+        self.version: str | None = None
+        self.waits = 0
+
+    def start(self, *_, version, **__):
+        assert self.version is None
+        self.version = version
+
+    def settle(self, accept):
+        self.waits += 1
+        self.version = None
+        return []
+
+
+def publishing_run(when: str) -> Any:
+    run = run_of(when=when, evaluate_every=1, num_updates=12)
+    run.evaluation = Evaluation(is_exact=when == "round_end")
+    run.stream = SimpleNamespace(aside=contextlib.nullcontext, round=0, fenced_actors=set())
+    run.timeline = SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext())
+    run.publisher, run.anchors, run.heart = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
+    run.held_out, run.tokenizer, run.state = [], SimpleNamespace(stop_token_ids=()), SimpleNamespace(params=None)
+    return run
+
+
+@pytest.mark.parametrize(("when", "waits"), [("every", 0), ("round_end", 2)])
+def test_publish_waits_for_the_evaluation_that_is_out_only_by_rounds(when, waits):
+    run = publishing_run(when)
+    for step in range(3):
+        run.step = step
+        loop.publish(run)
+    assert run.publisher.publish.call_count == 3 and run.evaluation.waits == waits
+    assert run.last_evaluated_step == (0 if when == "every" else 2)  # in flight the others wait for their turn

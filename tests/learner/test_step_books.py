@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.types import Heartbeat
+from learner.metrics import METRICS, SHOWN_OF_LAST_PASS
 from learner.step_books import NotFiniteError, StepBooks
 from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL, config_of
@@ -18,6 +19,7 @@ def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = ()) -> StepBooks:
         step=7,
         wait_s=0.0,
         num_dropped_updates=0,
+        num_held_back={},
         dropped=collections.Counter(),
         trained=lambda *a: None,
     )
@@ -27,7 +29,8 @@ def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = ()) -> StepBooks:
 
 def update(books: StepBooks, skipped: int) -> dict[str, Any]:
     """The row of one update."""
-    row, _ = books.close({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
+    books.end_pass({"skipped_updates": skipped, "real_tokens": 10, "tokens": 5}, 0.0, 1.0)
+    row, _ = books.close(1.0)
     books.check_skipped()
     return row
 
@@ -36,7 +39,7 @@ def test_check_skipped_stops_after_so_many_in_a_row_and_not_before():
     books = books_of(skipped=0)
     for skipped in (1, 2, 3, 4, 4, 5, 6, 7, 8):  # four, a good one, four
         update(books, skipped)
-    with pytest.raises(NotFiniteError, match="the last 5 updates, up to step 7, .*max_skipped_in_a_row=5"):
+    with pytest.raises(NotFiniteError, match="the last 5 optimizer steps, up to step 7, .*max_skipped_in_a_row=5"):
         update(books, 9)
 
 
@@ -46,6 +49,56 @@ def test_check_skipped_after_a_restart_counts_only_what_is_new():
         update(books, skipped)
     with pytest.raises(NotFiniteError):
         update(books, 9)
+
+
+def of_pass(**fields: float) -> dict[str, float]:
+    """What an optimizer step says."""
+    names = ("real_tokens", "tokens", "skipped_updates", "lag/max", *SHOWN_OF_LAST_PASS)
+    return {name: fields.get(name.replace("/", "_"), 0.0) for name in names}
+
+
+def test_close_has_the_first_pass_and_of_the_last_what_training_changes():
+    books = books_of()
+    for clipped in (0.0, 0.25, 0.5):
+        books.end_pass(of_pass(real_tokens=10, tokens=5, clip_fraction=clipped, lag_max=3), 0.0, 1.0)
+    row, _ = books.close(3.0)
+    assert (row["clip_fraction"], row["last_pass/clip_fraction"], row["lag/max"]) == (0.0, 0.5, 3)
+    last = {name for name in row if name.startswith("last_pass/")}
+    assert last == {f"last_pass/{name}" for name in SHOWN_OF_LAST_PASS} and last <= METRICS.keys()
+    assert row["time/train_s"] == 3.0
+    assert not any(name.startswith("last_pass/") for name in update(books, 0))
+
+
+def test_close_counts_the_flops_of_every_pass():
+    books = books_of()
+    books.end_pass(of_pass(real_tokens=10, tokens=5), 0.0, 1.0)
+    once, _ = books.close(1.0)
+    for _ in range(3):
+        books.end_pass(of_pass(real_tokens=10, tokens=5), 0.0, 1.0)
+    thrice, _ = books.close(2.0)
+    assert thrice["time/train_s"] == 3 * once["time/train_s"]
+    assert thrice["model_tflops_per_s"] == pytest.approx(once["model_tflops_per_s"])
+    assert thrice["tokens_per_s"] == pytest.approx(once["tokens_per_s"])  # each token once, by wall time
+
+
+def test_check_skipped_counts_passes_and_one_that_is_made_breaks_the_row():
+    books = books_of()
+    for skipped in range(1, 5):  # two updates of two passes, all left out
+        books.end_pass(of_pass(skipped_updates=skipped), 0.0, 1.0)
+        if skipped % 2 == 0:
+            row, _ = books.close(1.0)
+            books.check_skipped()
+            assert row["skipped_updates"] == row["skipped_in_a_row"] == skipped
+    for skipped in (5, 6):
+        books.end_pass(of_pass(skipped_updates=skipped), 0.0, 1.0)
+    books.close(1.0)
+    with pytest.raises(NotFiniteError, match="the last 6 optimizer steps"):
+        books.check_skipped()
+    for skipped in (7, 7):
+        books.end_pass(of_pass(skipped_updates=skipped), 0.0, 1.0)
+    row, _ = books.close(1.0)
+    books.check_skipped()
+    assert (row["skipped_updates"], row["skipped_in_a_row"]) == (7, 0)
 
 
 def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():

@@ -1,8 +1,10 @@
 """Leases of what an actor serves."""
 
 import asyncio
+import threading
 
 from actor.loop import Limits
+from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run, ticket
 from tests.bridge.factories import make_group
 
@@ -21,5 +23,33 @@ def test_leases_are_renewed_and_a_lost_one_ends_its_group(tmp_path):
             s.store.put_group(make_group(ticket(0), actor="thief"))
             await s.runs("t1.0", "t1.1")
             assert set(s.actor.held) == {"t1"}
+
+    run(body())
+
+
+def test_lease_that_ends_while_its_group_is_stored_brings_the_ticket_back_for_nothing(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        s.publish(0)
+        s.put(0)
+        put_group, claim, claimed_again = s.store.put_group, s.store.claim, threading.Event()
+
+        def put_late(group):
+            s.store.release("actor-0", [group.ticket_id])  # as if the lease had run out
+            claimed_again.clear()
+            assert claimed_again.wait(30), "nobody claimed it"
+            return put_group(group)
+
+        def spy(*args, **kwargs):
+            tickets = claim(*args, **kwargs)
+            if tickets:
+                claimed_again.set()
+            return tickets
+
+        s.store.put_group, s.store.claim = put_late, spy
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the group")
+            await until(lambda: s.actor.num_groups == 0, "nothing is served any more")
+        assert s.engine.num_finished == 2  # its two samples, once
 
     run(body())

@@ -1,16 +1,22 @@
 """An elastic actor: its bound follows the load, and for other limits it leaves with nothing lost."""
 
 import asyncio
+import dataclasses
 import functools
+import types
+from typing import Any
 
 import numpy as np
 import pytest
 
-from actor.duties.resizing import ResizeRequest, follow_limits
+from actor.duties.resizing import ResizeRequest, Step, follow_limits, observe
 from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile
+from actor.engine.protocol import EngineSize, EngineStats
+from bridge.types import Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import ended, make_setup, run
+from tests.bridge.factories import make_ticket
 
 DEFAULT = EngineLimits(max_num_seqs=8, tensor_parallel_size=1)
 OTHER = EngineLimits(max_num_seqs=4, tensor_parallel_size=1)
@@ -104,7 +110,10 @@ def test_same_or_bad_limits_change_nothing(tmp_path, text):
 
 async def two_steps(s, share) -> None:
     """Eight responses by the first weights without preemptions, eight by the next with three."""
-    observed = {1: lambda: share.num_preempted_before == {False: 0}, 2: lambda: share.max_sequences == 6}
+    observed = {
+        1: lambda: [s.num_preempted for s in share.last_of_kind.values()] == [0],
+        2: lambda: share.max_sequences == 6,
+    }
     for step, num_preempted in ((1, 0), (2, 3)):
         await until(lambda: len(s.running()) == 8, "the engine is full")
         s.engine.num_preempted = num_preempted
@@ -156,3 +165,82 @@ def test_rise_of_preemptions_asks_for_twice_the_devices(tmp_path):
         assert len(s.groups()) + s.store.counts()["open"] == 20
 
     run(body())
+
+
+class WatchedEngine:
+    """What `observe` looks at: counters that a test moves on, round by round."""
+
+    def __init__(self, size: int) -> None:
+        self.size = EngineSize(
+            max_num_seqs=256, tensor_parallel_size=size, kv_tokens=400_000, weights_kv_tokens=100_000
+        )
+        self.recent_lengths = np.array([[100, 100]] * 8, np.int32)
+        self.version = Version(incarnation=0, step=0)
+        self.num_finished = self.num_preempted = 0
+
+    @property
+    def stats(self) -> EngineStats:
+        counts = dict.fromkeys((f.name for f in dataclasses.fields(EngineStats)), 0)
+        counts |= {"num_finished": self.num_finished, "num_preempted": self.num_preempted}
+        return EngineStats(**counts)
+
+
+def sizes_asked_for(rounds, *, size=1, by_round=True) -> list[int]:
+    """The tensor parallel sizes that `observe` asks for over (is a race, responses, preemptions) of rounds."""
+    engine, asked = WatchedEngine(size), []
+    share = ElasticShare(
+        size=engine.size,
+        bounds=Bounds(min_sequences=256, max_sequences=256, max_tensor_parallel_size=8),
+        max_sequences=256,
+        tensor_parallel_size=size,
+        by_round=by_round,
+    )
+    admission = types.SimpleNamespace(num_sequences=256, in_service=[])
+    actor: Any = types.SimpleNamespace(engine=engine, admission=admission)
+    file: Any = types.SimpleNamespace(write=lambda limits: asked.append(limits.tensor_parallel_size))
+    race, calm = (make_ticket("t", num_samples=8, num_requests=n) for n in (10, 8))
+    evaluation = make_ticket("e", kind="eval", num_samples=1)
+    step = Step(engine.version, engine.stats, engine.stats)
+    was_race = False
+    for number, (is_race, num_finished, num_preempted) in enumerate(rounds):
+        engine.version = Version(incarnation=0, step=number)
+        # The first look finds what is left of the round before, the last one an evaluation alone.
+        looks = [[race if was_race else calm], *[[race if is_race else calm, evaluation]] * 4, [evaluation]]
+        for index, admission.in_service in enumerate(looks):
+            if 1 <= index <= 4:
+                engine.num_finished += num_finished // 4
+                engine.num_preempted += num_preempted // 4
+            step = observe(actor, file, share, step)
+        was_race = is_race
+    return asked
+
+
+PERIOD = [(True, 100)] * 4 + [(False, 60)]
+"""Four short rounds and a long one: preemptions of 148 responses."""
+
+
+@pytest.mark.parametrize("num_finished", [8, 60, 148, 256, 1024])
+def test_steady_load_asks_for_no_other_size_however_few_responses_a_round_has(num_finished):
+    assert sizes_asked_for([(race, num_finished, n) for race, n in PERIOD * 5]) == []
+
+
+def test_shares_of_a_round_that_vary_ask_for_no_other_size():
+    shares = [148, 172, 120, 160, 136, 200, 88]
+    rounds = [(race, shares[i % 7], shares[i % 7] * n // 100 * 4) for i, (race, n) in enumerate(PERIOD * 7)]
+    assert sizes_asked_for(rounds) == []
+
+
+def test_more_preemptions_in_long_rounds_ask_for_twice_the_devices():
+    rounds = [(race, 148, n) for race, n in [*PERIOD, *PERIOD[:4], (False, 80), (True, 100)]]
+    assert sizes_asked_for(rounds) == [2]
+
+
+def test_round_without_a_response_is_no_quiet_one():
+    quiet, empty = (False, 40, 0), (False, 0, 0)
+    assert sizes_asked_for([quiet, quiet, quiet, empty, empty], size=2) == []
+    assert sizes_asked_for([quiet, quiet, quiet, empty, quiet, empty], size=2) == [1]
+
+
+def test_window_has_no_rounds_and_a_step_is_a_full_engine_of_responses():
+    rounds = [(False, 64, n) for n in (0, 40) * 12]
+    assert sizes_asked_for(rounds, by_round=False) == []

@@ -24,6 +24,24 @@ def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
     run(body())
 
 
+def test_engine_that_stands_still_for_an_update_is_not_found_by_its_tokens(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.1, swap_s=0.8))
+        s.publish(0)
+        async with s.serving() as task:
+            await s.served(Version(incarnation=0, step=0))
+            s.engine.hang_swaps = True
+            s.publish(1)
+            await until(lambda: s.actor.weights.is_swapping, "the update has begun")
+            s.put(0)
+            error = await ended(task)
+        # By the update's own bound, though no token was sampled for longer than a stall.
+        assert isinstance(error, EngineDeadError) and "a weight update took longer than 0.8 s" in str(error)
+        assert not s.actor.weights.is_swapping
+
+    run(body())
+
+
 def test_engine_that_samples_nothing_is_found(tmp_path):
     async def body():
         s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.5))

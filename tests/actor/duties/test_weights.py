@@ -188,3 +188,47 @@ def test_broken_snapshot_gives_waiting_tickets_back_and_serves_on(tmp_path):
             await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
 
     run(body())
+
+
+def test_sample_begun_before_the_lag_bound_starts_anew_and_its_siblings_go_on(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, lag_bound=1)
+        s.publish(0)
+        s.put(0)
+        s.put(-5, kind="eval", num_samples=1, num_requests=1)
+        async with s.serving():
+            await s.runs("t-5.0", "t0.0", "t0.1")
+            s.engine.finish("t0.1")
+            await s.runs("t-5.0", "t0.0")
+            s.engine.step("t0.0", 3)
+            await s.served(s.publish(1))
+            await s.runs("t-5.0", "t0.0")  # within the bound
+            await s.served(s.publish(2))
+            await s.runs("t-5.0", "t0.0+1")  # an evaluation is of the weights it began on
+            assert s.engine.aborted == ["t0.0"]
+            await s.served(s.publish(3))
+            s.engine.finish("t0.0+1")
+            await until(lambda: bool(s.groups()), "the group")
+        (group,) = s.groups()
+        assert [set(r.token_versions.tolist()) for r in group.rollouts] == [{3}, {0}]
+
+    run(body())
+
+
+def test_stale_sample_of_a_withdrawn_ticket_does_not_start_anew(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, lag_bound=0)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.abort_ends = asyncio.Event()
+            await s.served(s.publish(1))
+            await until(lambda: len(s.engine.aborted) == 2, "both are aborted")
+            s.store.withdraw(["t0"])
+            await until(lambda: not s.actor.held, "the ticket is gone")
+            s.engine.abort_ends.set()
+            await s.runs()
+            await until(lambda: s.actor.num_groups == 0, "its group ended")
+
+    run(body())

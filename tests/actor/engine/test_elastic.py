@@ -23,8 +23,8 @@ def share(*, tp: int = 2, max_tp: int = 8, min_tp: int = 1, now: int = 64, kv_to
     )
 
 
-def step(num_preempted: int = 0, *, usage: float = 0.5, is_full: bool = True, lengths=SHORT) -> StepStats:
-    return StepStats(num_preempted=num_preempted, kv_usage_peak=usage, is_full=is_full, lengths=lengths)
+def step(num_preempted: int = 0, *, usage: float = 0.5, is_full: bool = True, lengths=SHORT, **fields) -> StepStats:
+    return StepStats(num_preempted=num_preempted, kv_usage_peak=usage, is_full=is_full, lengths=lengths, **fields)
 
 
 def sizes(planner: ElasticShare, *preemptions: int, lengths=SHORT) -> list[int]:
@@ -39,6 +39,21 @@ def test_size_doubles_when_preemptions_rise_by_more_than_a_twentieth():
 
 def test_first_step_and_the_one_after_a_change_compare_with_nothing():
     assert sizes(share(), 100, 106, 500, 600, 10_000) == [2, 4, 4, 8, 8]  # 8 is the bound
+
+
+def test_long_rounds_are_held_against_long_ones_and_short_against_short():
+    planner = share(tp=1)
+    period = [(True, 100)] * 4 + [(False, 60)]
+    steady = [planner.observe(step(n, is_race=race)).tensor_parallel_size for race, n in period * 3]
+    assert steady == [1] * 15
+    assert planner.observe(step(64, is_race=False)).tensor_parallel_size == 2  # fewer than a short round's 100
+
+
+def test_preemptions_are_counted_by_response():
+    planner = share(tp=1)
+    shares = [(100, 200), (150, 300), (50, 100), (104, 200), (110, 200)]
+    got = [planner.observe(step(n, num_finished=of)).tensor_parallel_size for n, of in shares]
+    assert got == [1, 1, 1, 1, 2]  # 0.55 a response after 0.52
 
 
 def test_size_halves_after_four_quiet_steps_in_a_row_and_not_below_the_bound():

@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from actor.verifiers import worker
-from bridge.types import Task
+from bridge.types import Finish, Task
 
 
 def _attempts(task: Task) -> int:
@@ -32,8 +32,9 @@ def _misbehave(how: str) -> float:
 
 
 def load(name: str):
-    def score(response_text: str, task: Task) -> float:
+    def score(response_text: str, task: Task, finish: Finish) -> float:
         """`task.answer` is a label; `response_text` says how often to misbehave first."""
+        del finish
         print("verifiers may print")
         if _attempts(task) <= int(response_text):
             return _misbehave(name)

@@ -6,7 +6,7 @@ import reasoning_gym
 
 from actor.verifiers import exact, math, registry
 from actor.verifiers import reasoning_gym as gym
-from bridge.types import Task
+from bridge.types import Finish, Task
 from configs.sections.prompts import VERIFIERS
 
 
@@ -27,28 +27,42 @@ def task(answer: str, verifier: str = "exact", metadata: str = "{}") -> Task:
     ],
 )
 def test_exact_score(response, answer, reward):
-    assert exact.score(response, task(answer)) == reward
+    assert exact.score(response, task(answer), "stop") == reward
 
 
 @pytest.mark.parametrize(
     ("response", "answer", "reward"),
     [
         ("the answer is $\\frac{1}{2}$", "0.5", 1.0),
-        ("so it is 42", "42", 1.0),
-        ("so it is 43", "42", 0.0),
+        ("so it is 42", "42", 0.0),
         ("\\boxed{x+1}", "1+x", 1.0),
+        (r"So it is \boxed{43}. Wait: \boxed{42}", "42", 1.0),
+        (r"So it is \boxed{42}. Wait: \boxed{43}", "42", 0.0),
+        (r"So it is \boxed{42}. But wait, let me see: 43", "42", 1.0),
+        ("#### 1,000", "1000", 1.0),
+        ("The answer is $1$ or $2$.", "1", 0.0),  # no betting
+        ("The answer is $1$ or $2$.", r"\{1, 2\}", 1.0),
         ("1/3", "\\frac13", 1.0),
         ("I don't know", "7", 0.0),
         ("", "7", 0.0),
     ],
 )
 def test_math_score(response, answer, reward):
-    assert math.score(response, task(answer)) == reward
+    assert math.score(response, task(answer), "stop") == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [("so it is 42", 1.0), ("so it is 43", 0.0), (r"\boxed{43}, though 42", 0.0), ("the answer is 43, not 42", 0.0)],
+)
+def test_math_score_in_the_whole_text_takes_its_last_number_unless_it_concludes(response, reward):
+    anywhere = task("42", "math", json.dumps({"answer_in": "text"}))
+    assert math.score(response, anywhere, "stop") == reward
 
 
 def test_math_on_an_answer_that_is_no_expression_fails_rather_than_scores():
     with pytest.raises(ValueError, match="no mathematical expression"):
-        math.score("7", task(""))
+        math.score("7", task(""), "stop")
 
 
 @pytest.mark.parametrize("family", ["chain_sum", "leg_counting", "gcd"])
@@ -56,17 +70,17 @@ def test_reasoning_gym_score_agrees_with_the_library(family):
     dataset = reasoning_gym.create_dataset(family, size=3, seed=5)
     for entry in dataset:
         judged = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
-        assert gym.score(f" {entry['answer']}\n", judged) == 1.0
-        assert gym.score("nonsense", judged) == dataset.score_answer("nonsense", entry)
+        assert gym.score(f" {entry['answer']}\n", judged, "stop") == 1.0
+        assert gym.score("nonsense", judged, "length") == dataset.score_answer("nonsense", entry)
 
 
 def test_reasoning_gym_without_an_entry_fails_rather_than_scores():
     with pytest.raises(ValueError, match="source_dataset"):
-        gym.score("7", task("7", "reasoning_gym"))
+        gym.score("7", task("7", "reasoning_gym"), "stop")
 
 
 def test_registry_of_every_name_gives_a_verifier():
-    assert {name: registry.load(name)("7", task("7")) for name in ("exact", "math")} == {
+    assert {name: registry.load(name)("7", task("7"), "stop") for name in ("exact", "math")} == {
         "exact": 1.0,
         "math": 1.0,
     }
@@ -77,13 +91,19 @@ def test_registry_of_every_name_gives_a_verifier():
 
 
 def test_registry_loads_ones_own_by_module_and_function():
-    assert registry.load(f"{__name__}:length") is length
-    with pytest.raises(ValueError, match=r"must be a function \(response_text, task\) -> float, it is \(answer: str"):
+    assert registry.load(f"{__name__}:length")("four", task("7"), "length") == 4
+    assert registry.load(f"{__name__}:ending")("four", task("7"), "length") == 6
+    said = r"must be a function \(response_text, task, \*, any of finish\) -> float, it is \(answer: str"
+    with pytest.raises(ValueError, match=said):
         registry.load(f"{__name__}:task_of_three")
 
 
 def length(response_text: str, task: Task) -> float:
     return len(response_text)
+
+
+def ending(response_text: str, task: Task, finish: Finish) -> float:
+    return len(finish)
 
 
 def task_of_three(answer: str, verifier: str, metadata: str) -> None: ...

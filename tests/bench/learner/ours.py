@@ -69,6 +69,7 @@ def config(rows: int, row_tokens: int) -> Config:
             clip_high=workload.CLIP,
             advantage="grpo",
             advantage_eps=workload.ADVANTAGE_EPS,
+            advantage_std="population",
             normalization="token",
         ),
         optimizer=OptimizerConfig(

@@ -1,8 +1,11 @@
 """The figure of `tests.bench.overlap`, in the manner of RolloutPipe's Figures 3 to 5."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
+from tests.bench.overlap.rows import Rows
+from tests.bench.overlap.setups import FEW_PLACES, FLAT, MANY_PLACES
 from tests.bench.rig.figures import pyplot
 from tests.bench.rig.report import mean_std
 from tests.bench.rig.rig import Result
@@ -22,35 +25,36 @@ def round_timeline(result: Result) -> dict[str, Any]:
     return {"rollout": sorted(spans("rollout")), "train": spans("train", "apply")}
 
 
-def draw(file: pathlib.Path, rows: list[dict[str, Any]], timelines: dict[str, dict[str, Any]]) -> None:
-    """Writes the PNG: a round of each mode, times with error bars, waiting ratios.
+def draw(file: pathlib.Path, rows: Rows, values: Mapping[str, float], timelines: dict[str, dict[str, Any]]) -> None:
+    """Writes the PNG: a round of each mode, times with error bars, waiting ratios, and what the frontier brings.
 
     Args:
       file: where to.
-      rows: `overlap.Row`s as dictionaries.
+      rows: all engines'; times and ratios are drawn of the one that has `serial`.
+      values: of the result.
       timelines: by mode, of the smallest R.
     """
 
     plt = pyplot()
-    sizes = sorted({row["groups"] for row in rows})
-    by_key = {(row["mode"], row["groups"]): row for row in rows}
-    fig, (top, bottom) = plt.subplots(2, 1, figsize=(10, 8), height_ratios=[1.1, 1], layout="constrained")
+    sizes = sorted({groups for _, _, groups in rows})
+    by_key = {(mode, groups): row for (engine, mode, groups), row in rows.items() if engine == FEW_PLACES.name}
+    fig, (top, bottom) = plt.subplots(2, 1, figsize=(12, 8), height_ratios=[1.1, 1], layout="constrained")
     _draw_timelines(top, timelines, sizes[0])
     bottom.axis("off")
-    parts = bottom.get_subplotspec().subgridspec(1, 2)
-    bars, lines = fig.add_subplot(parts[0]), fig.add_subplot(parts[1])
+    parts = bottom.get_subplotspec().subgridspec(1, 3)
+    bars, lines, gains = (fig.add_subplot(part) for part in parts)
     modes = list(timelines)
     for n, mode in enumerate(modes):
-        stats = [mean_std(by_key[mode, r]["total_s"]) for r in sizes]
+        stats = [mean_std(by_key[mode, r].total_s) for r in sizes]
         xs = [i + (n - 1) * 0.27 for i in range(len(sizes))]
         bars.bar(
             xs, [m for m, _ in stats], 0.25, yerr=[s for _, s in stats], color=_COLORS[mode], label=mode, capsize=3
         )
         if mode != "serial":
             for x, r, (mean, std) in zip(xs, sizes, stats, strict=True):
-                off = 100 * (1 - mean / mean_std(by_key["serial", r]["total_s"])[0])
+                off = 100 * (1 - mean / by_key["serial", r].mean_s)
                 bars.text(x, mean + std, f"{-off:+.0f}%", ha="center", va="bottom", fontsize=8)
-        waits = [mean_std(by_key[mode, r]["waiting_ratio"]) for r in sizes]
+        waits = [mean_std(by_key[mode, r].waiting_ratio) for r in sizes]
         lines.errorbar(
             sizes, [m for m, _ in waits], yerr=[s for _, s in waits], color=_COLORS[mode], marker="o", label=mode
         )
@@ -61,6 +65,15 @@ def draw(file: pathlib.Path, rows: list[dict[str, Any]], timelines: dict[str, di
     lines.set_xlabel("R, groups a round")
     lines.set_ylabel("trainer waiting ratio")
     lines.set_ylim(0, 0.6)
+    for setup in (FLAT, MANY_PLACES, FEW_PLACES):
+        of_sizes = [values[f"fgd_over_cgp_pct{setup.key}_R{r}"] for r in sizes]
+        noise = [values[f"fgd_over_cgp_noise_pct{setup.key}_R{r}"] for r in sizes]
+        gains.errorbar(sizes, of_sizes, yerr=noise, marker="o", label=setup.name)
+    gains.axhline(0, color="black", lw=1)
+    gains.set_xticks(sizes)
+    gains.set_xlabel("R, groups a round")
+    gains.set_ylabel("rolloutpipe less than cgp, %")
+    gains.legend(frameon=False, fontsize=8)
     fig.savefig(file, dpi=130)
     plt.close(fig)
 

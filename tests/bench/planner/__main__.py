@@ -1,8 +1,12 @@
 """`python -m tests.bench.planner`: the planner against two papers' numbers, and against the benches' measured runs.
 
+RolloutPipe's are met by an engine that was chosen with them in sight, and count as no aim that is met;
+`tests.bench.planner.papers` predicts that paper and RollPacker from what was named before.
+
 The runs it is compared with are those that `tests.bench.overlap`, `tail`, `inflight` and `async_ratio` have left in
 tests/bench/results/*.json, each with the profile measured beside that run. `max_rel_error_real` is of the first three,
-and there only if all of them are; async_ratio's error is reported by itself.
+and there only if all of them are; async_ratio's error has an aim of its own. The result's `values` are numbers by name;
+the predictions that they are taken from are beside them.
 """
 
 import dataclasses
@@ -24,7 +28,8 @@ _SWEEP = flags.DEFINE_bool(
 REQUIRED = ("overlap", "tail", "inflight")
 """What `max_rel_error_real` is about: without one of them there is none."""
 BENCHES = (*REQUIRED, "async_ratio")
-AIM_REAL, NEAR_PIPELINERL, NEAR_ROLLOUTPIPE = 0.15, 0.07, 0.05
+AIM_REAL, NEAR_PIPELINERL = 0.15, 0.07
+"""Relative: of the measured runs, of async_ratio's too; of PipelineRL's."""
 
 
 def measured_runs(folder: pathlib.Path) -> tuple[dict[str, list[Error]], dict[str, str]]:
@@ -50,19 +55,32 @@ def real_errors(real: dict[str, list[Error]]) -> dict[str, float | None]:
     return {"max_rel_error_real": whole} | {f"max_rel_error_{bench}": error for bench, error in by_bench.items()}
 
 
+def at_most(value: float | None, aim: float) -> dict[str, Any]:
+    """An aim that is met by a value no larger."""
+    return {"value": value, "aim": aim, "met": value is not None and value <= aim}
+
+
 def near(value: float | None, aim: float, within: float) -> dict[str, Any]:
     """An aim that is met by a value close enough to it."""
     return {"value": value, "aim": aim, "met": value is not None and abs(value - aim) <= within * aim}
 
 
-def aims_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+IN_SIGHT = "two parameters of its engine were chosen with this number in sight"
+
+
+def fitted(value: float, aim: float) -> dict[str, Any]:
+    """An aim that no value meets: what is predicted was known."""
+    return {"value": value, "aim": aim, "met": False, "why": IN_SIGHT}
+
+
+def aims_of(values: dict[str, float]) -> dict[str, dict[str, Any]]:
     """By key; a value that could not be computed is null and met is false."""
-    real = values["max_rel_error_real"]
     return {
-        "max_rel_error_real": {"value": real, "aim": AIM_REAL, "met": real is not None and real <= AIM_REAL},
+        "max_rel_error_real": at_most(values.get("max_rel_error_real"), AIM_REAL),
+        "max_rel_error_async_ratio": at_most(values.get("max_rel_error_async_ratio"), AIM_REAL),
         "pipelinerl_speedup": near(values["pipelinerl_speedup"], pipelinerl.PAPER["speedup"], NEAR_PIPELINERL),
-        "cgp_s": near(values["cgp_s"], PAPER_S["cgp"], NEAR_ROLLOUTPIPE),
-        "cgp_fgd_s": near(values["cgp_fgd_s"], PAPER_S["cgp_fgd"], NEAR_ROLLOUTPIPE),
+        "cgp_s": fitted(values["cgp_s"], PAPER_S["cgp"]),
+        "cgp_fgd_s": fitted(values["cgp_fgd_s"], PAPER_S["cgp_fgd"]),
     }
 
 
@@ -77,28 +95,32 @@ def main(argv: list[str]) -> None:
     swept = rolloutpipe.sweep() if _SWEEP.value else [central]
     ranges = {name: spread(swept, name) for name in PAPER_S}
     values = {
-        **real_errors(real),
-        "benches_without_runs": missing,
-        "pipelinerl_speedup": simulated["speedup"],
-        "pipelinerl_closed": closed,
-        "pipelinerl_simulated": simulated,
+        **{name: error for name, error in real_errors(real).items() if error is not None},
+        **{f"pipelinerl_{name}": value for name, value in simulated.items()},
+        **{f"pipelinerl_closed_{name}": value for name, value in closed.items()},
         "cgp_s": central.total_s["cgp"],
         "cgp_s_min": ranges["cgp"][0],
         "cgp_s_max": ranges["cgp"][1],
         "cgp_fgd_s": central.total_s["cgp_fgd"],
         "cgp_fgd_s_min": ranges["cgp_fgd"][0],
         "cgp_fgd_s_max": ranges["cgp_fgd"][1],
-        "rolloutpipe": dataclasses.asdict(central),
-        "rolloutpipe_sweep": [dataclasses.asdict(p) for p in swept],
+        "rolloutpipe_sweep_possible": len(swept),
         "rolloutpipe_sweep_tried": len(SHAPES) * len(RATIOS) if _SWEEP.value else 1,
+        "benches_missing": len(missing),
         **report.conditions(),
-        "real": {bench: [dataclasses.asdict(e) for e in errors] for bench, errors in real.items()},
     }
     aims = aims_of(values)
+    data = {
+        "missing": missing,
+        "rolloutpipe": dataclasses.asdict(central),
+        "rolloutpipe_sweep": [dataclasses.asdict(p) for p in swept],
+        "real": {bench: [dataclasses.asdict(e) for e in errors] for bench, errors in real.items()},
+    }
     text = table.markdown(real, missing, closed, simulated, central, swept, aims)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "planner.md").write_text(text)
-    (folder / "planner.json").write_text(json.dumps({"values": values, "aims": aims}, indent=2) + "\n")
+    whole = {"bench": "planner", "values": values, "aims": aims, **data}
+    (folder / "planner.json").write_text(json.dumps(whole, indent=2) + "\n")
     table.plot(real, simulated, central, swept, folder / "planner.png")
     print(text)
     print(json.dumps({"bench": "planner", "values": values, "aims": aims}))

@@ -23,6 +23,8 @@ METRICS: Mapping[str, Callable[[Outcome], float]] = {
     "rollout_to_train_end_s": lambda o: o.round_mean("rollout_to_train_end_s"),
     "seconds": lambda o: o.seconds,
     "samples_per_s": lambda o: o.samples_per_s,
+    "tokens_per_s": lambda o: o.tokens_per_s,
+    "engine_fill": lambda o: o.engine_fill,
     "first_dispatch_s": lambda o: o.round_mean("first_dispatch_s"),
     "waiting_ratio": lambda o: o.round_mean("waiting_ratio"),
     "waiting_ratio_eq4": lambda o: o.round_mean("waiting_ratio_eq4"),
@@ -32,7 +34,7 @@ METRICS: Mapping[str, Callable[[Outcome], float]] = {
     "lag_max": lambda o: o.group_lag.max,
 }
 """What a measured number means, by its name in the file."""
-TIMES = ("rollout_to_train_end_s", "seconds", "samples_per_s")
+TIMES = ("rollout_to_train_end_s", "seconds", "samples_per_s", "tokens_per_s")
 """What the planner's aim is about: times and throughputs. The others are shown."""
 
 

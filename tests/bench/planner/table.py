@@ -50,7 +50,8 @@ def _aims(aims: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = ["| aim | value | wanted | met |", "|---|---|---|---|"]
     for key, aim in aims.items():
         value = "none" if aim["value"] is None else f"{aim['value']:.3f}"
-        lines.append(f"| `{key}` | {value} | {aim['aim']} | {'yes' if aim['met'] else 'no'} |")
+        met = "yes" if aim["met"] else f"no: {aim['why']}" if "why" in aim else "no"
+        lines.append(f"| `{key}` | {value} | {aim['aim']} | {met} |")
     return [*lines, ""]
 
 
@@ -157,7 +158,9 @@ def _real(real: Errors, missing: Mapping[str, str]) -> list[str]:
     lines = [
         "## Measured runs",
         "",
-        "`max_rel_error_real` is of overlap, tail and inflight, when all three are here.",
+        "`max_rel_error_real` is of overlap, tail and inflight, when all three are here; async_ratio's is by itself.",
+        "A largest lag is that of a run's one worst group, where the simulator's times don't vary; mean lags compare "
+        "better.",
         "",
     ]
     lines += [f"- {bench}: not compared ({why})" for bench, why in missing.items()]

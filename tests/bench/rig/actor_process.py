@@ -5,6 +5,7 @@ python -m tests.bench.rig.actor_process CORE      (started by rig.py)
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import pathlib
 import sys
@@ -28,6 +29,8 @@ from configs.schema import Config
 from launch import command_line
 from launch.pipes import Parent
 from launch.profile_machine.engine import profile_engine
+from tests.bench.rig.load import LoadLog
+from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import HashRewards, ReplayEngine
 from tests.bench.rig.session import Session
 
@@ -42,6 +45,7 @@ class Server:
         self._engine: VllmEngine | None = None
         self._model: ModelFolder | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._load: LoadLog | None = None
 
     async def run(self) -> None:
         while (request := await asyncio.to_thread(self._parent.receive)) is not None:
@@ -58,17 +62,20 @@ class Server:
 
     async def _do_begin(self, session: dict[str, Any]) -> dict[str, Any]:
         """Starts serving a session's store."""
-        self._serving = asyncio.create_task(self._serve(Session.from_json(session)))
+        parsed = Session.from_json(session)
+        replay = self._engine_for(parsed)
+        self._load = LoadLog(lambda: replay.stats)
+        self._serving = asyncio.create_task(self._serve(parsed, replay, self._load))
         self._serving.add_done_callback(self._ended)
         return {"serving": True}
 
     async def _do_end(self) -> dict[str, Any]:
-        """Stops serving; what is in progress is given up."""
-        assert self._serving is not None
+        """Stops serving; what is in progress is given up. Says what the engine ran meanwhile (`load.LoadLog`)."""
+        assert self._serving is not None and self._load is not None
         self._serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._serving
-        return {"ended": True}
+        return {"running": self._load.seen}
 
     async def _do_profile(self, counts: list[int], num_tokens: int) -> dict[str, Any]:
         """Decodes at several numbers of running sequences; the engine serves the last session's weights."""
@@ -82,11 +89,19 @@ class Server:
             logging.error("session failed", exc_info=error)
             self._parent.fail(error)
 
-    async def _serve(self, session: Session) -> None:
-        assert self._engine is not None and self._model is not None
+    def _engine_for(self, session: Session) -> ReplayEngine:
+        """The session's: a paced one, or the real one with as many places as the session is to have."""
+        assert self._engine is not None
+        if session.engine is not None:
+            return ReplayEngine(PacedEngine(session.engine), session.lengths)
+        wanted, there = session.config.actor.max_num_seqs, self._engine.size.max_num_seqs
+        whole = dataclasses.replace(session.config.actor, max_num_seqs=there)
+        self._engine = self._engine.for_run(dataclasses.replace(session.config, actor=whole))
+        return ReplayEngine(self._engine, session.lengths, places=wanted if wanted < there else None)
+
+    async def _serve(self, session: Session, replay: ReplayEngine, load: LoadLog) -> None:
+        assert self._model is not None
         config, model = session.config, self._model
-        self._engine = self._engine.for_run(config)
-        replay = ReplayEngine(self._engine, session.lengths)
         snapshots = snapshot_folder(config)
         with contextlib.ExitStack() as parts:
             copy = LocalCopy(snapshots, NAME)
@@ -118,9 +133,11 @@ class Server:
                 limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
                 drains=config.publish.at_publish == "drain",
             )
+            watching = asyncio.create_task(load.watch())
             try:
                 await actor.run(STANDARD_DUTIES)
             finally:
+                watching.cancel()
                 await replay.settle()
                 await verifiers.close()
 
@@ -132,6 +149,7 @@ def _verifiers(session: Session, config: Config) -> VerifierPool | HashRewards:
         num_workers=config.actor.verifier_workers,
         timeout_s=config.actor.verifier_timeout_s,
         retries=config.actor.verifier_retries,
+        truncated=config.prompts.truncated,
     )
 
 

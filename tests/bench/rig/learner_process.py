@@ -46,6 +46,7 @@ class Server:
                 "num_passes": steps.num_passes,
                 "num_micro_batches": steps.num_micro_batches,
                 "real_tokens": steps.num_real_tokens,
+                "step_cpu_s": steps.cpu_s,
             }
         finally:
             run.close()

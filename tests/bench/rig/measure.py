@@ -3,6 +3,7 @@
 Nothing of the measured sessions goes in but their configs and lengths, which were drawn before.
 """
 
+import dataclasses
 import statistics
 from typing import Any
 
@@ -10,9 +11,14 @@ import numpy as np
 
 from actor.loop import CLAIM_POLL_S
 from configs.schema import Config
+from configs.sections import AdmissionConfig
 from launch.profile_machine.engine import counts_up_to
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.rig import Result, Rig
+from tests.bench.rig.session import Session
+
+_NUM_REQUESTS = 256
+"""Of one token each, to tell what a request costs."""
 
 
 def measure_profile(
@@ -41,7 +47,7 @@ def measure_profile(
     if engine is None:
         counts = counts_up_to(config.actor.max_num_seqs)
         engine = rig.profile_engine(counts, num_tokens=min(64, config.sampling.max_response_tokens))
-    steps = [row for r in results for row in r.steps]
+        engine["request_s"] = request_s(rig, config, engine)
     events = [e for r in results for e in r.events]
     prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, num_groups)]
     num_requests = config.rounds.requests_per_group
@@ -57,21 +63,70 @@ def measure_profile(
             "seconds_per_token": train_s / sum(r.real_tokens for r in results),
             "optimizer_step_s": statistics.median(e["dur"] / 1e6 for e in events if e["name"] == "apply"),
         },
-        "publish": {
-            "export_s": statistics.median(s for r in results for s in _export_s(r)),
-            "prefetch_s": _median(steps, "actor/prefetch_s"),
-            "pause_s": _median(steps, "actor/pause_s"),
-        },
+        "publish": publish_costs(results),
         "claim_s": CLAIM_POLL_S / 2,
     }
 
 
-def _export_s(result: Result) -> list[float]:
-    """Seconds of a run's publishes, but the first, which maps cold memory, where there are others."""
-    times = list(dict.fromkeys(row["time/publish_s"] for row in result.steps))
-    return times[1:] or times
+def request_s(rig: Rig, config: Config, engine: dict[str, Any]) -> float:
+    """What a request costs beside its tokens, from the ticket to the group in the store: seconds of the engine's core.
+
+    The rig's actor has one core for its engine and for all that it does with a response: while a response is claimed,
+    started, judged and stored, the engine waits. So it is taken from a round of responses of one token each, served by
+    the whole actor, less the token and the prompt.
+    """
+    num_groups = -(-_NUM_REQUESTS // config.rounds.samples_per_group)
+    rounds = dataclasses.replace(
+        config.rounds,
+        groups_per_round=num_groups,
+        groups_per_update=num_groups,
+        train_start="round_complete",
+        overprovision_prompts=1.0,
+        overprovision_samples=1.0,
+    )
+    publish = dataclasses.replace(config.publish, when="round_end", at_publish="keep", kv_cache="keep")
+    short = dataclasses.replace(
+        config,
+        run=dataclasses.replace(config.run, num_updates=1),
+        rounds=rounds,
+        admission=AdmissionConfig(policy="fifo"),
+        publish=publish,
+    )
+    result = rig.run(Session(config=short, lengths=Lengths(kind="uniform", max_tokens=1)))
+    served, judged = _spans(result, "rollout"), _spans(result, "reward")
+    took_s = max(end for _, end in judged) - min(start for start, _ in served)
+    num_requests = num_groups * config.rounds.samples_per_group
+    prompt_tokens = result.real_tokens / num_requests - 1
+    token_s = 1 / engine["tokens_per_s"][-1] + prompt_tokens * engine["prefill_s_per_token"]
+    return max(took_s / num_requests - token_s, 0.0)
 
 
-def _median(rows: list[dict[str, Any]], name: str) -> float:
-    known = [row[name] for row in rows if row.get(name) is not None]
-    return statistics.median(known) if known else 0.0
+def limited(engine: dict[str, Any], places: int) -> dict[str, Any]:
+    """The profile of an engine of which only so many places are used."""
+    kept = [(h, rate) for h, rate in zip(engine["running"], engine["tokens_per_s"], strict=True) if h <= places]
+    running, rates = zip(*kept, strict=True)
+    return engine | {"running": list(running), "tokens_per_s": list(rates), "max_num_seqs": places}
+
+
+def publish_costs(results: list[Result]) -> dict[str, float]:
+    """The `publish` part of a profile, medians over the publishes of these runs.
+
+    The first of a run, which maps cold memory and finds the actor idle, is left out where there are others.
+    """
+    exports, gaps, pauses = [], [], []
+    for result in results:
+        published, paused = (sorted(_spans(result, name)) for name in ("publish", "pause"))
+        exports += [end - start for start, end in published[1:] or published]
+        for start, end in paused[1:] or paused:
+            pauses.append(end - start)
+            gaps.append(start - max(e for _, e in published if e <= start))
+    return {
+        "export_s": statistics.median(exports),
+        "prefetch_s": statistics.median(gaps),
+        "pause_s": statistics.median(pauses),
+    }
+
+
+def _spans(result: Result, name: str) -> list[tuple[float, float]]:
+    """(start, end) of the event log's spans of that name, in seconds."""
+    return [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in result.events if e["name"] == name]

@@ -1,6 +1,7 @@
 """The real engine, asked for responses of lengths drawn beforehand, and rewards that cost nothing."""
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -9,21 +10,24 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.engine.protocol import Engine, EngineSize, EngineStats, Sample, SwapTimings
-from bridge.types import Sampling, Task, Version, WeightManifest
+from bridge.types import Finish, Sampling, Task, Version, WeightManifest
 from tests.bench.rig.lengths import Lengths
+from tests.bench.rig.places import Places
 
 
 class ReplayEngine:
     """An `Engine` that ends each response at its drawn length, if there are any; all else is the engine's below.
 
-    It ends by `max_tokens` with `ignore_eos`, and nothing forbids a token: `min_tokens` would mask the end tokens'
-    logits, and the logprobs would be another distribution's than the learner's.
+    To the actor it ends as by a stop token, or by the limit where the length is all that the ticket allows. The engine
+    is made to end it by `max_tokens` with `ignore_eos`, and nothing forbids a token: `min_tokens` would mask the end
+    tokens' logits, and the logprobs would be another distribution's than the learner's.
     """
 
-    def __init__(self, engine: Engine, lengths: Lengths | None) -> None:
-        """Wraps `engine`; closing it is left to its owner."""
+    def __init__(self, engine: Engine, lengths: Lengths | None, *, places: int | None = None) -> None:
+        """Wraps `engine`, as one of `places` sequences if that is given; closing it is left to its owner."""
         self._engine = engine
         self._lengths = lengths
+        self._places = Places(places) if places is not None else None
         self._swap: asyncio.Task[SwapTimings] | None = None
 
     @property
@@ -49,17 +53,19 @@ class ReplayEngine:
     async def sample(
         self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
     ) -> Sample:
+        length = sampling.max_tokens
+        replayed = sampling
+        if self._lengths is not None:
+            index, _, _ = request_id.split(".")[1].partition("+")  # one begun anew has its number after that
+            length = self._lengths.tokens(prompt_tokens, int(index))
+            replayed = dataclasses.replace(
+                sampling, max_tokens=min(length, sampling.max_tokens), min_tokens=0, ignore_eos=True, stop_token_ids=()
+            )
+        async with self._places.take(priority) if self._places is not None else contextlib.nullcontext():
+            sample = await self._engine.sample(prompt_tokens, replayed, request_id=request_id, priority=priority)
         if self._lengths is None:
-            return await self._engine.sample(prompt_tokens, sampling, request_id=request_id, priority=priority)
-        length = self._lengths.tokens(prompt_tokens, int(request_id.split(".")[1]))
-        replayed = dataclasses.replace(
-            sampling,
-            max_tokens=min(length, sampling.max_tokens),
-            min_tokens=0,
-            ignore_eos=True,
-            stop_token_ids=(),
-        )
-        return await self._engine.sample(prompt_tokens, replayed, request_id=request_id, priority=priority)
+            return sample
+        return dataclasses.replace(sample, finish="stop" if length < sampling.max_tokens else "length")
 
     async def abort(self, request_id: str) -> None:
         await self._engine.abort(request_id)
@@ -80,7 +86,8 @@ class ReplayEngine:
 class HashRewards:
     """Rewards 0 and 1, as likely, by a hash of the response: groups have variance, and no verifier takes time."""
 
-    async def score(self, response_text: str, task: Task) -> float:
+    async def score(self, response_text: str, task: Task, finish: Finish) -> float:
+        del finish
         digest = hashlib.blake2b((task.answer + response_text).encode(), digest_size=1).digest()
         return float(digest[0] & 1)
 

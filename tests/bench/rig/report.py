@@ -42,6 +42,11 @@ class Aim:
         return {"value": self.value, "aim": self.aim, "met": met}
 
 
+def within(value: float, bounds: tuple[float, float]) -> dict[str, Any]:
+    """An aim that is met between two bounds."""
+    return {"value": value, "aim": list(bounds), "met": bounds[0] <= value <= bounds[1]}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
     """A table for the terminal and for markdown; cells are text."""

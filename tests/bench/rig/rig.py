@@ -38,7 +38,11 @@ class Result:
     num_passes: int
     num_micro_batches: int
     real_tokens: int
+    step_cpu_s: list[float]
+    """CPU seconds of the learner's process, all its threads, in the gradients and the optimizer of each update."""
     dropped: dict[str, int]
+    running: list[tuple[float, int]]
+    """Unix seconds, and the sequences that the engine ran then."""
 
     @property
     def span_s(self) -> float:
@@ -54,7 +58,17 @@ class Result:
 
     @property
     def samples_per_s(self) -> float:
+        """Samples trained."""
         return self.num_samples / self.span_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Response tokens trained: what rates and speed-ups are of.
+
+        A run ends with groups in progress, and where others overtake them those are the long ones: by samples a run
+        that leaves more of them behind would look faster than it is.
+        """
+        return self.samples_per_s * self.response_tokens
 
     def mean(self, name: str) -> float:
         """The mean of a metric over the updates, weighted by their trained tokens."""
@@ -81,7 +95,8 @@ class Rig:
 
         Args:
           root: a folder for the sessions and the logs.
-          config: of the engine: its sections model and actor are every session's.
+          config: of the engine: its sections model and actor are every session's, but for actor.max_num_seqs, which
+            may be less in a session: the rest of the places stays empty then.
           model_folder: the policy's.
 
         Raises:
@@ -133,7 +148,7 @@ class Rig:
                 {"do": "train", "session": plain, "model_folder": str(self.model_folder)},
                 deadline_s=deadline_s,
             )
-            self._ask(self._actor, {"do": "end"})
+            load = self._ask(self._actor, {"do": "end"})
         finally:
             shutil.rmtree(snapshot_folder(session.config), ignore_errors=True)
         rows = read_rows(RunFolder(session.folder).metrics)
@@ -142,6 +157,7 @@ class Rig:
             steps=[r for r in rows if r["kind"] == "step"],
             evals=[r for r in rows if r["kind"] == "eval"],
             events=timeline.read(RunFolder(session.folder).events),
+            running=[(at_s, running) for at_s, running in load["running"]],
             **answer,
         )
 

@@ -10,6 +10,7 @@ import msgspec
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
+from launch.plan.engine_profile import EngineProfile
 from tests.bench.rig.lengths import Lengths
 
 
@@ -24,6 +25,8 @@ class Session:
     passes_per_token: float = 0.0
     """Gradient passes the learner computes per real token, most of them thrown away; see `paced_steps`. 0: one a
     micro-batch, as it is."""
+    engine: EngineProfile | None = None
+    """A paced engine of this speed (`paced_engine`) serves instead of the real one."""
 
     @property
     def folder(self) -> pathlib.Path:
@@ -36,6 +39,7 @@ class Session:
             "lengths": lengths,
             "rewards": self.rewards,
             "passes_per_token": self.passes_per_token,
+            "engine": dataclasses.asdict(self.engine) if self.engine else None,
         }
 
     @classmethod
@@ -45,6 +49,7 @@ class Session:
             lengths=msgspec.convert(raw["lengths"], Lengths | None),
             rewards=raw["rewards"],
             passes_per_token=raw["passes_per_token"],
+            engine=msgspec.convert(raw["engine"], EngineProfile | None),
         )
 
     def prepare(self, model_folder: pathlib.Path) -> None:

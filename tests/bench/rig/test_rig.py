@@ -10,13 +10,14 @@ import jax
 import numpy as np
 import pytest
 
+from actor.engine.protocol import Sample
 from bridge.types import Sampling, Task
 from configs.schema import Config
 from launch.pipes import ChildError, PipedProcess, wait_for
 from learner.devices.mesh import make_mesh
 from learner.update.step import Steps
-from tests.bench.rig import report
-from tests.bench.rig.calibrate import Calibration, calibrate_passes
+from tests.bench.rig import measure, report
+from tests.bench.rig.calibrate import Baseline, Calibration, baseline_within, calibrate_passes
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.measure import measure_profile
 from tests.bench.rig.paced_steps import PacedSteps
@@ -77,8 +78,10 @@ class _Engine:
         self.may_swap = asyncio.Event()
         self.num_swaps = 0
 
-    async def sample(self, prompt_tokens: Any, sampling: Sampling, *, request_id: str, priority: int) -> Any:
+    async def sample(self, prompt_tokens: Any, sampling: Sampling, *, request_id: str, priority: int) -> Sample:
         self.asked.append(sampling)
+        tokens = np.zeros(sampling.max_tokens, np.int32)
+        return Sample(tokens=tokens, logprobs=np.zeros(tokens.size, np.float32), token_versions=(), finish="length")
 
     async def swap_weights(self, path: Any, manifest: Any) -> Any:
         await self.may_swap.wait()
@@ -90,9 +93,12 @@ def test_replay_asks_for_the_drawn_length_and_masks_no_token():
     lengths = Lengths(kind="uniform", max_tokens=50)
     replay = ReplayEngine(engine, lengths)  # pyright: ignore[reportArgumentType]
     asked = Sampling(max_tokens=40, stop_token_ids=(7,), temperature=0.5)
-    for index in range(9):
-        request_id = f"000000003.{index}"
-        asyncio.run(replay.sample(PROMPTS[1], asked, request_id=request_id, priority=3))
+    samples = [
+        asyncio.run(replay.sample(PROMPTS[1], asked, request_id=f"000000003.{index}", priority=3)) for index in range(9)
+    ]
+    # Short of what the ticket allows it is as if a stop token had come.
+    assert [s.finish for s in samples] == ["stop" if s.tokens.size < 40 else "length" for s in samples]
+    assert {s.finish for s in samples} == {"stop", "length"}
     assert [s.max_tokens for s in engine.asked] == [min(40, lengths.tokens(PROMPTS[1], i)) for i in range(9)]
     assert {(s.min_tokens, s.ignore_eos, s.stop_token_ids, s.temperature) for s in engine.asked} == {(0, True, (), 0.5)}
     assert replay.stats == "the engine's"
@@ -125,7 +131,7 @@ def test_replay_a_swap_outlives_the_session_that_began_it():
 def test_hash_rewards_are_the_same_for_the_same_text_and_half_ones():
     async def scores() -> list[float]:
         pool = HashRewards()
-        return [await pool.score(f"text {i % 500}", Task(verifier="exact", answer="4")) for i in range(1000)]
+        return [await pool.score(f"text {i % 500}", Task(verifier="exact", answer="4"), "stop") for i in range(1000)]
 
     got = asyncio.run(scores())
     assert got[:500] == got[500:] and set(got) == {0.0, 1.0}
@@ -163,6 +169,7 @@ def test_paced_steps_train_bit_for_bit_like_steps(paced, without_pace, passes_pe
         int((micro.batch.segment_ids > 0).sum()) for s in range(2) for micro in stream(config, random_groups(s, 4))
     )
     assert paced.num_real_tokens == tokens
+    assert len(paced.cpu_s) == 2 and min(paced.cpu_s) > 0
     if passes_per_token == 0.37:  # enough that no micro-batch falls short of its own pass
         assert abs(paced.num_passes - tokens * passes_per_token) <= 1
 
@@ -213,19 +220,77 @@ def test_calibration_out_of_reach_warns_of_the_ratio_and_of_the_passes():
     assert found.values()["calibrated_passes_per_micro_batch"] == 1.0
 
 
-def result_of(*, train_s: float, publish_s: list[float]) -> Result:
-    def span(name: str, seconds: float) -> dict[str, Any]:
-        return {"name": name, "ts": 0, "dur": 1e6 * seconds}
+class _SizedRig:
+    """Serial rounds that wait 3 s a group and compute 100 s a group for each pass a token; tries differ by a factor."""
 
+    def __init__(self, *slower: float) -> None:
+        self._slower = slower
+        self.tried: list[tuple[int, float]] = []
+
+    def run(self, session: tuple[int, float]) -> Any:
+        size, passes = session
+        wait_s = 3 * size * self._slower[sum(s == size for s, _ in self.tried)]
+        self.tried.append(session)
+        total_s = wait_s + 100 * size * passes
+        row = {"round/rollout_to_train_end_s": total_s, "round/waiting_ratio": wait_s / total_s}
+        return SimpleNamespace(rounds=[row], tried=session)
+
+
+def baseline(rig: Any, passes: float, **options: Any) -> Baseline:
+    sessions: Any = {size: lambda p, size=size: (size, p) for size in (2, 4)}
+    return baseline_within(rig, sessions, passes_per_token=passes, bounds=(0.47, 0.52), **options)
+
+
+def test_baseline_within_its_bounds_is_taken_as_it_is():
+    rig = _SizedRig(1.0)
+    found = baseline(rig, 0.03)
+    assert rig.tried == [(2, 0.03), (4, 0.03)] and found.num_repeats == 0
+    assert found.waiting_ratios == pytest.approx({2: 0.5, 4: 0.5})
+    assert found.remarks((0.47, 0.52)) == []
+
+
+def test_baseline_out_of_bounds_is_measured_again_at_a_cost_corrected_by_what_it_waited():
+    rig = _SizedRig(1.0, 1.0)
+    found = baseline(rig, 0.02)  # waits 60%
+    assert found.num_repeats == 1 and len(rig.tried) == 4
+    assert found.passes_per_token == pytest.approx(0.03 * 0.505 / 0.495)
+    assert found.waiting_ratios == pytest.approx({2: 0.495, 4: 0.495})
+    assert found.results[4].tried == rig.tried[3]  # pyright: ignore[reportAttributeAccessIssue]
+    assert "in try number 2" in found.remarks((0.47, 0.52))[0]
+
+
+def test_baseline_that_never_comes_within_is_the_nearest_one_and_says_so():
+    rig = _SizedRig(1.0, 2.0, 5.0)  # the machine grows slower and slower
+    found = baseline(rig, 0.02, repeats=2)
+    assert len(rig.tried) == 6 and found.num_repeats == 2
+    assert found.results[2].tried == rig.tried[0]  # pyright: ignore[reportAttributeAccessIssue]
+    assert "in 3 tries serial never waited 47 to 52% of its time" in found.remarks((0.47, 0.52))[0]
+
+
+def span(name: str, seconds: float, *, at_s: float = 0.0) -> dict[str, Any]:
+    return {"name": name, "ts": 1e6 * at_s, "dur": 1e6 * seconds}
+
+
+def result_of(
+    *, train_s: float = 0.0, publish_s: list[float] | None = None, events: list[dict[str, Any]] | None = None
+) -> Result:
+    """Publishes, one every 100 s, that an actor notices 2 s later each than the one before, and takes in 0.1 s."""
+    published = []
+    for n, seconds in enumerate(publish_s or []):
+        published += [span("publish", seconds, at_s=100 * n)]
+        published += [span("pause", 0.1, at_s=100 * n + seconds + 2 * n)]
+    trained = [span("train", train_s), span("train", train_s), span("apply", 0.5), span("rollout", 99.0)]
     return Result(
         rounds=[],
-        steps=[{"time/publish_s": s, "actor/prefetch_s": 0.25, "actor/pause_s": None} for s in publish_s],
+        steps=[],
         evals=[],
-        events=[span("train", train_s), span("train", train_s), span("apply", 0.5), span("rollout", 99.0)],
+        events=[*trained, *published, *(events or [])],
         num_passes=1,
         num_micro_batches=1,
         real_tokens=100,
+        step_cpu_s=[],
         dropped={},
+        running=[],
     )
 
 
@@ -233,19 +298,42 @@ def test_profile_has_the_costs_of_the_results_given_and_the_lengths_to_come():
     rig: Any = SimpleNamespace(prompts=lambda config, count: [p.tolist() for p in PROMPTS[:count]])
     lengths, config = Lengths(kind="uniform", max_tokens=5), config_of()
     # A cold publish, then one of 2 s and one of 3 s; the other run has published once only.
-    results = [
-        result_of(train_s=1.0, publish_s=[9.0, 2.0, 2.0, 3.0]),
-        result_of(train_s=3.0, publish_s=[1.0, 1.0]),
-    ]
+    results = [result_of(train_s=1.0, publish_s=[9.0, 2.0, 3.0]), result_of(train_s=3.0, publish_s=[1.0])]
     engine = {"running": [1], "tokens_per_s": [1.0], "max_num_seqs": 1}
     got = measure_profile(rig, config, results=results, lengths=lengths, num_groups=3, engine=engine)
     assert got["engine"] == engine
     assert got["learner"] == {"seconds_per_token": pytest.approx((1 + 1 + 3 + 3) / 200), "optimizer_step_s": 0.5}
-    assert got["publish"] == {"export_s": 2.0, "prefetch_s": 0.25, "pause_s": 0.0}
+    # Noticed after 2 and 4 s, and at once where there was one publish only.
+    assert got["publish"] == pytest.approx({"export_s": 2.0, "prefetch_s": 2.0, "pause_s": 0.1})
     num_requests = config.rounds.requests_per_group
     assert got["response_tokens"]["groups"] == [
         [lengths.tokens(p, i) for i in range(num_requests)] for p in PROMPTS[:3]
     ]
+
+
+def test_a_requests_cost_is_a_round_of_one_token_responses_less_token_and_prompt():
+    asked = []
+
+    def run(session: Session) -> Result:
+        asked.append(session)
+        # From 10 s to 13.5 s, and training after that; 128 groups of 2 responses, 11 tokens of prompt each.
+        events = [span("rollout", 1.0, at_s=10.0), span("rollout", 1.0, at_s=12.0), span("reward", 0.5, at_s=13.0)]
+        return dataclasses.replace(result_of(events=events), events=events, real_tokens=256 * 12)
+
+    rig: Any = SimpleNamespace(run=run)
+    engine = {"tokens_per_s": [10.0, 1000.0], "prefill_s_per_token": 1e-4}
+    got = measure.request_s(rig, config_of(), engine)
+    (session,) = asked
+    rounds = session.config.rounds
+    assert rounds.groups_per_round * rounds.samples_per_group == 256 and rounds.train_start == "round_complete"
+    assert {session.lengths.tokens(p, i) for p in PROMPTS[:50] for i in range(4)} == {1}
+    assert got == pytest.approx(3.5 / 256 - 1 / 1000 - 11 * 1e-4)
+
+
+def test_a_smaller_engines_profile_ends_at_its_places():
+    engine = {"running": [1, 8, 16, 32], "tokens_per_s": [1.0, 2.0, 3.0, 4.0], "max_num_seqs": 32, "request_s": 0.5}
+    want = {"running": [1, 8], "tokens_per_s": [1.0, 2.0], "max_num_seqs": 8, "request_s": 0.5}
+    assert measure.limited(engine, 8) == want
 
 
 def test_result_says_how_long_it_took_beside_what_load_and_how_it_was_calibrated(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_group_of_samples_from_two_actors_is_put_together_when_the_last_is_in(in
     serve(inner, "a", limit=1, step=4)
     (stored,) = read(store)
     group = stored.group
-    assert (group.ticket_id, group.actor, group.actors) == ("g", "a+b", {"a", "b"})
+    assert (group.ticket_id, group.makers, group.actors) == ("g", ("b", "a"), {"a", "b"})
     assert [r.reward for r in group.rollouts] == [0.0, 1.0] and (group.min_step, group.max_step) == (1, 4)
     assert read(store, stored.seq) == []
 
@@ -99,6 +99,29 @@ def test_reissue_and_withdraw_are_of_whole_groups(inner):
     assert [t.id for t in serve(inner, "b", reward=7.0)] == ["g.0", "g.1"]
     (again,) = read(store, stored.seq)
     assert [r.reward for r in again.group.rollouts] == [7.0, 7.0] and again.group.actor == "b"
+
+
+def test_stale_sample_alone_is_made_again_and_its_siblings_stay(inner):
+    store = over(inner, K=3, requests=3)
+    store.put_tickets([make_ticket("g", num_samples=3, num_requests=3)])
+    serve(inner, "old", limit=1, step=1)
+    serve(inner, "new", step=5)
+    (stored,) = read(store)
+    assert store.reissue(["g"], older_than=2) == 1
+    assert [t.id for t in serve(inner, "again", step=6, reward=9.0)] == ["g.0"]
+    (again,) = read(store, stored.seq)
+    assert [r.reward for r in again.group.rollouts] == [9.0, 1.0, 2.0]
+    assert (again.group.min_step, again.group.actors) == (5, {"again", "new"})
+    assert store.reissue(["g"], older_than=9) == 3  # all of them
+
+
+def test_unclaimed_samples_are_counted_as_groups_and_evaluations_not_at_all(inner):
+    store = over(inner)
+    store.put_tickets([make_ticket("a", num_samples=2), make_ticket("b", order=1, num_samples=2)])
+    store.put_tickets([make_ticket("e", kind="eval")])
+    assert store.num_unclaimed() == 2
+    inner.claim("a", limit=4, lease_s=60)  # the evaluation among them
+    assert store.num_unclaimed() == 1
 
 
 def test_replaced_prompt_under_the_same_id_is_put_together_anew(inner):

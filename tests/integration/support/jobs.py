@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bridge import timeline
 from bridge.store.sqlite import SqliteStore
@@ -112,13 +113,20 @@ def start(folder: Path, model: Path, *, config: str = "configs/tiny.py", cwd: Pa
 
     `cwd` is the directory in which the command is started.
     """
-    fields = SMALL | {"model.path": model, "run.dir": folder} | {k.replace("__", "."): v for k, v in overrides.items()}
+    fields = SMALL | {"model.path": model} | {k.replace("__", "."): v for k, v in overrides.items()}
+    return start_command(folder, fields, config=config, cwd=cwd, output=subprocess.PIPE)
+
+
+def start_command(
+    folder: Path, fields: Mapping[str, object], *, config: str, output: int | IO[str], cwd: Path = REPO
+) -> Job:
+    """Starts the job with these fields of the config, by their dotted paths; what it prints goes to `output`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "launch.local", f"--config={REPO / config}"]
-        + [f"--config.{k}={v}" for k, v in fields.items()],
+        + [f"--config.{k}={v}" for k, v in {"run.dir": folder, **fields}.items()],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(REPO)},
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
     )
@@ -145,10 +153,15 @@ def descendants(pid: int) -> set[int]:
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs (a zombie does not)."""
+    return state(pid) not in ("", "Z")
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what a process does (T: it is stopped); empty if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return ""
 
 
 def sigkill(pid: int) -> None:

@@ -180,8 +180,21 @@ def test_mfu_is_model_flops_over_seconds_chips_and_peak():
     assert found.roofline_mfu > found.implied_mfu
 
 
+def test_update_of_several_passes_computes_each_and_scores_once():
+    once, thrice = small_estimate(), small_estimate(rounds__epochs="3")
+    assert thrice.update_s == pytest.approx(3 * once.update_s)
+    assert thrice.model_flops == pytest.approx(3 * once.model_flops)
+    assert thrice.implied_mfu == pytest.approx(once.implied_mfu) and thrice.hfu == pytest.approx(once.hfu)
+    programs = thrice.programs | {"score": thrice.programs["apply"]}
+    scored = dataclasses.replace(thrice, programs=programs)
+    more = thrice.num_micro_batches * thrice.programs["apply"].step_s
+    assert scored.update_s == pytest.approx(thrice.update_s + more)
+    assert report.verdict(thrice)[1].startswith(f"an update is 3 times {once.num_micro_batches} micro-batches and one")
+    assert report.verdict(once)[1].startswith(f"an update is {once.num_micro_batches} micro-batches and one")
+
+
 def test_num_micro_batches_of_short_sequences_share_rows():
-    found = config(model__max_tokens="4096", sampling__max_response_tokens="2048")
+    found = config(model__max_tokens="4096", sampling__max_response_tokens="2048", loss__overlong_buffer_tokens="none")
     assert num_micro_batches(found) == 1024 // (16 * 4)
 
 

@@ -120,15 +120,25 @@ def test_lengths_without_their_numbers_are_refused(fields, says):
         LengthProfile(**fields)
 
 
-def test_rollpacker_lengths_have_the_papers_shape():
-    profile = LengthProfile(kind="rollpacker", max_tokens=16384)
+@pytest.mark.parametrize("max_tokens", [8192, 16384, 32768])
+def test_rollpacker_lengths_have_the_papers_shape(max_tokens):
+    profile = LengthProfile(kind="rollpacker", max_tokens=max_tokens)
     drawn = Lengths(profile, profile, seed=0)
-    tokens = np.array([drawn.responses(p, 8) for p in range(3000)])
-    assert np.percentile(tokens, 75) == pytest.approx(16384 / 16, rel=0.08)
-    assert 0.002 < np.mean(tokens == 16384) < 0.010
-    # Prompts are consistently long or short: of the logarithm's variance 0.8 is between them, but for the cut.
+    tokens = np.array([drawn.responses(p, 8) for p in range(4000)])
+    # Figure 2: the longest response, of 16k, is 25 to 32 times the median one; the 75th percentile is 755 to 1.1k.
+    assert 25 <= 16384 / np.median(tokens) <= 32
+    assert 755 <= np.percentile(tokens, 75) <= 1100
+    # One in a batch of 1024 is cut; here are 31.
+    assert tokens.max() == max_tokens and 10 <= np.sum(tokens == max_tokens) <= 70
+    # Prompts are consistently long or short: of the logarithm's variance 0.8 is between them, but for the tail.
     logs = np.log(tokens)
     assert logs.mean(axis=1).var() / logs.var() == pytest.approx(0.8 + 0.2 / 8, abs=0.03)
+
+
+def test_rollpacker_lengths_under_a_short_maximum_are_cut_and_no_shorter_before_it():
+    short, long = (LengthProfile(kind="rollpacker", max_tokens=n) for n in (700, 16384))
+    of_short, of_long = ([Lengths(p, p, seed=1).responses(n, 8) for n in range(500)] for p in (short, long))
+    assert np.max(of_short) == 700 and np.median(of_short) == pytest.approx(np.median(of_long))
 
 
 def test_lengths_of_a_problem_are_the_same_whenever_asked():
@@ -275,7 +285,8 @@ def test_search_finds_the_split_that_balances_generation_and_training(tmp_path):
     # A token costs an engine 1/64 s and the learner 1/32 s: of 9 chips 3 generate, 6 train; then both are busy.
     engine = dataclasses.replace(profile_of().engine, running=(64.0,), tokens_per_s=(64.0,))
     profile = profile_of(engine=engine, learner=LearnerProfile(seconds_per_token=2 / 64 * 100 / 101))
-    config = by_window(U=16, admission=dict(width=256))
+    # All responses are of one length, so groups come in waves: the learner's queue must hold one.
+    config = by_window(U=16, admission=dict(width=256, queue_groups=256))
     grid = Grid(num_chips=9, engines=(1, 2, 3, 4, 6, 8), widths=(256,), max_num_seqs=(64,))
     found = search(config, profile, grid, max_lag=None, num_updates=30, warmup_updates=40)
     assert found[0].choice.num_engines == 3
@@ -324,7 +335,22 @@ def test_search_warms_each_choice_up_for_its_own_window(monkeypatch):
     config = by_window(U=2, admission=dict(width=8))
     grid = Grid(num_chips=2, widths=(4, 20), max_num_seqs=(64,))
     search(config, profile_of(), grid, max_lag=None, num_updates=2)
-    assert asked == {4: 4, 20: 20}  # twice the width, in updates of two groups
+    assert asked == {4: 6, 20: 22}  # twice the width and the backlog, in updates of two groups
+
+
+def test_search_puts_more_tokens_a_second_before_more_samples(monkeypatch):
+    # The second choice leaves the long responses behind: more samples a second, and fewer tokens.
+    real = simulate(by_window(U=2, admission=dict(width=8)), profile_of(), num_updates=4)
+    rates = {0.0: (10.0, 1000.0), 1.0: (20.0, 900.0)}
+
+    def rated(config, profile, **_):
+        samples_per_s, tokens_per_s = rates[config.admission.async_ratio]
+        return dataclasses.replace(real, samples_per_s=samples_per_s, tokens_per_s=tokens_per_s)
+
+    monkeypatch.setattr(plan_search, "simulate", rated)
+    grid = Grid(num_chips=2, async_ratios=(1.0, 0.0), max_num_seqs=(64,))
+    found = search(by_window(U=2, admission=dict(width=8)), profile_of(), grid, max_lag=None, num_updates=4)
+    assert [t.choice.async_ratio for t in found] == [0.0, 1.0]
 
 
 def test_a_choice_replaces_the_width_by_the_ratio():

@@ -29,7 +29,7 @@ def test_serial_round_is_rollout_then_training():
     outcome = simulate(config, profile_of(verifier_s=0.5), num_updates=8)
     rollout_s, train_s = 10.5, 8 * GROUP_S
     for r in metrics_of(outcome):
-        assert r["first_dispatch_s"] == pytest.approx(rollout_s)
+        assert r["first_group_s"] == pytest.approx(rollout_s)
         assert r["rollout_to_train_end_s"] == pytest.approx(rollout_s + train_s)
         assert r["waiting_ratio"] == pytest.approx(rollout_s / (rollout_s + train_s))
         assert r["waiting_ratio_eq4"] == pytest.approx(r["waiting_ratio"])
@@ -40,11 +40,33 @@ def test_serial_round_is_rollout_then_training():
     assert outcome.group_lag == Lag(mean=1.5, p95=3, max=3)  # R/U = 4 updates by the same weights
 
 
+def test_serial_with_several_passes_over_each_batch_trains_as_many_times_as_long():
+    config = by_rounds(rounds=dict(train_start="round_complete", epochs=3))
+    learner = LearnerProfile(seconds_per_token=0.01, optimizer_step_s=0.25)
+    outcome = simulate(config, profile_of(learner=learner), num_updates=8)
+    train_s = 3 * (8 * GROUP_S + 4 * 0.25)
+    for r in metrics_of(outcome):
+        assert r["rollout_to_train_end_s"] == pytest.approx(10.0 + train_s)
+        assert r["waiting_ratio"] == pytest.approx(10.0 / (10.0 + train_s))
+    assert outcome.learner_utilisation == pytest.approx(train_s / (10.0 + train_s))
+    assert (outcome.num_steps, outcome.group_lag.max) == (8, 3)  # a lag counts updates, whatever the passes
+
+
+def test_window_bound_by_the_learner_takes_each_pass_once_more_a_step():
+    def step_s(epochs: int) -> float:
+        config = by_window(admission=dict(width=8), rounds=dict(epochs=epochs))
+        profile = profile_of(learner=LearnerProfile(seconds_per_token=0.1, micro_batch_s=0.5, optimizer_step_s=1.0))
+        return simulate(config, profile, num_updates=12, warmup_updates=4).step_s
+
+    once = 2 * GROUP_S * 10 + 0.5 * 1 + 1.0  # 404 tokens are less than a micro-batch
+    assert step_s(1) == pytest.approx(once) and step_s(2) == pytest.approx(2 * once)
+
+
 def test_serial_with_places_for_half_takes_two_waves():
     config = by_rounds(rounds=dict(train_start="round_complete"))
     engine = EngineProfile(running=(64.0,), tokens_per_s=(640.0,), max_num_seqs=8)
     outcome = simulate(config, profile_of(engine=engine), num_updates=4)
-    assert metrics_of(outcome)[0]["first_dispatch_s"] == pytest.approx(20.0)
+    assert metrics_of(outcome)[0]["first_group_s"] == pytest.approx(20.0)
 
 
 def test_cgp_overlaps_training_with_the_second_wave():
@@ -52,7 +74,7 @@ def test_cgp_overlaps_training_with_the_second_wave():
     engine = EngineProfile(running=(64.0,), tokens_per_s=(640.0,), max_num_seqs=8)
     outcome = simulate(by_rounds(), profile_of(engine=engine), num_updates=4)
     (r,) = metrics_of(outcome)
-    assert r["first_dispatch_s"] == pytest.approx(10.0)
+    assert r["first_group_s"] == pytest.approx(10.0)
     assert r["rollout_to_train_end_s"] == pytest.approx(20.0 + 4 * GROUP_S)
     wait_s = 10.0 + (10.0 - 4 * GROUP_S)
     assert r["waiting_ratio"] == pytest.approx(wait_s / (20.0 + 4 * GROUP_S))
@@ -64,7 +86,7 @@ def test_frontier_is_one_over_all_engines(num_engines):
     config = by_rounds(admission=dict(policy="frontier", width=2))
     profile = profile_of(num_engines=num_engines, learner=LearnerProfile(seconds_per_token=1e-6))
     (r,) = metrics_of(simulate(config, profile, num_updates=4))
-    assert r["first_dispatch_s"] == pytest.approx(10.0)
+    assert r["first_group_s"] == pytest.approx(10.0)
     assert r["rollout_to_train_end_s"] == pytest.approx(40.0, abs=0.01)
 
 
@@ -74,25 +96,27 @@ def test_tickets_are_shared_out_evenly():
     for num_engines in (1, 2, 4):
         profile = profile_of(engine=engine, num_engines=num_engines)
         outcome = simulate(by_rounds(rounds=dict(train_start="round_complete")), profile, num_updates=4)
-        assert metrics_of(outcome)[0]["first_dispatch_s"] == pytest.approx(40.0 / num_engines)
+        assert metrics_of(outcome)[0]["first_group_s"] == pytest.approx(40.0 / num_engines)
 
 
 def test_publish_costs_are_where_the_code_has_them():
-    # Export keeps the learner; prefetch and pause come before the next round's first token.
+    # Export keeps the learner, after what the round is measured by; prefetch and pause come before the next round's
+    # first token.
     config = by_rounds(rounds=dict(train_start="round_complete"))
     publish = publishing(export_s=3.0, prefetch_s=2.0, pause_s=1.0)
     first, second = metrics_of(simulate(config, profile_of(publish=publish), num_updates=8))
-    assert first["rollout_to_train_end_s"] == pytest.approx(10.0 + 8 * GROUP_S + 3.0)
-    assert second["first_dispatch_s"] == pytest.approx(2.0 + 1.0 + 10.0)
+    assert first["rollout_to_train_end_s"] == pytest.approx(10.0 + 8 * GROUP_S)
+    assert second["first_group_s"] == pytest.approx(2.0 + 1.0 + 10.0)
 
 
-def test_window_with_slow_learner_has_the_lag_of_its_width():
-    # Generation is quick beside training. Of 8 groups outstanding 6 are before a new one, so 3 updates.
+def test_window_with_slow_learner_has_the_lag_of_what_may_be_before_a_group():
+    # Generation is quick beside training. Before a new group are 2 complete ones, 2 of the backlog and at most 8 in
+    # progress: 6 updates' worth.
     config = by_window(U=2, admission=dict(width=8))
     profile = profile_of(learner=LearnerProfile(seconds_per_token=1.0))
     outcome = simulate(config, profile, num_updates=20, warmup_updates=10)
-    assert outcome.group_lag == Lag(mean=3.0, p95=3, max=3)
-    assert outcome.learner_utilisation == pytest.approx(1.0)
+    assert 1 <= outcome.group_lag.mean < outcome.group_lag.max <= 6
+    assert outcome.learner_utilisation == pytest.approx(1.0, abs=0.01)
 
 
 def test_async_ratio_zero_waits_for_each_updates_weights():
@@ -113,8 +137,8 @@ def test_a_group_is_never_trained_at_more_than_its_lag_bound(alpha):
 def test_in_flight_update_splits_a_response_between_versions():
     config = by_window(U=1, admission=dict(width=2))
     outcome = simulate(config, profile_of(), num_updates=20, warmup_updates=4)
-    # One group is trained (2.02 s) while the other is generated; its tokens come from two versions.
-    assert 0 < outcome.token_lag.mean < outcome.group_lag.mean <= 2
+    # Two groups are generated together, for 10 s, in which two are trained: their tokens come from several versions.
+    assert 0 < outcome.token_lag.mean < outcome.group_lag.mean <= 3
 
 
 def test_races_end_with_the_first_k_and_the_losers_get_their_own_round():
@@ -124,7 +148,7 @@ def test_races_end_with_the_first_k_and_the_losers_get_their_own_round():
     outcome = simulate(config, profile, num_updates=5)
     rounds = metrics_of(outcome)
     # The fifth prompt is long in every pass: four short rounds of 10 s at most, then one of the four losers: 90 s.
-    assert [r["first_dispatch_s"] < 11 for r in rounds] == [True, True, True, True, False]
+    assert [r["first_group_s"] < 11 for r in rounds] == [True, True, True, True, False]
     assert rounds[-1]["rollout_to_train_end_s"] > 90
     assert outcome.num_dropped == {}  # the losers were ended, not left to finish for nobody
     assert outcome.wasted_tokens > 0
@@ -195,10 +219,13 @@ SCHEDULES = {
     capacity=st.sampled_from([0, 3000]),
     per_token_s=st.sampled_from([0.001, 0.05]),
     publish_s=st.sampled_from([0.0, 2.0]),
+    is_shared=st.booleans(),
     seed=st.integers(0, 5),
 )
 @settings(max_examples=15, deadline=None)
-def test_no_ticket_is_lost_or_trained_twice(name, sigma, num_engines, capacity, per_token_s, publish_s, seed):
+def test_no_ticket_is_lost_or_trained_twice(
+    name, sigma, num_engines, capacity, per_token_s, publish_s, is_shared, seed
+):
     config = SCHEDULES[name]
     profile = profile_of(
         engine=EngineProfile(
@@ -208,6 +235,7 @@ def test_no_ticket_is_lost_or_trained_twice(name, sigma, num_engines, capacity, 
         learner=LearnerProfile(seconds_per_token=per_token_s),
         publish=publishing(export_s=publish_s, prefetch_s=publish_s, pause_s=publish_s / 4),
         num_engines=num_engines,
+        num_learner_chips=0 if is_shared and config.publish.when == "round_end" else 1,
     )
     outcome = simulate(config, profile, num_updates=16, seed=seed)
     # A ticket lost would let the run stand still, one trained twice makes the real planner raise KeyError.
@@ -238,3 +266,52 @@ def test_what_can_not_run_says_so():
     small = dataclasses.replace(profile_of().engine, kv_capacity_tokens=50)
     with pytest.raises(ValueError, match="can never fit"):
         simulate(by_rounds(), profile_of(engine=small), num_updates=4)
+
+
+@pytest.mark.parametrize("unit", ["group", "sample"])
+@pytest.mark.parametrize("kind", ["uniform", "lognormal"])
+@pytest.mark.parametrize("training_speed", [1.1, 10.0])
+def test_window_keeps_the_engines_full_whatever_the_lengths(unit, kind, training_speed):
+    # Six engines of 16 places: H is what they hold. An engine makes 16 tokens/s when full.
+    config = by_window(U=8, K=4, admission=dict(sequences=96, unit=unit))
+    lengths = (
+        LengthProfile(kind="uniform", max_tokens=400)
+        if kind == "uniform"
+        else LengthProfile(kind="lognormal", median=60, sigma=1.0, max_tokens=800)
+    )
+    engine = dataclasses.replace(profile_of().engine, running=(16.0,), tokens_per_s=(16.0,), max_num_seqs=16)
+    profile = profile_of(
+        num_engines=6,
+        engine=engine,
+        response_tokens=lengths,
+        learner=LearnerProfile(seconds_per_token=1 / (96 * training_speed)),
+    )
+    outcome = simulate(config, profile, num_updates=15, warmup_updates=15)
+    assert outcome.engine_fill >= 0.95
+
+
+def test_no_sample_is_trained_that_began_more_than_alpha_updates_ago():
+    config = by_window(U=2, K=4, admission=dict(async_ratio=1.0, unit="sample"), at_publish="abort_and_resume")
+    lengths = LengthProfile(kind="lognormal", median=60, sigma=1.0, max_tokens=800)
+    outcome = simulate(config, profile_of(response_tokens=lengths), num_updates=30, warmup_updates=5)
+    assert outcome.group_lag.max == 1
+    assert outcome.wasted_tokens > 0  # some began too early, and were aborted
+
+
+def test_stale_sample_alone_is_asked_for_anew():
+    calendar, done = Calendar(), []
+    config = by_window(U=1, K=3, admission=dict(async_ratio=4.0, unit="sample"))
+    profile = profile_of(response_tokens=LengthProfile(kind="groups", groups=((10, 20, 30),)))
+    drawn = Lengths(profile.response_tokens, profile.prompt_tokens, seed=0)
+    rollout = SimActors(config, profile, drawn, calendar, done.append)
+    ticket = make_ticket("t", order=0, num_samples=3, num_requests=3, task=Task(verifier="exact", answer="0"))
+    rollout.offer([ticket])
+    calendar.at(0.15, rollout.update, 1)
+    while calendar.step():
+        pass
+    assert done.pop().tokens_by_step.keys() == {0, 1}
+    started = calendar.now_s
+    rollout.offer_again(ticket, attempt=1, older_than=1)
+    while calendar.step():
+        pass
+    assert calendar.now_s > started and len(done) == 1

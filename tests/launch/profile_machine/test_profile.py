@@ -17,7 +17,7 @@ from tests.learner.streams import config_of, fresh_params, steps_of
 
 class _Clock:
     """An engine in lockstep and the clock it moves: h sequences of T tokens after P tokens of prompt take
-    0.01 + 0.0001 h P + T (0.002 + 0.001 h) seconds, and h `per_context_token_s` more for each
+    0.01 + 0.003 h + 0.0001 h P + T (0.002 + 0.001 h) seconds, and h `per_context_token_s` more for each
     token that a token comes after."""
 
     size = SimpleNamespace(kv_tokens=1234)
@@ -35,7 +35,7 @@ class _Clock:
             h, self._num_running = self._num_running, 0
             prompt, response = prompt_tokens.size, sampling.max_tokens
             self.longest[h] = max(self.longest.get(h, 0), prompt + response)
-            self.now_s += 0.01 + 0.0001 * h * prompt + response * (0.002 + 0.001 * h)
+            self.now_s += 0.01 + 0.003 * h + 0.0001 * h * prompt + response * (0.002 + 0.001 * h)
             self.now_s += self._per_context_token_s * h * sum(range(prompt, prompt + response))
 
 
@@ -46,7 +46,8 @@ def test_profile_engine_finds_the_engines_own_law(monkeypatch):
     assert got["running"] == [1, 2, 4, 6] and got["max_num_seqs"] == 6 and got["kv_capacity_tokens"] == 1234
     assert got["tokens_per_s"] == pytest.approx([h / (0.002 + 0.001 * h) for h in (1, 2, 4, 6)])
     assert got["prefill_s_per_token"] == pytest.approx(0.0001)
-    assert got["start_latency_s"] == pytest.approx(0.01 + 0.0001 * 4)
+    assert got["request_s"] == pytest.approx(0.003)
+    assert got["start_latency_s"] == pytest.approx(0.01)
 
 
 def test_profile_engine_times_sequences_of_the_context_asked_for_or_as_long_as_fit(monkeypatch):

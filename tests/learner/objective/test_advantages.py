@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from configs import extension
 from configs.schema import Config
-from configs.sections import LossConfig, ModelConfig, PackingConfig, SamplingConfig
+from configs.sections import LossConfig, ModelConfig, PackingConfig, RoundsConfig, SamplingConfig
 from configs.sections.loss import ADVANTAGE_NAMES
 from learner.objective.advantages import ADVANTAGES, group_advantages, has_signal, shaped_rewards
 
@@ -17,10 +17,17 @@ def of(rewards, **config):
 
 
 def test_grpo_known_numbers():
-    # mean 1, population std sqrt(2): (0 - 1) / (sqrt(2) + eps) ...
+    # mean 1, squares 1 + 1 + 0 + 4 = 6
     got = of([0.0, 0.0, 1.0, 3.0], advantage="grpo", advantage_eps=0.5)
-    std = ((1 + 1 + 0 + 4) / 4) ** 0.5
-    np.testing.assert_allclose(got, np.array([-1, -1, 0, 2]) / (std + 0.5), rtol=1e-6)
+    np.testing.assert_allclose(got, np.array([-1, -1, 0, 2]) / ((6 / 3) ** 0.5 + 0.5), rtol=1e-6)
+    got = of([0.0, 0.0, 1.0, 3.0], advantage="grpo", advantage_eps=0.5, advantage_std="population")
+    np.testing.assert_allclose(got, np.array([-1, -1, 0, 2]) / ((6 / 4) ** 0.5 + 0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("std", "size"), [("sample", 0.5**0.5), ("population", 1.0)])
+def test_grpo_of_two_has_one_size_of_advantage(std, size):
+    np.testing.assert_allclose(of([0.0, 1.0], advantage_std=std), [-size, size], rtol=1e-5)
+    np.testing.assert_allclose(of([-7.0, 2.0], advantage_std=std), [-size, size], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mean_baseline", "dr_grpo"])
@@ -34,11 +41,11 @@ def test_rloo_is_the_reward_less_the_mean_of_the_others(rewards):
     np.testing.assert_allclose(of(rewards, advantage="rloo"), want, rtol=1e-5, atol=1e-6)
 
 
-@given(rewards=REWARDS, eps=st.floats(1e-6, 1))
-def test_grpo_matches_equation_in_plain_python(rewards, eps):
-    got = of(rewards, advantage="grpo", advantage_eps=eps)
+@given(rewards=REWARDS, eps=st.floats(1e-6, 1), less=st.sampled_from([0, 1]))
+def test_grpo_matches_equation_in_plain_python(rewards, eps, less):
+    got = of(rewards, advantage="grpo", advantage_eps=eps, advantage_std=("population", "sample")[less])
     mean = sum(rewards) / len(rewards)
-    std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+    std = (sum((r - mean) ** 2 for r in rewards) / (len(rewards) - less)) ** 0.5
     if len(set(rewards)) > 1:
         np.testing.assert_allclose(got, [(r - mean) / (std + eps) for r in rewards], rtol=1e-5, atol=1e-6)
     assert np.isfinite(got).all()
@@ -120,6 +127,7 @@ def test_overlong_buffer_one_below_a_response_is_taken_as_by_the_config():
     Config(
         preset="t",
         loss=LossConfig(name="dapo"),
+        rounds=RoundsConfig(filter_zero_variance=True),
         sampling=SamplingConfig(max_response_tokens=4097),
         model=ModelConfig(max_tokens=8192),
         packing=PackingConfig(row_tokens=8192),

@@ -222,7 +222,7 @@ def test_gspo_mean_over_a_sequence_has_the_sequence_objectives_value_and_gradien
     mask=MASKS,
     estimator=st.sampled_from(["k1", "k2", "k3"]),
     kl_coef=st.floats(1e-3, 1),
-    entropy_coef=st.sampled_from([-0.01, 0.0, 0.3]),
+    entropy_coef=st.sampled_from([0.01, 0.0, 0.3]),
 )
 def test_every_loss_adds_its_kl_and_entropy_terms(
     name, logp, mu, ref, entropy, adv, mask, estimator, kl_coef, entropy_coef
@@ -391,16 +391,22 @@ def test_token_loss_input_that_would_broadcast_is_refused():
         token_loss(x, x, inputs, LossConfig())
 
 
-COMMON = {"advantage": "grpo", "advantage_eps": 1e-6, "normalization": "token", "temperature": 0.7}
+COMMON = {
+    "advantage": "grpo",
+    "advantage_eps": 1e-6,
+    "advantage_std": "sample",
+    "normalization": "token",
+    "temperature": 0.7,
+}
 SPECIFIED: dict[str, dict[str, Any]] = {
     # What public systems ship.
     "grpo_clip": dict(clip_low=0.2, clip_high=0.2),
     "truncated_is": dict(max_weight=5.0),
     "dapo": dict(clip_low=0.2, clip_high=0.28, overlong_buffer_tokens=4096.0, overlong_penalty=1.0),
-    "gspo": dict(clip_low=3e-4, clip_high=4e-4),
-    "decoupled_ppo": dict(max_weight=5.0, proximal="update"),
-    "tis": dict(max_weight=2.0, proximal="update"),
-    "masked_is": dict(min_weight=0.5, max_weight=2.0, proximal="update"),
+    "gspo": dict(clip_low=3e-4, clip_high=4e-4, normalization="sequence"),
+    "decoupled_ppo": dict(clip_low=0.2, clip_high=0.2, max_weight=5.0, proximal="batch"),
+    "tis": dict(clip_low=0.2, clip_high=0.2, max_weight=2.0, proximal="batch"),
+    "masked_is": dict(clip_low=0.2, clip_high=0.2, min_weight=0.5, max_weight=2.0, proximal="batch"),
     "cispo": dict(clip_low=0.1, clip_high=0.1),
     "topr": dict(min_weight=0.0, max_weight=1.0),
 }
@@ -408,8 +414,15 @@ SPECIFIED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SPECIFIED)
 def test_effective_constants_are_the_specified_defaults_and_nothing_else(name):
-    got = effective_constants(LossConfig(name=name), temperature=0.7)
-    assert got == {"name": name} | SPECIFIED[name] | COMMON
+    got = effective_constants(LossConfig(name=name), temperature=0.7, steps_per_proximal=2)
+    assert got == {"name": name} | COMMON | SPECIFIED[name]
+
+
+def test_effective_constants_leave_out_a_clip_that_is_never_reached():
+    got = effective_constants(LossConfig(name="masked_is"), temperature=1.0, steps_per_proximal=1)
+    assert {k for k in got if "clip" in k} == set() and got["min_weight"] == 0.5
+    got = effective_constants(LossConfig(name="grpo_clip"), temperature=1.0, steps_per_proximal=1)
+    assert got["clip_low"] == 0.2  # its ratio is to mu
 
 
 def test_effective_constants_dr_grpo_and_proximal_of_the_round():
@@ -422,7 +435,8 @@ def test_effective_constants_dr_grpo_and_proximal_of_the_round():
         "normalization": "constant",
         "temperature": 1.0,
     }
-    got = effective_constants(LossConfig(name="tis", proximal="round", clip_high=0.3, dual_clip=4), temperature=1.0)
+    tis = LossConfig(name="tis", proximal="round", clip_high=0.3, dual_clip=4)
+    got = effective_constants(tis, temperature=1.0, steps_per_proximal=4)
     assert (got["clip_low"], got["clip_high"], got["dual_clip"], got["max_weight"]) == (0.2, 0.3, 4.0, 2.0)
     assert got["proximal"] == "round"
 

@@ -77,6 +77,28 @@ def test_settle_group_of_other_weights_is_asked_for_again(store, other):
     assert store.counts()["reissued"] == 1
 
 
+@pytest.mark.parametrize("other", [(1, 2, 4), (0, 3, 4), (2, 4, 4)])
+def test_in_flight_newer_weights_do_older_and_abandoned_ones_do_not(store, other):
+    actor = Actor(store, other, (1, 3, 3), (1, 3, 5))
+    pinned = Pinned("eval", store, while_waiting=actor, is_exact=False)
+    ask(pinned, 2)
+    groups = pinned.settle()
+    assert len(actor.served) == 3 and store.counts()["reissued"] == 1
+    row = evaluation_metrics(groups)
+    assert (row["eval/version"], row["eval/last_version"]) == (3, 5)
+
+
+def test_poll_takes_in_what_is_there_and_waits_for_nothing(store):
+    actor = Actor(store, (1, 3, 3))
+    pinned = Pinned("eval", store, while_waiting=lambda: pytest.fail("it waited"))
+    ask(pinned, 2)
+    assert not pinned.poll()
+    actor()
+    assert not pinned.poll()
+    actor()
+    assert pinned.poll() and len(pinned.settle()) == 2
+
+
 def test_settle_group_that_is_not_accepted_is_asked_for_again(store):
     actor = Actor(store, (1, 3, 3))
     pinned = Pinned("probe", store, while_waiting=actor)
@@ -122,8 +144,14 @@ def test_settle_with_nothing_out_returns_at_once(store):
 def test_evaluation_metrics_are_means_over_all_rollouts():
     ticket = make_ticket("e", kind="eval", order=-1)
     a = make_group(ticket, rollouts=(make_rollout(1, reward=0.0, step=7), make_rollout(3, reward=1.0, step=7)))
-    b = make_group(ticket, rollouts=(make_rollout(8, reward=0.5, step=7),))
-    assert evaluation_metrics([a, b]) == {"eval/reward": 0.5, "eval/version": 7, "eval/response_tokens": 4.0}
+    b = make_group(ticket, rollouts=tuple(make_rollout(n, reward=0.5, step=7, finish="length") for n in (8, 8)))
+    assert evaluation_metrics([a, b]) == {
+        "eval/reward": 0.5,
+        "eval/version": 7,
+        "eval/last_version": 7,
+        "eval/response_tokens": 5.0,
+        "eval/truncated": 0.5,
+    }
 
 
 def test_pinned_tickets_come_first_and_ask_for_the_version():

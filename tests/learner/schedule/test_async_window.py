@@ -1,7 +1,8 @@
-"""Windows: what the async ratio bounds."""
+"""Windows: the backlog that actors draw on, and the bounds on complete groups and on lag."""
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,25 +12,106 @@ from learner.schedule.ticket_books import training_sampling
 from tests.learner.schedule.fakes import Problems
 
 
-@given(alpha=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]), U=st.integers(1, 4), seed=st.integers(0, 99))
-def test_async_ratio_bounds_what_is_issued_and_the_lag_of_groups_served_in_order(alpha, U, seed):
+def window_of(*, U=2, incarnation=0, every_n_steps=1, max_lag_steps=None, **admission) -> AsyncWindow:
     config = schema.Config(
         preset="test",
-        rounds=sections.RoundsConfig(groups_per_round=U, groups_per_update=U),
-        admission=sections.AdmissionConfig(policy="window", async_ratio=alpha),
-        publish=sections.PublishConfig(when="every"),
+        rounds=sections.RoundsConfig(groups_per_round=U, groups_per_update=U, max_lag_steps=max_lag_steps),
+        admission=sections.AdmissionConfig(policy="window", **admission),
+        publish=sections.PublishConfig(when="every", every_n_steps=every_n_steps),
     )
-    planner, rng = AsyncWindow(config, training_sampling(config, ()), Problems()), random.Random(seed)
+    return AsyncWindow(config, training_sampling(config, ()), Problems(), incarnation=incarnation)
+
+
+def issue(window: AsyncWindow, *, step=0, num_unclaimed=0) -> int:
+    return len(window.issue(step=step, num_unclaimed=lambda: num_unclaimed))
+
+
+@given(alpha=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]), U=st.integers(1, 4), seed=st.integers(0, 99))
+def test_async_ratio_bounds_what_is_issued_and_the_lag_of_groups_served_in_order(alpha, U, seed):
+    planner, rng = window_of(U=U, async_ratio=alpha), random.Random(seed)
     issued_at: dict[str, int] = {}
     for n in range(20 * U):
         step = n // U
-        issued_at |= {t.id: step for t in planner.issue(step=step)}
+        while tickets := planner.issue(step=step, num_unclaimed=lambda: 0):  # they are claimed at once
+            issued_at |= {t.id: step for t in tickets}
         assert len(planner.open_tickets) <= (1 + alpha) * U
         ticket = planner.open_tickets[0]
         planner.consume(ticket.id)
         if rng.random() < 0.3:
-            issued_at |= {t.id: step for t in planner.issue(step=step)}
+            issued_at |= {t.id: step for t in planner.issue(step=step, num_unclaimed=lambda: 0)}
         # Whatever weights it began on, they are not too old for its turn, and they exist.
         assert n // U - ticket.min_version.step <= -(-alpha // 1) and ticket.min_version.step <= issued_at[ticket.id]
     lags = {int(i) // U - at for i, at in issued_at.items() if int(i) < 20 * U}
     assert max(lags) <= -(-alpha // 1)
+
+
+def test_backlog_of_an_updates_groups_is_kept_however_many_are_in_progress():
+    window = window_of(U=3)
+    assert issue(window) == 3
+    assert issue(window, num_unclaimed=3) == 0
+    assert issue(window, num_unclaimed=1) == 2  # two were claimed
+    for _ in range(10):
+        assert issue(window) == 3
+    assert len(window.open_tickets) == 35 and not window.num_held_back
+
+
+def test_full_queue_of_complete_groups_holds_tickets_back_and_is_counted_once_each_time():
+    window = window_of(U=2, queue_groups=3)
+    issue(window)
+    issue(window)
+    for order in range(3):
+        window.arrive(f"{order:09d}")
+    assert issue(window) == issue(window, num_unclaimed=1) == 0
+    assert window.num_held_back == {"queue": 1}
+    assert issue(window, num_unclaimed=2) == 0  # nothing is lacking, so nothing is held back
+    assert issue(window) == 0 and window.num_held_back == {"queue": 2}
+    assert len(window.open_tickets) == 4
+    window.consume(f"{0:09d}")
+    assert issue(window) == 2 and window.num_held_back == {"queue": 2}
+
+
+def test_full_queue_has_one_issued_for_one_that_is_trained_so_that_the_learner_never_starves():
+    window = window_of(U=2, queue_groups=2)
+    for _ in range(3):
+        issue(window)
+    for order in range(4):
+        window.arrive(f"{order:09d}")
+    assert issue(window) == 0
+    for order in range(2):
+        window.consume(f"{order:09d}")
+        assert issue(window) == 1
+    window.consume(f"{2:09d}")  # one waits: the backlog is filled again
+    assert issue(window) == 2
+
+
+def test_dropping_the_oldest_holds_nothing_back():
+    window = window_of(U=2, when_full="drop_oldest")
+    issue(window)
+    issue(window)
+    for order in range(4):
+        window.arrive(f"{order:09d}")
+    assert issue(window) == 2 and not window.num_held_back
+
+
+def test_lag_bound_holds_tickets_back_and_is_counted():
+    window = window_of(U=2, max_lag_steps=1)
+    assert [issue(window), issue(window), issue(window)] == [2, 2, 0]
+    assert window.num_held_back == {"lag": 1}
+    assert issue(window, step=1) == 2
+
+
+def test_tickets_are_of_the_learners_incarnation_also_when_asked_for_anew():
+    # An actor compares incarnations first: of incarnation 0 a restarted learner's tickets would ask for nothing.
+    window = window_of(async_ratio=0.0, incarnation=3)
+    window.set_state(dict(num_issued=10, num_consumed=10, num_deferred=0, round_is_long=False), [])
+    (first, _) = window.issue(step=5, num_unclaimed=lambda: 0)
+    assert str(first.min_version) == "3:5"
+    (again, _) = window.renew(step=6)
+    assert str(again.min_version) == "3:6"
+
+
+@pytest.mark.parametrize(("alpha", "earliest"), [(0.0, 4), (0.5, 3), (1.0, 3), (2.0, 2)])
+def test_ticket_may_begin_on_weights_alpha_behind_its_turn_never_on_ones_to_come(alpha, earliest):
+    window = window_of(async_ratio=alpha, every_n_steps=1)
+    window.set_state(dict(num_issued=8, num_consumed=8, num_deferred=0, round_is_long=False), [])
+    assert window.issue(step=4, num_unclaimed=lambda: 0)[0].min_version.step == earliest

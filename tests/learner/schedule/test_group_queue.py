@@ -39,8 +39,8 @@ class Trainer:
     def queue(
         self, *, incarnation=0, restored_step=0, max_lag_steps=None, max_ready=None, while_waiting=refuse_to_wait
     ):
-        rounds = SimpleNamespace(max_lag_steps=max_lag_steps, filter_zero_variance=False, train_start="group_ready")
-        config: Any = SimpleNamespace(rounds=rounds, max_ready_groups=max_ready)
+        rounds = SimpleNamespace(filter_zero_variance=False, train_start="group_ready")
+        config: Any = SimpleNamespace(rounds=rounds, max_ready_groups=max_ready, lag_bound=max_lag_steps)
         planner: Any = SimpleNamespace(
             issue_up_to=lambda order, step: [],
             is_open=lambda id_: id_ in self.tickets,

@@ -9,6 +9,8 @@ import pytest
 
 from bridge.store.sqlite import SqliteStore
 from configs import schema, sections
+from learner.schedule.group_check import MAX_REFUSED_IN_A_ROW
+from learner.schedule.intake import MAX_REFUSED_PER_TICKET
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import MAX_REPLACED_PER_GROUP, training_sampling
 from tests.bridge.factories import make_group, make_rollout
@@ -16,15 +18,17 @@ from tests.learner.schedule.fakes import Marks, Problems
 
 K = 2
 NO_PENALTY = sections.LossConfig()
+NO_PROMPTS = sections.PromptsConfig()
 
 
 class Desk:
-    def __init__(self, store, *, R=2, loss=NO_PENALTY, **rounds):
+    def __init__(self, store, *, R=2, loss=NO_PENALTY, prompts=NO_PROMPTS, **rounds):
         self.config = schema.Config(
             preset="test",
             run=sections.RunConfig(num_updates=1),
             rounds=sections.RoundsConfig(groups_per_round=R, groups_per_update=R, samples_per_group=K, **rounds),
             loss=loss,
+            prompts=prompts,
         )
         self.store = store
         timeline: Any = Marks()
@@ -35,6 +39,7 @@ class Desk:
             sampling=training_sampling(self.config, ()),
             timeline=timeline,
             incarnation=0,
+            vocab_size=1000,
         )
         self.planner, self.intake = stream.planner, stream.intake
         self.store.put_tickets(self.planner.issue(step=0))
@@ -81,10 +86,68 @@ def test_group_without_signal_is_kept_where_nothing_filters(store):
     assert Desk(store).arrive(0, rewards=(1.0, 1.0)) is None
 
 
-def test_signal_is_looked_for_after_the_overlong_penalty(store):
+def test_signal_is_looked_for_in_the_rewards_as_judged(store):
     desk = Desk(store, filter_zero_variance=True, loss=sections.LossConfig(overlong_buffer_tokens=8))
-    lengths = (3, 14)  # of at most 16, the last 8 punished
-    assert desk.arrive(0, rollouts=tuple(make_rollout(n, reward=1.0) for n in lengths)) is None
+    lengths = (3, 14)  # of at most 16, the last 8 punished: advantages, but all are right
+    assert desk.arrive(0, rollouts=tuple(make_rollout(n, reward=1.0) for n in lengths)) == "zero_variance"
+    assert desk.arrive(1, rollouts=tuple(make_rollout(n, reward=float(n > 3)) for n in lengths)) is None
+
+
+def test_group_of_masked_responses_alone_has_no_signal(store):
+    cut = tuple(make_rollout(16, reward=r, finish="length") for r in (0.0, 1.0))
+    desk = Desk(store, filter_zero_variance=True, prompts=sections.PromptsConfig(truncated="mask"))
+    assert desk.arrive(0, rollouts=cut) == "zero_variance"
+    assert desk.arrive(1, rollouts=(cut[0], make_rollout(reward=1.0))) is None
+
+
+BAD = {
+    "out_of_vocabulary": make_rollout(tokens=np.array([1, 2, 10**9], np.int32)),
+    "future_version": make_rollout(step=1),
+    "impossible_logprob": make_rollout(behavior_logprobs=np.full(3, -3e38, np.float32)),
+    "extreme_reward": make_rollout(reward=1e308),
+    "too_long": make_rollout(17),
+    "wrong_size": None,
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_group_that_can_not_be_right_is_counted_and_asked_for_again(store, reason):
+    desk = Desk(store)
+    bad = BAD[reason]
+    rollouts = (make_rollout(),) if bad is None else (make_rollout(), bad)
+    assert desk.arrive(0, rollouts=rollouts) == reason
+    assert desk.offered() == [(0, 0), (1, 1)] and desk.intake.hand_out(9) == []
+    assert desk.arrive(0) is None  # a good one is taken all the same
+
+
+def test_group_of_an_abandoned_future_is_that_and_not_of_a_future_version(store):
+    store.record_restore(1, 0)  # a learner that began after incarnation 0's at step 0
+    assert Desk(store).arrive(0, rollouts=(make_rollout(step=3),) * K) == "abandoned"
+
+
+def test_ticket_whose_groups_are_refused_again_and_again_gets_another_prompt(store):
+    desk = Desk(store)
+    bad = (make_rollout(), BAD["extreme_reward"])
+    for _ in range(MAX_REFUSED_PER_TICKET - 1):
+        assert desk.arrive(0, rollouts=bad) == "extreme_reward"
+        assert desk.offered() == [(0, 0), (1, 1)]
+    assert desk.arrive(0, rollouts=bad) == "extreme_reward"
+    assert desk.offered() == [(0, 2), (1, 1)]  # the third problem has the first one's place
+    assert desk.intake.dropped["extreme_reward"] == MAX_REFUSED_PER_TICKET
+
+
+def test_actor_that_makes_nothing_right_is_fenced_and_one_that_errs_is_not(store):
+    desk = Desk(store, R=2)
+    bad = (make_rollout(), BAD["out_of_vocabulary"])
+    for _ in range(MAX_REFUSED_IN_A_ROW - 1):
+        desk.arrive(0, rollouts=bad)
+        desk.arrive(0, rollouts=bad, actor="errs")
+    assert desk.arrive(1, actor="errs") is None
+    desk.arrive(0, rollouts=bad, actor="errs")
+    assert store.fenced_actors() == set()
+    desk.arrive(0, rollouts=bad)
+    assert store.fenced_actors() == desk.intake.fenced_actors == {"a"}
+    assert desk.arrive(0) == "fenced"
 
 
 def test_a_round_of_prompts_without_signal_ends_all_the_same(store):

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import json
 
@@ -64,20 +63,6 @@ def test_issue_by_rounds_gives_whole_rounds_and_only_between_them(sizes, choices
         assert planner.round == (n + 1) // R
 
 
-@given(sizes=SIZES, extra=st.integers(0, 5), choices=CHOICES)
-def test_issue_by_window_keeps_width_groups_outstanding(sizes, extra, choices):
-    R, U = sizes
-    width = U + extra
-    planner = books_of(config_of(R, U, width=width))
-    for n, choice in enumerate(choices):
-        issued = planner.issue(step=n)
-        assert len(issued) == (width if n == 0 else 1)
-        assert len(planner.open_tickets) == width
-        # Any weights may serve: an update in flight must not be waited for.
-        assert {t.min_version for t in issued} == {Version(incarnation=0, step=0)}
-        planner.consume(planner.open_tickets[choice % width].id)
-
-
 @given(sizes=SIZES, width=st.integers(0, 6), choices=CHOICES)
 def test_books_consumed_and_open_make_all_that_was_issued(sizes, width, choices):
     R, U = sizes
@@ -141,9 +126,9 @@ def test_issue_up_to_by_rounds_issues_the_next_round_once_the_last_is_trained():
 def test_issue_up_to_by_window_issues_what_is_missing_and_no_more():
     planner = books_of(config_of(4, 2, width=3))
     planner.issue(step=0)
-    assert planner.issue_up_to(2, step=0) == []
-    assert [t.order for t in planner.issue_up_to(5, step=2)] == [3, 4, 5]
-    assert planner.issue(step=2) == []  # the window is full, and more
+    assert planner.issue_up_to(1, step=0) == []
+    assert [t.order for t in planner.issue_up_to(4, step=2)] == [2, 3, 4]
+    assert planner.issue(step=2, num_unclaimed=lambda: 5) == []  # the backlog is full, and more
 
 
 def test_issue_up_to_gives_the_tickets_that_issue_would_have():
@@ -173,10 +158,3 @@ def test_replace_puts_another_problem_under_the_same_id_and_order():
     assert (new.id, new.order, new.round, new.min_version) == (old.id, old.order, old.round, old.min_version)
     assert old.prompt_tokens.tolist() == [0] and new.prompt_tokens.tolist() == [4]
     assert planner.open_tickets[0] is new and len(planner.open_tickets) == 4
-
-
-def test_window_is_kept_narrow_enough_for_the_lag_bound():
-    config = config_of(4, 2, width=12)
-    assert len(books_of(config).issue(step=0)) == 12
-    bounded = dataclasses.replace(config, rounds=dataclasses.replace(config.rounds, max_lag_steps=1))
-    assert len(books_of(bounded).issue(step=0)) == 4

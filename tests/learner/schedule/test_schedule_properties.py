@@ -25,7 +25,7 @@ from tests.learner.schedule.fakes import Marks, Problems
 
 K, R, U = 2, 4, 2
 MAX_LAG = 2
-WINDOW = sections.AdmissionConfig(policy="window", width=6)
+WINDOW = sections.AdmissionConfig(policy="window", sequences=7)
 EVERY = sections.PublishConfig(when="every")
 SCHEDULES: dict[str, dict[str, Any]] = {
     "serial": dict(rounds=dict(train_start="round_complete")),
@@ -95,6 +95,7 @@ class FakeActor:
         limit = self.admission.num_to_claim()
         tickets = store.claim(self.name, limit=limit, lease_s=100, width=width, among=among)
         self.admission.offer(t for t in tickets if t.id not in self.running)
+        self.admission.share_among([5] * (among - 1))
         for ticket in self.admission.admit(Version(incarnation=0, step=self.step)):
             self.running[ticket.id] = ticket, self.step
 
@@ -132,6 +133,7 @@ class World:
             sampling=training_sampling(config, ()),
             timeline=marks,
             incarnation=0,
+            vocab_size=1000,
             while_waiting=self.tick,
         )
         self.planner = self.stream.planner
@@ -197,8 +199,11 @@ def spy_on(w: World) -> dict[str, Group]:
             groups[group.ticket_id] = group
             assert len(group.rollouts) == K
             assert np.array_equal(group.prompt_tokens, w.planner.ticket(group.ticket_id).prompt_tokens)
-            if w.config.rounds.max_lag_steps is not None:
-                assert w.stream.step - group.min_step <= w.config.rounds.max_lag_steps
+            if w.config.publish.when == "every":
+                ratio = w.config.admission.async_ratio
+                bound = w.config.rounds.max_lag_steps if ratio is None else -(-ratio // 1)
+                assert bound is not None
+                assert w.stream.step - group.min_step <= bound
             if w.config.publish.when == "round_end":
                 assert group.min_step == group.max_step == w.published, "a round's groups are by its weights alone"
             if w.config.rounds.filter_zero_variance:

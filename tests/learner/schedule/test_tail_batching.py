@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from configs import schema, sections
 from learner.schedule.planner import RoundPlanner
 from learner.schedule.tail_batching import max_rounds_deferred
-from learner.schedule.ticket_books import training_sampling
+from learner.schedule.ticket_books import MAX_REPLACED_PER_GROUP, training_sampling
 from tests.learner.schedule.fakes import Problems
 
 
@@ -197,9 +197,35 @@ def test_replace_counts_towards_the_bound_of_a_filter_and_a_new_round_starts_ane
     (ticket,) = planner.issue(step=0)
     for _ in range(10):
         assert planner.may_replace
-        planner.replace(ticket.id)
+        planner.replace(ticket.id, is_filtered=True)
     assert not planner.may_replace
     planner.consume(ticket.id)
     planner.issue(step=0)
-    planner.consume("000000001")
     assert planner.may_replace
+
+
+def test_filter_throws_away_no_more_than_its_bound_in_any_round():
+    # R groups, none with signal; the learner trains each as it is let through.
+    planner = planner_of(config_of(4, eta_prompts=1.0))
+    for _ in range(3):
+        num_replaced = 0
+        for ticket in planner.issue(step=0):
+            while planner.may_replace:
+                planner.replace(ticket.id, is_filtered=True)
+                num_replaced += 1
+            planner.arrive(ticket.id)
+            planner.consume(ticket.id)
+        assert num_replaced == MAX_REPLACED_PER_GROUP * 4
+
+
+def test_failed_prompts_take_nothing_of_the_filters_bound_and_a_restart_keeps_what_is_spent():
+    planner = planner_of(config_of(1, eta_prompts=1.0))
+    (ticket,) = planner.issue(step=0)
+    for _ in range(50):
+        planner.replace(ticket.id)
+    assert planner.may_replace
+    for _ in range(10):
+        planner.replace(ticket.id, is_filtered=True)
+    restarted = planner_of(config_of(1, eta_prompts=1.0))
+    restarted.set_state(planner.get_state(), planner.open_tickets)
+    assert not restarted.may_replace

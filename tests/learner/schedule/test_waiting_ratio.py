@@ -6,51 +6,88 @@ from learner.schedule.waiting_ratio import RoundClock
 def test_finish_gives_the_papers_ratios():
     clock = RoundClock()
     clock.rollout_started(100.0)
-    clock.trained(104.0, 106.0)  # first dispatch 4 s after the rollout began
+    clock.dispatched(104.0, fills_update=False)
+    clock.trained(104.0, 106.0)  # the first group is trained 4 s after the rollout began,
+    clock.dispatched(109.0, fills_update=True)  # the first U are there after 9 s
     clock.trained(109.0, 110.0)
     # 10 s in all, 3 s of them compute. Eq. 4 counts the wait before the first training alone: 4 / 10.
-    assert clock.finish(110.0) == pytest.approx(
+    assert clock.finish() == pytest.approx(
         {
             "round/waiting_ratio_eq4": 0.4,
             "round/waiting_ratio": 0.7,
             "round/rollout_to_train_end_s": 10.0,
-            "round/first_dispatch_s": 4.0,
+            "round/first_dispatch_s": 9.0,
+            "round/first_group_s": 4.0,
         }
     )
+
+
+def one_round(clock, *trained):
+    clock.rollout_started(0.0)
+    clock.dispatched(trained[0][0], fills_update=True)
+    for start_s, end_s in trained:
+        clock.trained(start_s, end_s)
 
 
 def test_serial_round_both_ratios_agree():
     # All waiting is before the first training, as in the serial baseline of the paper's figure 1.
     clock = RoundClock()
-    clock.rollout_started(0.0)
-    clock.trained(6.0, 9.0)
-    clock.trained(9.0, 12.0)
-    metrics = clock.finish(12.0)
+    one_round(clock, (6.0, 9.0), (9.0, 12.0))
+    metrics = clock.finish()
     assert metrics["round/waiting_ratio_eq4"] == pytest.approx(0.5)
     assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
+
+
+def test_publish_after_the_last_step_is_not_the_rounds():
+    # A second of rollout and one of training; the publish, which waits for an evaluation, takes three more.
+    clock = RoundClock()
+    one_round(clock, (1.0, 2.0))
+    clock.set_aside(3.0)
+    metrics = clock.finish()
+    assert metrics["round/rollout_to_train_end_s"] == pytest.approx(2.0)
+    assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
+    clock.rollout_started(5.0)
+    clock.dispatched(6.0, fills_update=True)
+    clock.trained(6.0, 7.0)
+    assert clock.finish()["round/waiting_ratio"] == pytest.approx(0.5)  # nothing of it is left over
+
+
+def test_publish_between_two_steps_is_neither_wait_nor_compute():
+    clock = RoundClock()
+    clock.rollout_started(0.0)
+    clock.dispatched(1.0, fills_update=True)
+    clock.trained(1.0, 2.0)
+    clock.set_aside(3.0)
+    clock.trained(6.0, 7.0)  # published until 5 s, then waited for a second
+    metrics = clock.finish()
+    assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
+    assert metrics["round/rollout_to_train_end_s"] == pytest.approx(7.0)
 
 
 def test_rollout_started_only_the_first_call_of_a_round_counts():
     clock = RoundClock()
     for now_s in (10.0, 11.0, 15.0):
         clock.rollout_started(now_s)
+    clock.dispatched(16.0, fills_update=True)
     clock.trained(16.0, 20.0)
-    assert clock.finish(20.0)["round/rollout_to_train_end_s"] == pytest.approx(10.0)
+    assert clock.finish()["round/rollout_to_train_end_s"] == pytest.approx(10.0)
 
 
 def test_finish_starts_over():
     clock = RoundClock()
-    clock.rollout_started(0.0)
-    clock.trained(1.0, 2.0)
-    clock.finish(2.0)
+    one_round(clock, (1.0, 2.0))
+    clock.finish()
     clock.rollout_started(50.0)
+    clock.dispatched(51.0, fills_update=True)
     clock.trained(51.0, 52.0)
-    assert clock.finish(54.0) == pytest.approx(
+    clock.trained(53.0, 54.0)
+    assert clock.finish() == pytest.approx(
         {
             "round/waiting_ratio_eq4": 0.25,
-            "round/waiting_ratio": 0.75,
+            "round/waiting_ratio": 0.5,
             "round/rollout_to_train_end_s": 4.0,
             "round/first_dispatch_s": 1.0,
+            "round/first_group_s": 1.0,
         }
     )
 
@@ -58,7 +95,7 @@ def test_finish_starts_over():
 def test_finish_of_a_round_that_never_started_is_refused():
     clock = RoundClock()
     with pytest.raises(ValueError, match="never started"):
-        clock.finish(1.0)
+        clock.finish()
     clock.rollout_started(0.0)
     with pytest.raises(ValueError, match="never started"):
-        clock.finish(1.0)
+        clock.finish()

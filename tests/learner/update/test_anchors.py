@@ -11,8 +11,11 @@ def trained(steps, state, anchors, micro):
     return steps.apply(steps.accumulate(state, micro.batch, anchors.score(micro.batch)))
 
 
-def test_anchors_keep_the_reference_and_the_rounds_policy_while_the_learner_moves_on():
-    config = config_of(name="decoupled_ppo", proximal="round", kl_coef=0.1)
+@pytest.mark.parametrize(
+    "setting", [dict(proximal="round"), dict(proximal="published", publish_every=3)], ids=["round", "published"]
+)
+def test_anchors_keep_the_reference_and_the_published_policy_while_the_learner_moves_on(setting):
+    config = config_of(name="decoupled_ppo", kl_coef=0.1, **setting)
     steps, micro = steps_of(config), pack(config, random_groups(0, 2))[0]
     reference = jax.tree.map(lambda x: x * 0.9, fresh_params())
     state = steps.init(fresh_params())
@@ -26,17 +29,26 @@ def test_anchors_keep_the_reference_and_the_rounds_policy_while_the_learner_move
         np.testing.assert_array_equal(scores.proximal, want_round)
         state, metrics = trained(steps, state, anchors, micro)
         assert np.isfinite(metrics["loss"]) and metrics["reference_kl"] > 0, step
-    anchors.start_round(state.params)
+    anchors.publish(state.params)
     now = np.asarray(steps.score(state.params, micro.batch))
     assert np.abs(now - want_round).max() > 1e-3
     np.testing.assert_array_equal(anchors.score(micro.batch).proximal, now)
 
 
-def test_anchors_load_nothing_for_a_loss_that_compares_with_nothing():
+@pytest.mark.parametrize(
+    "setting",
+    [
+        dict(name="masked_is"),
+        dict(name="decoupled_ppo", epochs=2),
+        # One update for each published version: the version published is the one that the batch starts from.
+        dict(name="decoupled_ppo", epochs=2, publish_every=1, proximal="published"),
+    ],
+)
+def test_anchors_keep_no_copy_where_the_policy_itself_is_the_proximal_one(setting):
     def load():
         raise AssertionError("the reference was loaded")
 
-    config = config_of(name="decoupled_ppo")  # its proximal policy is the update's start
+    config = config_of(**setting)
     steps, micro = steps_of(config), pack(config, random_groups(0, 2))[0]
     anchors = Anchors(steps, config, load_reference=load, params=fresh_params())
     assert anchors.score(micro.batch) == AnchorLogprobs()

@@ -3,6 +3,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +91,7 @@ def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
         "reward/zero_variance_groups": 0,
         "response/mean_tokens": 2.5,
         "response/max_tokens": 4,
+        "response/truncated": 0,
     }
     assert got.keys() == want.keys()
     for name, value in want.items():
@@ -149,6 +151,18 @@ def test_measure_masked_tokens_do_not_count():
     assert int(got["tokens"]) == 2 and int(got["lag/max"]) == 1
     np.testing.assert_allclose([got["ess"], got["ess_sequence"], got["lag/mean"]], [1, 1, 0.5], rtol=1e-6)
     np.testing.assert_allclose(got["max_abs_dlogprob"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("masks_truncated", [False, True])
+def test_measure_counts_truncated_responses_whether_or_not_they_train(masks_truncated):
+    cut = dataclasses.replace(rollout([4, 1, 1], [3, 4, 4], reward=1.0), finish="length")
+    (micro,) = pack(config_of(), [group("a", cut, FRESH, FRESH, FRESH)], masks_truncated=masks_truncated)
+    got = finalize(measured(micro.batch))
+    assert float(got["response/truncated"]) == 0.25 and float(got["reward/mean"]) == 0.25
+    trained = {"tokens": 3, "sequences": 3, "ess": 1, "lag/max": 0, "max_abs_dlogprob": 0}
+    every = {"tokens": 6, "sequences": 4, "ess": 9**2 / (6 * 21), "lag/max": 3, "max_abs_dlogprob": np.log(4)}
+    for name, value in (trained if masks_truncated else every).items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_measure_on_policy_has_ess_one_and_no_mismatch():

@@ -14,7 +14,7 @@ from tests.learner.streams import NumpyAdamW
 @pytest.mark.parametrize(
     "schedule,want",
     [
-        # warm-up over 4 updates, then 6 more; num_updates = 10
+        # warm-up over 4 steps, then 6 more; num_steps = 10
         ("constant", [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1, 1]),
         ("linear", [0.25, 0.5, 0.75, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
         ("cosine", [0.25, 0.5, 0.75, 1, *[(1 + np.cos(np.pi * i / 6)) / 2 for i in range(7)]]),
@@ -22,13 +22,13 @@ from tests.learner.streams import NumpyAdamW
 )
 def test_learning_rate_warms_up_and_falls(schedule, want):
     config = OptimizerConfig(learning_rate=3e-4, warmup_steps=4, schedule=schedule)
-    got = [float(learning_rate(i, config, num_updates=10)) for i in range(11)]
+    got = [float(learning_rate(i, config, num_steps=10)) for i in range(11)]
     np.testing.assert_allclose(got, 3e-4 * np.array(want), rtol=1e-5, atol=1e-10)
 
 
 def test_learning_rate_without_warmup_starts_full_and_stays_past_the_end():
     config = OptimizerConfig(learning_rate=0.5)
-    assert [float(learning_rate(i, config, num_updates=3)) for i in (0, 2, 50)] == [0.5] * 3
+    assert [float(learning_rate(i, config, num_steps=3)) for i in (0, 2, 50)] == [0.5] * 3
 
 
 def test_decay_mask_leaves_norms_and_biases_out():
@@ -51,7 +51,7 @@ def test_decay_mask_leaves_norms_and_biases_out():
 @pytest.mark.parametrize("scale", [0.01, 100.0])
 def test_make_optimizer_matches_adamw_by_the_book(scale):
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=3, schedule="cosine", weight_decay=0.2)
-    optimizer, oracle = make_optimizer(config, num_updates=6), NumpyAdamW(config)
+    optimizer, oracle = make_optimizer(config, num_steps=6), NumpyAdamW(config)
     rng = np.random.default_rng(0)
     params = {"kernel": rng.normal(size=(3, 4)).astype(np.float32), "norm": np.ones((2, 4), np.float32)}
     want: dict[str, Any] = dict(params)
@@ -69,7 +69,7 @@ def test_make_optimizer_matches_adamw_by_the_book(scale):
 
 def test_make_optimizer_adafactor_first_step_is_the_factored_estimate_clipped_and_decayed():
     config = OptimizerConfig(name="adafactor", learning_rate=0.1, weight_decay=0.5, max_grad_norm=1e9)
-    optimizer = make_optimizer(config, num_updates=10)
+    optimizer = make_optimizer(config, num_steps=10)
     rng = np.random.default_rng(0)
     params = {"layers": {"q_proj": {"kernel": rng.normal(size=(128, 256)).astype(np.float32)}}}
     grads = rng.normal(size=(128, 256)) * np.linspace(0.1, 3, 128)[:, None]
@@ -88,6 +88,6 @@ def test_make_optimizer_adafactor_first_step_is_the_factored_estimate_clipped_an
 
 def test_make_optimizer_keeps_the_first_moment_in_the_dtype_asked_for():
     params = {"x": np.ones((4, 4), np.float32)}
-    state = make_optimizer(OptimizerConfig(mu_dtype="bfloat16"), num_updates=1).init(params)
+    state = make_optimizer(OptimizerConfig(mu_dtype="bfloat16"), num_steps=1).init(params)
     dtypes = sorted(str(x.dtype) for x in jax.tree.leaves(state) if x.ndim)
     assert dtypes == ["bfloat16", "float32"]

@@ -124,7 +124,8 @@ def test_pack_groups_group_over_the_budget_is_split_and_marked_with_its_last_bat
 
 
 @pytest.mark.parametrize(
-    "normalization,weight,denominator", [("token", [1, 1], 4), ("sequence", [1, 1 / 3], 2), ("constant", [1, 1], 24)]
+    "normalization,weight,denominator",
+    [("token", [1, 1], 4), ("sequence", [1, 1 / 3], 2), ("sequence_sum", [1, 1], 2), ("constant", [1, 1], 24)],
 )
 def test_pack_groups_normalisation_weights_and_denominator(normalization, weight, denominator):
     config = config_of(normalization=normalization)
@@ -133,6 +134,40 @@ def test_pack_groups_normalisation_weights_and_denominator(normalization, weight
     for s, w in zip(sequences, weight, strict=True):
         np.testing.assert_allclose(s["token_weights"], np.where(s["loss_mask"], np.float32(w), 0))
     assert float(micro.batch.denominator) == denominator
+
+
+@pytest.mark.parametrize(
+    "normalization,denominator", [("token", 1 + 3), ("sequence", 2), ("sequence_sum", 2), ("constant", 24)]
+)
+def test_pack_groups_masked_responses_train_nothing_but_count_in_their_groups_advantages(normalization, denominator):
+    config = config_of(normalization=normalization)
+    whole = group_of_lengths("g", [2, 4, 6])  # rewards 0, 1, 2
+    *done, last = whole.rollouts
+    cut = dataclasses.replace(whole, rollouts=(*done, dataclasses.replace(last, finish="length")))
+    (plain,), (masked,) = pack(config, [whole]), pack(config, [cut], masks_truncated=True)
+    kept = [s for s in segments_of(masked.batch) if s["loss_mask"].any()]
+    for got, want in zip(kept, [s for s in segments_of(plain.batch) if s["tokens"].size < 6], strict=True):
+        for name in ARRAYS:
+            np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+    np.testing.assert_allclose([s["advantages"].min() for s in kept], [0, -1], atol=1e-5)  # longest first
+    (hidden,) = (s for s in segments_of(masked.batch) if not s["loss_mask"].any())
+    assert hidden["tokens"].size == 6
+    for name in ("advantages", "token_weights", "behavior_logprobs"):
+        assert not hidden[name].any(), name
+    assert float(masked.batch.denominator) == denominator
+    assert float(masked.batch.rewards.count) == 3 and int(masked.batch.num_truncated) == 1
+    assert int(pack(config, [cut])[0].batch.num_truncated) == 1 and int(plain.batch.num_truncated) == 0
+    assert float(pack(config, [cut])[0].batch.denominator) == float(plain.batch.denominator) != denominator
+
+
+def test_pack_groups_of_masked_responses_alone_is_an_update_of_nothing():
+    whole = group_of_lengths("g", [2, 4])
+    cut = dataclasses.replace(whole, rollouts=tuple(dataclasses.replace(r, finish="length") for r in whole.rollouts))
+    for normalization in ("token", "sequence", "sequence_sum", "constant"):
+        (micro,) = pack(config_of(normalization=normalization), [cut], masks_truncated=True)
+        assert float(micro.batch.denominator) == 0 and not micro.batch.token_weights.any()
+        assert np.isfinite(micro.batch.token_weights).all() and not micro.batch.loss_mask.any()
+        assert int(micro.batch.num_groups) == int(micro.batch.num_zero_variance_groups) == 1
 
 
 def test_pack_groups_sequence_longer_than_a_row_is_refused_by_ticket():

@@ -32,12 +32,12 @@ LOSSES: dict[str, dict[str, Any]] = {
     "grpo_clip": dict(name="grpo_clip", clip_low=0.2, clip_high=0.28, entropy_coef=0.01),
     "truncated_is": dict(name="truncated_is", max_weight=2.0, advantage="mean_baseline"),
 }
-NORMALIZATIONS = ["token", "sequence", "constant"]
+NORMALIZATIONS = ["token", "sequence", "sequence_sum", "constant"]
 
 
 @functools.cache
 def steps_and_oracle(loss):
-    # The device code does not know the normalisation, so one compilation serves all three.
+    # The device code does not know the normalisation, so one compilation serves all of them.
     config = config_of(**LOSSES[loss])
     gradient = jax.jit(jax.value_and_grad(functools.partial(plain_loss, loss=config.loss)))
     return steps_of(config), gradient

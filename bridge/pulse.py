@@ -1,0 +1,97 @@
+"""A process's pulse: signs of life in a few bytes of memory that it shares with the process that started it.
+
+The store's heartbeats tell processes of each other. They take the store's lock and the disk, so a process that is
+stopped inside a transaction silences them all; a pulse takes neither, and each process has its own.
+"""
+
+import dataclasses
+import enum
+import mmap
+import os
+import struct
+import threading
+
+VARIABLE = "SLUICE_PULSE_FD"
+"""Names the inherited descriptor in the environment of a process whose pulse is felt."""
+BEAT_S = 1.0
+_BEATS, _WORK, _DOING = 0, 8, 16
+_SIZE = 24
+
+
+class Doing(enum.IntEnum):
+    """What a process says it does."""
+
+    STARTING = 0
+    """Imports, restores, compiles, starts an engine: steps that may take long."""
+    WORKING = 1
+    WAITING = 2
+    """For others, by its own will."""
+    ALONE = 3
+    """A learner's: it waits, and no actor lives."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sign:
+    """What is felt of a process at one moment."""
+
+    num_beats: int
+    """By a thread that does nothing else; 0 until the process has come to it."""
+    num_works: int
+    """Parts of its work that the process has done, rounds of waiting among them."""
+    doing: Doing
+
+
+class Pulse:
+    """Both ends of a pulse: one process beats and works, the one that started it feels."""
+
+    def __init__(self, fd: int) -> None:
+        """Over a descriptor from `create` or of the parent's; it is closed, the memory stays."""
+        self._memory = mmap.mmap(fd, _SIZE)
+        os.close(fd)
+        self._num_works = self._get(_WORK)
+        self._stop = threading.Event()
+
+    @staticmethod
+    def create() -> int:
+        """A descriptor of new memory, to be inherited; the caller makes a `Pulse` of it once it was."""
+        fd = os.memfd_create("sluice-pulse")
+        os.ftruncate(fd, _SIZE)
+        return fd
+
+    @classmethod
+    def of_this_process(cls) -> "Pulse":
+        """The one that the parent feels; where nobody does, as in a process started by hand, it beats for nobody."""
+        return cls(int(os.environ.pop(VARIABLE, "-1")) if VARIABLE in os.environ else cls.create())
+
+    def start(self) -> None:
+        """Beats from here on, for as long as the process lives and is not stopped."""
+        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+
+    def stop(self) -> None:
+        """Beats no more."""
+        self._stop.set()
+
+    def work(self, doing: Doing) -> None:
+        """Says that a part of the work is done, and what is done now; called by the thread whose work it is."""
+        self._num_works += 1
+        self._put(_DOING, doing)
+        self._put(_WORK, self._num_works)
+
+    def feel(self) -> Sign:
+        """What there is to feel now."""
+        return Sign(self._get(_BEATS), self._get(_WORK), Doing(self._get(_DOING)))
+
+    def _beat(self) -> None:
+        num_beats = self._get(_BEATS)
+        while True:
+            num_beats += 1
+            self._put(_BEATS, num_beats)
+            if self._stop.wait(BEAT_S):
+                return
+
+    # Eight aligned bytes are read and written at once, so no lock is needed.
+    def _get(self, offset: int) -> int:
+        return struct.unpack_from("=q", self._memory, offset)[0]
+
+    def _put(self, offset: int, value: int) -> None:
+        struct.pack_into("=q", self._memory, offset, value)

@@ -1,0 +1,96 @@
+"""Presets at paper size against the papers' numbers, written down here a second time, from the papers."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from configs import overrides
+from configs.races import too_few_places
+from configs.schema import Config
+from configs.sections import RoundsConfig
+
+FOLDER = pathlib.Path(overrides.__file__).parent
+
+
+def preset(name: str) -> Config:
+    return overrides.load_preset(f"{FOLDER}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        # RolloutPipe, section 5.1: four rounds of R = 96, B = 16.
+        ("serial", dict(samples=16, num_updates=4 * 48, learning_rate=1e-6)),
+        ("cgp", dict(samples=16, num_updates=4 * 48, learning_rate=1e-6)),
+        ("rolloutpipe", dict(samples=16, num_updates=4 * 48, learning_rate=1e-6)),
+        # RollPacker, sections 2.2 and 6: 128 prompts of 8, 16k tokens of response.
+        ("rollpacker", dict(samples=1024, response=16384)),
+        # PipelineRL, TMLR version, section 5: 1024 steps of 1024 sequences, 32k, 1e-6, H = 64, penalty from 30k on.
+        (
+            "pipelinerl",
+            dict(samples=1024, num_updates=1024, context=32768, learning_rate=1e-6, places=64, overlong=2048),
+        ),
+        # PipelineRL, NeurIPS version, section 5: 1000 steps, 8K.
+        (
+            "pipelinerl_ess",
+            dict(samples=1024, num_updates=1000, context=8192, learning_rate=1e-6, places=64, overlong=0),
+        ),
+    ],
+)
+def test_preset_at_paper_size_has_the_papers_numbers(name, numbers):
+    config = preset(f"{name}.py")
+    got = {
+        "samples": config.rounds.groups_per_update * config.rounds.samples_per_group,
+        "num_updates": config.run.num_updates,
+        "context": config.model.max_tokens,
+        "response": config.sampling.max_response_tokens,
+        "learning_rate": config.optimizer.learning_rate,
+        "places": config.actor.max_num_seqs,
+        "overlong": config.loss.overlong_tokens,
+    }
+    assert {key: got[key] for key in numbers} == numbers
+
+
+def test_no_two_papers_share_their_numbers_by_accident():
+    sizes = {
+        (c.run.num_updates, c.model.max_tokens, c.optimizer)
+        for c in map(preset, ("rolloutpipe.py", "rollpacker.py", "pipelinerl.py", "pipelinerl_ess.py", "roll_flash.py"))
+    }
+    assert len(sizes) == 5
+
+
+def test_no_paper_but_an_example_has_a_warm_up():
+    warm_ups = {name: preset(f"{name}.py").optimizer.warmup_steps for name in ("serial", "rollpacker", "pipelinerl")}
+    assert set(warm_ups.values()) == {0}
+
+
+@pytest.mark.parametrize("size", ["tiny", "paper"])
+def test_pipelinerl_ess_is_pipelinerl_with_the_stop(size):
+    stop, base = preset(f"pipelinerl_ess.py:{size}"), preset(f"pipelinerl.py:{size}")
+    assert stop.rounds.ess_floor > 0 == base.rounds.ess_floor
+    assert dataclasses.replace(stop.rounds, ess_floor=0.0) == base.rounds
+    assert (stop.publish, stop.optimizer, stop.admission.policy) == (base.publish, base.optimizer, "window")
+
+
+def test_race_for_fewer_places_than_requests_is_told():
+    config = preset("rollpacker.py")
+    said = too_few_places(config, num_engines=1, max_num_seqs=config.actor.max_num_seqs)
+    # 160 prompts of 10 responses for 256 places.
+    assert said and "1600 requests" in said and "256 places" in said and "wants 7 engines" in said
+    assert "with 6 engines" in (too_few_places(config, num_engines=6, max_num_seqs=256) or "")
+    assert too_few_places(config, num_engines=7, max_num_seqs=256) is None
+    assert too_few_places(preset("rollpacker.py:tiny"), num_engines=1, max_num_seqs=256) is None  # 20 x 10
+
+
+@pytest.mark.parametrize("eta", [dict(overprovision_prompts=1.5), dict(overprovision_samples=1.5)])
+def test_race_of_prompts_or_of_samples_alone_is_one(eta):
+    rounds = RoundsConfig(groups_per_round=8, groups_per_update=8, samples_per_group=4, **eta)
+    config = Config(preset="test", rounds=rounds)
+    assert "48 requests" in (too_few_places(config, num_engines=1, max_num_seqs=47) or "")
+    assert too_few_places(config, num_engines=1, max_num_seqs=48) is None
+
+
+@pytest.mark.parametrize("name", ["serial.py", "rolloutpipe.py", "pipelinerl.py"])
+def test_preset_without_a_race_is_told_nothing(name):
+    assert too_few_places(preset(name), num_engines=1, max_num_seqs=1) is None

@@ -1,0 +1,33 @@
+"""A learner that kills itself (SIGKILL) between two passes over a batch, at the update after STEP.
+
+python -m tests.integration.support.dying_learner STEP EPOCH --config=... (the rest is launch.learner's)
+"""
+
+import os
+import runpy
+import signal
+import sys
+
+from learner.update.state import TrainState
+from learner.update.step import Metrics, Steps
+
+_apply = Steps.apply
+
+
+def main() -> None:
+    """Runs launch.learner until the optimizer step before pass EPOCH is made."""
+    step, epoch = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+
+    def apply(self: Steps, state: TrainState, number: int = 0) -> tuple[TrainState, Metrics]:
+        is_last = (int(state.step), number) == (step, epoch - 1)
+        result = _apply(self, state, number)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(Steps, "apply", apply)  # noqa: B010  # it is a method of another signature to pyright
+    runpy.run_module("launch.learner", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Every process of a run stopped and killed in random order: it ends by itself, and every group is trained once."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from configs import overrides
+from configs.run_folder import run_id, snapshot_folder
+from launch import lifeline
+from tests.integration.support.chaos import Chaos, draw_faults, trained_groups
+from tests.integration.support.jobs import Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+NUM_FAULTS = 20
+NUM_UPDATES = 400
+MAX_IDLE_S = 60.0
+DEADLINE_S = 3600.0
+
+
+@pytest.mark.parametrize(("preset", "seed"), [("rolloutpipe", 1), ("pipelinerl", 2)])
+def test_run_under_twenty_stops_and_kills_ends_by_itself_and_trains_every_group_once(
+    tmp_path: Path, preset: str, seed: int
+):
+    folder = tmp_path / "run"
+    fields = {
+        "run.num_updates": NUM_UPDATES,
+        "checkpoint.every_n_steps": 12,
+        "evaluation.num_problems": 64,
+        "actor.lease_s": 3,
+    }
+    chaos = Chaos(folder, fields, config=f"configs/{preset}.py:tiny")
+    report = chaos.run(draw_faults(seed, NUM_FAULTS), deadline_s=DEADLINE_S)
+    print(json.dumps({"preset": preset, "seed": seed} | dataclasses.asdict(report)))
+
+    assert sum(report.injected.values()) == NUM_FAULTS
+    assert report.num_commands == 1 + report.num_supervisors_killed
+    rows = Job(folder, chaos.job.process).rows("step")
+    assert [r["step"] for r in rows] == list(range(1, NUM_UPDATES + 1))
+    config = overrides.from_dict(json.loads((folder / "config.json").read_text()))
+    wanted = {f"{i:09d}": 1 for i in range(NUM_UPDATES * config.rounds.groups_per_update)}
+    assert trained_groups(rows) == wanted
+    # Nothing is left: neither a process nor shared memory.
+    assert lifeline.end_marked(lambda mark: mark.startswith(f"{run_id(folder)}:")) == []
+    snapshots = snapshot_folder(config)
+    assert list(snapshots.parent.glob(f"{snapshots.name}*")) == []
+    assert report.longest_idle_s < MAX_IDLE_S

@@ -1,0 +1,66 @@
+"""A learner that is killed and started again under every preset, beside a real actor: nothing is made in vain."""
+
+import collections
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs import pipelinerl, roll_flash
+from tests.integration.support import jobs
+from tests.integration.support.models import make_folder
+from tests.integration.test_job import check_every_group_trained_once
+
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+NUM_UPDATES = 32
+PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
+
+
+def dropped_groups(log: str) -> collections.Counter[str]:
+    """The reasons for which the learner that was started again kept groups out."""
+    (_, *again) = re.split(r"learner ready .*", log)
+    return collections.Counter(re.findall(r"group dropped ticket=\S+ reason=(\S+)", "".join(again[1:])))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Path, model: Path, preset: str):
+    is_window = preset in (pipelinerl.get_config().preset, roll_flash.get_config().preset)
+    by_window: dict[str, Any] = {"admission__sequences": 24} if preset == "pipelinerl" else {}
+    job = jobs.start(
+        tmp_path / "run",
+        model,
+        config=f"configs/{preset}.py:tiny",
+        run__num_updates=NUM_UPDATES,
+        rounds__groups_per_update=8 if preset == "rollpacker" else 2,
+        admission__width=0,
+        checkpoint__every_n_steps=4,
+        sampling__max_response_tokens=12,
+        **by_window,
+    )
+    try:
+        job.wait_for_checkpoint(8)
+        job.wait_for_step(10)
+        jobs.sigkill(job.pid("learner"))
+        job.finish()
+    finally:
+        job.end()
+    per_update = 8 if preset == "rollpacker" else 2
+    check_every_group_trained_once(job, num_updates=NUM_UPDATES, per_update=per_update, by_window=True)
+    rows = job.rows("step")
+    assert {r["incarnation"] for r in rows} == {0, 1}
+    # What weights made that the learner went back behind has to be made again, and nothing else.
+    dropped = dropped_groups((job.folder / "logs" / "learner.log").read_text())
+    emitted = collections.Counter(e["args"]["ticket"] for e in job.events("reward") if e["args"]["kind"] == "train")
+    print(f"{preset}: dropped after the restart {dict(dropped)}, groups emitted {emitted.total()}")
+    assert set(dropped) <= {"abandoned"}
+    if not is_window:
+        assert dropped["abandoned"] == 0  # a round's checkpoint has the weights that the round is sampled by
+    alpha = roll_flash.get_config("tiny").admission.async_ratio
+    if preset == "roll_flash" and alpha is not None:
+        assert max(r["lag/max"] for r in rows) <= alpha

@@ -1,0 +1,60 @@
+"""A learner or an actor that only does what a test says: `python -m tests.launch.fake_role ROLE FOLDER`.
+
+`FOLDER/ROLE.json` lists what its first process does, its second, and so on; the last entry is for all after it.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+from bridge.pulse import Doing, Pulse
+from launch.lifeline import die_with_parent
+
+
+def main() -> None:
+    die_with_parent()
+    role, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    behaviours = json.loads((folder / f"{role}.json").read_text())
+    with open(folder / f"{role}.pids", "a") as pids:
+        pids.write(f"{os.getpid()}\n")
+    number = len((folder / f"{role}.pids").read_text().splitlines()) - 1
+    what = behaviours[min(number, len(behaviours) - 1)]
+    if what == "silent":
+        threading.Event().wait()
+    pulse = Pulse.of_this_process()
+    pulse.start()
+    pulse.work(Doing.WORKING)
+    print(f"{role} {what}", flush=True)
+    if what == "stop":
+        child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+        with open(folder / "grandchildren", "a") as out:
+            out.write(f"{child.pid}\n")
+        os.kill(child.pid, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "idle":
+        threading.Event().wait()
+    if what == "end":
+        sys.exit(0)
+    if what == "fail":
+        print("error: it can't", flush=True)
+        sys.exit(1)
+    if what == "unusable":
+        print("error: it is wrong", flush=True)
+        sys.exit(2)
+    steps = int(what.removeprefix("steps ")) if what.startswith("steps ") else 0
+    with open(folder / "metrics.jsonl", "a") as metrics:
+        for step in range(1, steps + 1):
+            metrics.write(json.dumps({"kind": "step", "step": step}) + "\n")
+    if steps:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not (what == "until said" and (folder / "said").exists()):  # else it serves for ever
+        pulse.work(Doing.ALONE if what == "until said" else Doing.WAITING)
+        threading.Event().wait(0.05)
+
+
+if __name__ == "__main__":
+    main()

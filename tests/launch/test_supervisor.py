@@ -1,0 +1,214 @@
+"""A supervisor over real processes that do what the test says."""
+
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from configs.run_folder import run_id, set_up_run
+from configs.schema import Config
+from configs.sections import ActorConfig, PublishConfig, RunConfig, SupervisionConfig
+from launch import lifeline, supervisor
+from launch.child import Child
+from launch.command_line import Prepared
+from launch.supervisor import Ending, Supervisor
+from tests.integration.support.jobs import is_alive
+from tests.integration.support.processes import REPO, wait_until
+
+BOUNDS = SupervisionConfig(heartbeat_s=4, first_heartbeat_s=20, start_s=20, work_s=4)
+"""A heart beats every second."""
+
+
+class Said(io.StringIO):
+    """What a supervisor prints; once `what` is printed, `file` is there."""
+
+    def __init__(self, what: str, file: pathlib.Path) -> None:
+        super().__init__()
+        self.what, self.file = what, file
+
+    def write(self, text: str) -> int:
+        if self.what in text:
+            self.file.touch()
+        return super().write(text)
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """`prepared(learner=[...], actor=[...])`: a run whose processes do that, one entry a start."""
+
+    def call(*, learner: list[str], actor: list[str], max_restarts: int = 2) -> Prepared:
+        config = Config(
+            preset="test",
+            run=RunConfig(dir=str(tmp_path / "run")),
+            publish=PublishConfig(snapshot_dir=str(tmp_path / "snapshots")),
+            actor=ActorConfig(max_restarts=max_restarts),
+            supervision=BOUNDS,
+        )
+        folder = set_up_run(config)
+        (folder / "learner.json").write_text(json.dumps(learner))
+        (folder / "actor-0.json").write_text(json.dumps(actor))
+        return Prepared(config, folder, tmp_path / "model")
+
+    monkeypatch.setattr(
+        Child,
+        "command",
+        lambda self: [sys.executable, "-m", "tests.launch.fake_role", self.role, str(tmp_path / "run")],
+    )
+    monkeypatch.setattr(supervisor, "STOP_S", 20.0)
+    return call
+
+
+def watch(prepared: Prepared, *, what: str = "nothing") -> tuple[Ending, str, Supervisor]:
+    said = Said(what, prepared.folder / "said")
+    one = Supervisor(prepared, Console(file=said, width=200))
+    return one.run(), said.getvalue(), one
+
+
+def pids(prepared: Prepared, role: str) -> list[int]:
+    return [int(line) for line in (prepared.folder / f"{role}.pids").read_text().split()]
+
+
+def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared):
+    run = prepared(learner=["until said"], actor=["stop", "serve"])
+    ending, said, _ = watch(run, what="starting it again (1)")
+    assert ending is Ending.DONE
+    assert "actor-0 hung (no heartbeat for 4 s) and was killed; starting it again (1)" in said
+    assert "hung (no heartbeat for 4 s)" in (run.folder / "logs" / "actor-0.log").read_text()
+    assert len(pids(run, "learner")) == 1
+    assert not is_alive(pids(run, "actor-0")[0])
+    grandchild = int((run.folder / "grandchildren").read_text())
+    wait_until(lambda: not is_alive(grandchild), "what the actor had started")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        ("stop", "no heartbeat for 4 s"),
+        ("idle", "no progress in its work for 4 s"),
+        ("silent", "no first heartbeat for 20 s"),
+    ],
+)
+def test_learner_that_hangs_is_killed_and_started_again(prepared, behaviour, said):
+    run = prepared(learner=[behaviour, "end"], actor=["serve"])
+    ending, printed, _ = watch(run)
+    assert ending is Ending.DONE
+    assert f"learner hung ({said}) and was killed; starting it again (1)" in printed
+    assert len(pids(run, "learner")) == 2
+
+
+def test_no_live_actor_reaches_the_terminal(prepared):
+    ending, said, _ = watch(prepared(learner=["until said"], actor=["serve"]), what="no live actor")
+    assert ending is Ending.DONE
+    assert said.count("no live actor: the learner waits; actor-0: pid ") == 1
+
+
+def test_restarts_without_a_new_step_are_bounded(prepared):
+    run = prepared(learner=["idle"], actor=["serve"])
+    ending, said, one = watch(run)
+    assert ending is Ending.FAILED
+    assert one.last_error.endswith("(after 2 restarts without a new step)") and said.count("starting it again") == 2
+    assert len(pids(run, "learner")) == 3
+
+
+def test_restarts_after_a_new_step_each_are_not_bounded(prepared):
+    # Each is killed, but only after a step that the run had never reached; the fifth goes no further than the fourth.
+    run = prepared(learner=[f"steps {n}" for n in (1, 2, 3, 4, 4, 4, 4)], actor=["serve"])
+    ending, _, one = watch(run)
+    assert ending is Ending.FAILED and "restarts without a new step" in one.last_error
+    assert len(pids(run, "learner")) in (6, 7)  # the last new step may be seen before or after its process is replaced
+
+
+@pytest.mark.parametrize(
+    ("role", "behaviour", "ending"),
+    [
+        ("learner", "fail", Ending.FAILED),
+        ("learner", "unusable", Ending.UNUSABLE),
+        ("actor", "unusable", Ending.UNUSABLE),
+    ],
+)
+def test_process_that_would_fail_again_is_not_started_again(prepared, role, behaviour, ending):
+    got, _, one = watch(prepared(**({"learner": ["serve"], "actor": ["serve"]} | {role: [behaviour]})))
+    assert got is ending and "error: it" not in one.last_error and ": it " in one.last_error
+
+
+def start_marked(mark: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        env=os.environ | {lifeline.MARK: mark},
+    )
+
+
+def test_orphans_of_this_run_are_ended_before_its_processes_start_and_no_others(prepared):
+    run = prepared(learner=["end"], actor=["serve"])
+    orphan, bystander = start_marked(f"{run_id(run.folder)}:actor-0"), start_marked("another:actor-0")
+    try:
+        orphan.send_signal(signal.SIGSTOP)
+        ending, said, _ = watch(run)
+        assert ending is Ending.DONE
+        assert orphan.wait(20) == -signal.SIGKILL and bystander.poll() is None
+        assert f"ended process {orphan.pid} (" in said and "of actor-0, left by an earlier start of this run" in said
+    finally:
+        for process in (orphan, bystander):
+            process.kill()
+            process.communicate()
+
+
+def test_second_supervisor_is_refused_and_ends_nothing_of_the_first(prepared):
+    run = prepared(learner=["end"], actor=["serve"])
+    child = start_marked(f"{run_id(run.folder)}:learner")
+    first = Supervisor(run, Console(file=io.StringIO()))
+    try:
+        with pytest.raises(ValueError, match="a live launch.local runs in"):
+            Supervisor(run, Console(file=io.StringIO()))
+        assert child.poll() is None
+    finally:
+        first._lock.release()
+        child.kill()
+        child.communicate()
+
+
+def test_log_that_can_not_be_written_is_one_line(prepared):
+    run = prepared(learner=["end"], actor=["serve"])
+    (run.folder / "logs").write_text("")
+    ending, _, one = watch(run)
+    assert ending is Ending.FAILED and one.last_error == f"{run.folder.resolve() / 'logs'}: File exists"
+
+
+KILLED_SUPERVISOR = """
+import io, sys, pathlib, json
+from rich.console import Console
+from launch.child import Child
+from launch.command_line import open_prepared
+from launch.supervisor import Supervisor
+folder = sys.argv[1]
+Child.command = lambda self: [sys.executable, "-m", "tests.launch.fake_role", self.role, folder]
+Supervisor(open_prepared(folder), Console(file=io.StringIO())).run()
+"""
+
+
+def test_killed_supervisor_takes_stopped_children_along(prepared):
+    run = prepared(learner=["serve"], actor=["serve"])
+    (run.folder / "model_path.txt").write_text("model\n")
+    one = subprocess.Popen(
+        [sys.executable, "-c", KILLED_SUPERVISOR, str(run.folder)], cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)}
+    )
+    try:
+        started = [run.folder / f"{role}.pids" for role in ("learner", "actor-0")]
+        wait_until(lambda: all(p.is_file() and p.read_text().endswith("\n") for p in started), "both run")
+        children = [*pids(run, "learner"), *pids(run, "actor-0")]
+        for child in children:
+            os.kill(child, signal.SIGSTOP)
+    finally:
+        one.kill()
+        one.wait()
+    try:
+        wait_until(lambda: not any(map(is_alive, children)), "the children's end", deadline_s=20)
+    finally:
+        lifeline.end_marked(lambda mark: mark.startswith(f"{run_id(run.folder)}:"))

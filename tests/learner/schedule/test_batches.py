@@ -1,0 +1,19 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs import schema, sections
+from learner.schedule.batches import consume
+from learner.schedule.ticket_books import Consumed
+from tests.bridge.factories import make_group, make_rollout, make_ticket
+
+
+@pytest.mark.parametrize(("truncated", "num_trained"), [("zero", 7), ("keep", 7), ("mask", 3)])
+def test_consume_trains_truncated_responses_unless_they_are_masked(truncated, num_trained):
+    config = schema.Config(preset="test", prompts=sections.PromptsConfig(truncated=truncated))
+    planner: Any = SimpleNamespace(consume=lambda id_: Consumed(ends_update=True, ends_round=False))
+    rollouts = (make_rollout(3), make_rollout(4, reward=0.0, finish="length"))
+    (micro,) = consume(config, planner, [make_group(make_ticket(), rollouts=rollouts)])
+    assert int(micro.batch.loss_mask.sum()) == float(micro.batch.denominator) == num_trained
+    assert int(micro.batch.num_truncated) == 1 and micro.ends_update
