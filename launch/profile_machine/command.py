@@ -51,16 +51,13 @@ def main() -> int:
             raise ValueError(f"--out: there is no folder {out.parent}")
         if flags.FLAGS.run_dir is not None:
             raise ValueError("--run_dir has no use here; give --config")
-        if flags.FLAGS.config is None:
-            raise ValueError("give --config=configs/NAME.py")
+        max_tokens = command_line.config().model.max_tokens
+        if _CONTEXT.value > max_tokens:
+            raise ValueError(f"--context_tokens={_CONTEXT.value} is above model.max_tokens={max_tokens}")
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
         flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
         with command_line.usage_errors():
             prepared = command_line.prepare(("learner", "actor"))
-            if _CONTEXT.value > prepared.config.model.max_tokens:
-                raise ValueError(
-                    f"--context_tokens={_CONTEXT.value} is above model.max_tokens={prepared.config.model.max_tokens}"
-                )
         try:
             profile = measure(
                 prepared, pathlib.Path(root), num_prompts=_NUM_PROMPTS.value, context_tokens=_CONTEXT.value

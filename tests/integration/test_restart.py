@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from configs import pipelinerl, roll_flash
+from configs import roll_flash
 from tests.integration.support import jobs
 from tests.integration.support.models import make_folder
 from tests.integration.test_job import check_every_group_trained_once
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
 NUM_UPDATES = 32
-PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash")
+ROUNDS = ("serial", "cgp", "rolloutpipe", "rollpacker")
+WINDOWS = ("pipelinerl", "pipelinerl_ess", "roll_flash")
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +29,16 @@ def dropped_groups(log: str) -> collections.Counter[str]:
     return collections.Counter(re.findall(r"group dropped ticket=\S+ reason=(\S+)", "".join(again[1:])))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ROUNDS + WINDOWS)
 def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Path, model: Path, preset: str):
-    is_window = preset in (pipelinerl.get_config().preset, roll_flash.get_config().preset)
-    by_window: dict[str, Any] = {"admission__sequences": 24} if preset == "pipelinerl" else {}
+    by_window: dict[str, Any] = {"admission__sequences": 24} if preset.startswith("pipelinerl") else {}
+    per_update = 8 if preset == "rollpacker" else 2
     job = jobs.start(
         tmp_path / "run",
         model,
         config=f"configs/{preset}.py:tiny",
         run__num_updates=NUM_UPDATES,
-        rounds__groups_per_update=8 if preset == "rollpacker" else 2,
+        rounds__groups_per_update=per_update,
         admission__width=0,
         checkpoint__every_n_steps=4,
         sampling__max_response_tokens=12,
@@ -50,7 +51,6 @@ def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Pat
         job.finish()
     finally:
         job.end()
-    per_update = 8 if preset == "rollpacker" else 2
     check_every_group_trained_once(job, num_updates=NUM_UPDATES, per_update=per_update, by_window=True)
     rows = job.rows("step")
     assert {r["incarnation"] for r in rows} == {0, 1}
@@ -59,7 +59,7 @@ def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Pat
     emitted = collections.Counter(e["args"]["ticket"] for e in job.events("reward") if e["args"]["kind"] == "train")
     print(f"{preset}: dropped after the restart {dict(dropped)}, groups emitted {emitted.total()}")
     assert set(dropped) <= {"abandoned"}
-    if not is_window:
+    if preset in ROUNDS:
         assert dropped["abandoned"] == 0  # a round's checkpoint has the weights that the round is sampled by
     alpha = roll_flash.get_config("tiny").admission.async_ratio
     if preset == "roll_flash" and alpha is not None:

@@ -91,7 +91,7 @@ def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared)
     [
         ("stop", "no heartbeat for 4 s"),
         ("idle", "no progress in its work for 4 s"),
-        ("silent", "no first heartbeat for 20 s"),
+        pytest.param("silent", "no first heartbeat for 20 s", marks=pytest.mark.heavy),
     ],
 )
 def test_learner_that_hangs_is_killed_and_started_again(prepared, behaviour, said):
@@ -108,6 +108,7 @@ def test_no_live_actor_reaches_the_terminal(prepared):
     assert said.count("no live actor: the learner waits; actor-0: pid ") == 1
 
 
+@pytest.mark.heavy
 def test_restarts_without_a_new_step_are_bounded(prepared):
     run = prepared(learner=["idle"], actor=["serve"])
     ending, said, one = watch(run)

@@ -50,6 +50,7 @@ def value_and_gradients(hidden, weight, targets, mask, inputs, *, head):
     return jax.value_and_grad(total, (0, 1), has_aux=True)(hidden, weight)
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
