@@ -18,15 +18,17 @@ async def beat(actor: Actor) -> None:
 
 
 async def watch(actor: Actor) -> None:
-    """Finds an engine that hangs.
+    """Finds an engine that has died, whatever waits for it just then, or that hangs.
 
     Raises:
-      EngineDeadError: it has requests and sampled nothing for `limits.stall_s`.
+      EngineDeadError: its processes have ended, or it has requests and sampled nothing for `limits.stall_s`.
     """
     watched = WatchedTime()
     num_tokens, since = -1, 0.0
     while True:
         now = watched.look()
+        if actor.engine.is_dead:
+            raise EngineDeadError("the engine's processes have ended")
         # A weight update has a bound of its own.
         is_busy = actor.admission.num_sequences > 0 and not actor.weights.is_swapping
         if not is_busy or actor.engine.num_sampled_tokens != num_tokens:

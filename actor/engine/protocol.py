@@ -74,6 +74,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def is_dead(self) -> bool:
+        """Whether its processes have ended by themselves; what waits for an answer of theirs waits for ever."""
+        ...
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Tokens sampled since the start; grows while any request makes progress."""
         ...

@@ -126,6 +126,11 @@ class VllmEngine:
         return self._version
 
     @property
+    def is_dead(self) -> bool:
+        """Whether its processes have ended. vLLM tells what waits for a request, not what waits for a call."""
+        return self._llm.errored
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Tokens sampled since the start."""
         return self._counter.num_tokens

@@ -37,6 +37,7 @@ class FakeEngine:
         """What all its responses end by."""
         self.version: Version | None = None
         self.num_sampled_tokens = 0
+        self.is_dead = False
         self.running: dict[str, Request] = {}
         self.aborted: list[str] = []
         self.swapped: list[Version] = []

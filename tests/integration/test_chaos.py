@@ -14,7 +14,8 @@ from tests.integration.support.jobs import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
 NUM_FAULTS = 20
-NUM_UPDATES = 400
+NUM_UPDATES = 1000
+"""More than are made before the last fault."""
 MAX_IDLE_S = 60.0
 DEADLINE_S = 3600.0
 

@@ -42,6 +42,23 @@ def test_engine_that_stands_still_for_an_update_is_not_found_by_its_tokens(tmp_p
     run(body())
 
 
+def test_engine_that_dies_in_an_update_is_found_before_the_updates_bound(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.4))
+        s.publish(0)
+        async with s.serving() as task:
+            await s.served(Version(incarnation=0, step=0))
+            s.engine.hang_swaps = True
+            s.publish(1)
+            await until(lambda: s.actor.weights.is_swapping, "the update has begun")
+            s.engine.is_dead = True  # and the update's call has no answer: nothing is raised in it
+            error = await ended(task)
+        assert isinstance(error, EngineDeadError) and "the engine's processes have ended" in str(error)
+        assert not s.actor.weights.is_swapping
+
+    run(body())
+
+
 def test_engine_that_samples_nothing_is_found(tmp_path):
     async def body():
         s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.5))

@@ -44,6 +44,11 @@ class PacedEngine:
         return self._version
 
     @property
+    def is_dead(self) -> bool:
+        """It has no process."""
+        return False
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Of the responses that ended."""
         return self._num_tokens

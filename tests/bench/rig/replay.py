@@ -35,6 +35,10 @@ class ReplayEngine:
         return self._engine.version
 
     @property
+    def is_dead(self) -> bool:
+        return self._engine.is_dead
+
+    @property
     def num_sampled_tokens(self) -> int:
         return self._engine.num_sampled_tokens
 

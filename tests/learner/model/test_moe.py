@@ -1,8 +1,4 @@
 import functools
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.model.moe import ExpertLayout, experts_mlp, moe_mlp, route
+from tests.learner import eight_devices
 
-ROOT = pathlib.Path(__file__).parents[3]
 EXPERTS, DIM, WIDTH = 5, 6, 4
 
 
@@ -153,12 +149,9 @@ for name, sizes in CASES:
 
 
 def run_on_eight_devices(cases, *, xla_flags="", dump=False):
-    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {xla_flags}", "JAX_PLATFORMS": "cpu"}
-    env["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what is not compiled is not dumped
     code = f"CASES, DUMP = {cases!r}, {dump}\n{EIGHT_DEVICES}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    environment = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # what is not compiled is not dumped
+    return eight_devices.run(code, xla_flags=xla_flags, environment=environment).splitlines()
 
 
 @pytest.mark.integration

@@ -1,10 +1,7 @@
 """On eight forced host devices every mesh gives what one device gives: losses, metrics, parameters, scores."""
 
 import dataclasses
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 from typing import Any
 
@@ -17,9 +14,9 @@ from learner.devices.mesh import AXES, make_mesh, param_spec
 from learner.model.decoder import init_params
 from learner.model.hf import io as hf_io
 from learner.update.step import AnchorLogprobs, build_steps
+from tests.learner import eight_devices
 from tests.learner.streams import MODEL, config_of, random_groups, stream
 
-ROOT = pathlib.Path(__file__).parents[3]
 # All that a mesh splits is divisible by what it is split by.
 SHAPE: dict[str, Any] = dict(
     vocab_size=20, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8
@@ -106,11 +103,7 @@ def compare(model, meshes):
 
 
 def on_eight_devices(code: str) -> str:
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    code = f"from tests.learner.update import test_sharded_steps as t; {code}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return done.stdout
+    return eight_devices.run(f"from tests.learner.update import test_sharded_steps as t; {code}")
 
 
 @pytest.mark.integration

@@ -1,7 +1,3 @@
-import os
-import pathlib
-import subprocess
-import sys
 import types
 from typing import Any
 
@@ -10,8 +6,7 @@ import numpy as np
 import pytest
 
 from learner.model.attention.dispatch import _over_mesh
-
-ROOT = pathlib.Path(__file__).parents[4]
+from tests.learner import eight_devices
 
 EIGHT_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
@@ -58,11 +53,7 @@ print(len(CASES), "cases")
 
 @pytest.mark.integration
 def test_attention_on_every_mesh_equals_one_device():
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", EIGHT_DEVICES]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "12 cases"
+    assert eight_devices.run(EIGHT_DEVICES).splitlines()[-1] == "12 cases"
 
 
 # Stands for a mesh of which this process has no devices.
