@@ -44,7 +44,7 @@ def test_engine_that_stands_still_for_an_update_is_not_found_by_its_tokens(tmp_p
 
 def test_engine_that_dies_in_an_update_is_found_before_the_updates_bound(tmp_path):
     async def body():
-        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.4))
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.4, swap_s=20))
         s.publish(0)
         async with s.serving() as task:
             await s.served(Version(incarnation=0, step=0))
