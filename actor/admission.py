@@ -9,7 +9,7 @@ Train tickets obey the policy:
   actors serve one frontier: the store hands out what is in it (`bridge/store/frontier.py`);
 * window(sequences): in-flight generation (PipelineRL Algorithm 2). So many sequences in progress, as one ends the next
   begins; of several actors each has its part of them (`part_of`). A ticket more is kept in hand, so that no place waits
-  for a claim.
+  for a claim; but not under a bound on the lag, where tickets are few and one in hand is another engine's idle place.
 
 A group is told by its order: tickets of single samples share their group's.
 
@@ -51,6 +51,7 @@ class Admission:
         samples_per_group: int,
         tickets_per_group: int = 1,
         sequences: int | None = None,
+        num_spare: int = 0,
     ) -> None:
         """Nothing is in hand.
 
@@ -61,6 +62,7 @@ class Admission:
           samples_per_group: requests of a group.
           tickets_per_group: tickets that a group comes in: 1, or as many as it has requests.
           sequences: H, what a window keeps in progress on all engines together; None for what this engine runs.
+          num_spare: tickets of a window kept in hand besides those that could start.
 
         Raises:
           ValueError: a bound below one.
@@ -78,22 +80,24 @@ class Admission:
         self._sequences = sequences
         self._part = sequences
         """This engine's part of a window, where it has places for it."""
+        self._num_spare = num_spare
         self._requests_per_ticket = -(-samples_per_group // tickets_per_group)
         self._tickets_per_group = tickets_per_group
         self._waiting: dict[str, Ticket] = {}
         self._served: dict[str, _Served] = {}
 
     @classmethod
-    def of(cls, config: Config) -> "Admission":
-        """An actor's admission under a run's configuration."""
+    def of(cls, config: Config, *, max_sequences: int | None = None) -> "Admission":
+        """An actor's admission under a run's configuration; `max_sequences` for an engine of another size."""
         num_requests = config.rounds.requests_per_group
         return cls(
             config.admission.policy,
             width=config.admission_width,
-            max_sequences=config.actor.max_num_seqs,
+            max_sequences=max_sequences or config.actor.max_num_seqs,
             samples_per_group=num_requests,
             tickets_per_group=num_requests if config.admission.unit == "sample" else 1,
             sequences=config.sequences if config.admission.policy == "window" else None,
+            num_spare=int(config.admission.policy == "window" and config.lag_bound is None),
         )
 
     @property
@@ -123,12 +127,12 @@ class Admission:
             self._part = part_of(self._sequences, others=other_engines)
 
     def num_to_claim(self) -> int:
-        """How many more tickets could start now; of a window one more."""
+        """How many more tickets could start now, and the spare ones of a window."""
         if self.policy == "frontier":
             num_train = sum(not _is_pinned(s.ticket) for s in self._served.values())
             free = max(0, self.width * self._tickets_per_group - num_train)
         else:
-            free = -(-max(0, self.room) // self._requests_per_ticket) + (self.policy == "window")
+            free = -(-max(0, self.room) // self._requests_per_ticket) + self._num_spare
         return max(0, free - len(self._waiting))
 
     def offer(self, tickets: Iterable[Ticket]) -> None:

@@ -106,11 +106,6 @@ class Config:
                 f"{field} ({self.lag_bound}) is below publish.every_n_steps - 1 = {every - 1}, the lag of the newest "
                 "weights right before a publish; such a run would drop all groups for ever"
             )
-        if 0 < self.admission.queue_groups < rounds.groups_per_update:
-            raise ValueError(
-                f"admission.queue_groups ({self.admission.queue_groups}) must be at least rounds.groups_per_update "
-                f"({rounds.groups_per_update}), or an update never fills"
-            )
 
     def _check_rounds(self) -> None:
         rounds, steps_per_round = self.rounds, self.rounds.groups_per_round // self.rounds.groups_per_update

@@ -6,7 +6,7 @@ import time
 import jax
 from absl import logging
 
-from bridge.types import Group, Sampling
+from bridge.types import Sampling
 from configs.run_folder import RunFolder
 from learner.model.hf import io as hf_io
 from learner.publish import parity
@@ -180,7 +180,7 @@ def start_evaluation(run: Run) -> None:
 
 def collect_evaluation(run: Run) -> None:
     """Takes in what has come of the evaluation that is out; writes its row once all is there."""
-    if run.evaluation.version is not None and run.evaluation.poll(lambda group: is_trusted(run, group)):
+    if run.evaluation.version is not None and run.evaluation.poll(run.stream.is_sound):
         settle_evaluation(run)
 
 
@@ -188,18 +188,13 @@ def settle_evaluation(run: Run) -> None:
     """Waits for the evaluation that is out, if one is, and writes its row."""
     version = run.evaluation.version
     if version is not None:
-        groups = run.evaluation.settle(lambda group: is_trusted(run, group))
+        groups = run.evaluation.settle(run.stream.is_sound)
         if not groups:
             logging.error("eval version=%s: no response could be judged; see the actors' logs", version)
             return
         row = evaluation_metrics(groups)
         run.metrics.write("eval", version.step, row, problems=len(groups), version=str(version))
         logging.info("eval version=%s reward=%.3f problems=%d", version, row["eval/reward"], len(groups))
-
-
-def is_trusted(run: Run, group: Group) -> bool:
-    """Whether none of its makers was found to serve other weights than it says."""
-    return run.stream.fenced_actors.isdisjoint(group.actors)
 
 
 def settle_probe(run: Run) -> None:

@@ -16,9 +16,10 @@ class AdmissionConfig:
     width: int = 0
     """Groups, of all actors together; 0 means U for frontier, and for window 4 U or what async_ratio asks for."""
     sequences: int = 0
-    """H: sequences of a window in service at once, on all actors together; 0 means those of `width` groups. A group's
-    lag is then what it takes to generate it: with H sequences of unequal lengths more than H / K groups are begun, and
-    those that others overtake train late. What bounds it are `rounds.max_lag_steps` and `async_ratio`."""
+    """H: sequences of a window in service at once, on all actors together; 0 means those of `width` groups. With
+    unit=group up to K - 1 more an actor: a whole group begins as soon as one place is free. A group's lag is what it
+    takes to generate it: with H sequences of unequal lengths more than H / K groups are begun, and those that others
+    overtake train late. What bounds it are `rounds.max_lag_steps` and `async_ratio`."""
     async_ratio: float | None = None
     """alpha of ROLL Flash (section 4.3), for a window: tickets are issued for the update being filled and alpha more,
     so at most (1 + alpha) U groups are issued and not yet trained; 0 waits for each update's weights. It is a bound per
@@ -33,7 +34,9 @@ class AdmissionConfig:
     that is trained, so that the actors come to wait, or the oldest give way, to be generated anew by newer weights
     (PipelineRL's ring buffer)."""
     queue_groups: int = 0
-    """Complete groups of a window that may wait for the learner; 0 means U, or what async_ratio allows."""
+    """Complete groups of a window that may wait for the learner before `when_full` applies; 0 means U, or what
+    async_ratio allows. With block as many again as were issued just then may come to wait, since all of that ends: the
+    sequences' groups and a backlog of U."""
 
     def __post_init__(self) -> None:
         not_negative(

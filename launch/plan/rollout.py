@@ -144,24 +144,16 @@ class SimActors:
         """Prompt and response tokens of the last requests that ended."""
         self._lag_bound = config.lag_bound if config.publish.when == "every" else None
         by_sample = config.admission.unit == "sample"
-        policy, num_requests = config.admission.policy, config.rounds.requests_per_group
-        width = config.admission_width
+        policy = config.admission.policy
         self._pool = TicketPool(
             num_engines=profile.num_engines,
-            width=width if policy == "frontier" else None,
+            width=config.admission_width if policy == "frontier" else None,
             by_sample=by_sample,
             shares=policy != "window",
         )
 
         def actor(index: int) -> _Actor:
-            admission = Admission(
-                policy,
-                width=width,
-                max_sequences=profile.engine.max_num_seqs,
-                samples_per_group=num_requests,
-                tickets_per_group=num_requests if by_sample else 1,
-                sequences=config.sequences if policy == "window" else None,
-            )
+            admission = Admission.of(config, max_sequences=profile.engine.max_num_seqs)
             admission.share_among([profile.engine.max_num_seqs] * (profile.num_engines - 1))
             return _Actor(index, SimEngine(profile.engine), admission)
 

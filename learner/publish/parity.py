@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bridge.types import Group
+from bridge.types import Group, Ticket
 from configs.sections import LossConfig, PackingConfig
 from learner.model.decoder import Params
 from learner.publish.pinned import Pinned
@@ -55,8 +55,9 @@ def settle(
     """
     worst = 0.0
 
-    def accept(group: Group) -> bool:
+    def accept(group: Group, ticket: Ticket) -> bool:
         nonlocal worst
+        del ticket
         off = max_abs_dlogprob(steps, params, group, packing)
         if off <= bound:
             worst = max(worst, off)

@@ -6,7 +6,7 @@ wait for it: it ends on newer weights, and says by which. Until then training go
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from absl import logging
@@ -22,12 +22,26 @@ PINNED_POLL_S = 0.002
 _FIRST_ORDER = {"probe": -2_000_000_000, "eval": -1_000_000_000}
 """Below every training ticket's, so that they are served first."""
 
+Accept = Callable[[Group, Ticket], bool]
+"""Whether a group that came for a ticket may be taken."""
+
+
+def _accept_all(group: Group, ticket: Ticket) -> bool:
+    del group, ticket
+    return True
+
 
 class Pinned:
     """Tickets of one kind, out for one version at a time."""
 
     def __init__(
-        self, kind: str, store: LearnerStore, *, while_waiting: Callable[[], None], is_exact: bool = True
+        self,
+        kind: str,
+        store: LearnerStore,
+        *,
+        while_waiting: Callable[[], None],
+        is_exact: bool = True,
+        fenced_actors: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         """Nothing is out.
 
@@ -36,11 +50,13 @@ class Pinned:
           store: where tickets go and groups come from.
           while_waiting: called on every poll that found nothing; may raise.
           is_exact: all tokens must be by the very version asked about; otherwise newer ones of its incarnation do.
+          fenced_actors: names of those whose groups are refused, also ones taken before the fence.
         """
         self._kind = kind
         self.is_exact = is_exact
         self._store = store
         self._while_waiting = while_waiting
+        self._fenced_actors = fenced_actors
         self._tickets: dict[str, Ticket] = {}
         self._groups: dict[str, Group] = {}
         self._after_seq = 0
@@ -61,7 +77,7 @@ class Pinned:
         self._groups = {}
         self.version = version
 
-    def settle(self, accept: Callable[[Group], bool] = lambda group: True) -> list[Group]:
+    def settle(self, accept: Accept = _accept_all) -> list[Group]:
         """Waits until all are back and returns them in order; what `accept` refuses is asked for again.
 
         A ticket that nobody could make a group for is left out.
@@ -74,21 +90,26 @@ class Pinned:
         self._tickets, self._groups, self.version = {}, {}, None
         return groups
 
-    def poll(self, accept: Callable[[Group], bool] = lambda group: True) -> bool:
+    def poll(self, accept: Accept = _accept_all) -> bool:
         """Takes in what is there, without waiting; whether all are back. `settle` says what `accept` is for."""
+        self._groups = {i: g for i, g in self._groups.items() if self._is_trusted(g)}  # the store offers the rest again
         while stored := self._store.read_groups(after_seq=self._after_seq, limit=256, kind=self._kind):
             for s in stored:
                 self._after_seq = s.seq
                 if s.group.ticket_id not in self._tickets or s.group.ticket_id in self._groups:
                     continue
-                if not self._is_of_the_version(s.group) or not accept(s.group):
-                    self._store.reissue([s.group.ticket_id])
-                else:
+                ticket = self._tickets[s.group.ticket_id]
+                if self._is_of_the_version(s.group) and self._is_trusted(s.group) and accept(s.group, ticket):
                     self._groups[s.group.ticket_id] = s.group
+                else:
+                    self._store.reissue([s.group.ticket_id])
         if len(self._groups) < len(self._tickets):
             failed = self._store.failed()
             self._tickets = {i: t for i, t in self._tickets.items() if i not in failed}
         return len(self._groups) >= len(self._tickets)
+
+    def _is_trusted(self, group: Group) -> bool:
+        return group.actors.isdisjoint(self._fenced_actors())
 
     def _is_of_the_version(self, group: Group) -> bool:
         version = self.version
@@ -128,7 +149,7 @@ def pinned_tickets(
     version: Version,
     round: int,
 ) -> list[Ticket]:
-    """Tickets that must be sampled by exactly the weights now published: evaluations and probes.
+    """Tickets to be sampled by the weights now published: evaluations and probes.
 
     `problems` are (problem, samples) pairs. Their orders are negative, so they are served first.
     """

@@ -27,11 +27,12 @@ class AsyncWindow(TicketBooks):
         self._backlog = config.rounds.groups_per_update
         self._max_complete = config.queue_groups if config.admission.when_full == "block" else None
         alpha = config.admission.async_ratio
-        # The updates that tickets may be issued ahead for: served in order, a group's lag is at most that.
-        ahead = [x for x in (alpha, config.rounds.max_lag_steps) if x is not None]
-        self._updates_ahead = min(ahead) if ahead else None
-        self._max_age = None if alpha is None else math.ceil(alpha)
         self._publish_every = config.publish.every_n_steps
+        # The updates that tickets may be issued for ahead of the published weights: served in order, a group's lag is
+        # at most that, rounded up. All that lead to the next publish have to be among them.
+        ahead = [x for x in (alpha, config.rounds.max_lag_steps) if x is not None]
+        self._updates_ahead = max(min(ahead), self._publish_every - 1) if ahead else None
+        self._max_age = None if alpha is None else math.ceil(alpha)
         self._held_back_by: str | None = None
         self._full_at: int | None = None
         """Open tickets when the complete groups came to be as many as may wait; None while they are fewer."""
@@ -72,9 +73,8 @@ class AsyncWindow(TicketBooks):
         """What forbids the next order now."""
         if self._is_full():
             return "queue"
-        # The next order's update may be at most alpha, or the lag bound, after the one being filled.
         ahead, per_update = self._updates_ahead, self._rounds.groups_per_update
-        if ahead is not None and self._num_issued + 1 > (step + 1 + ahead) * per_update:
+        if ahead is not None and self._num_issued + 1 > (self._published(step) + 1 + ahead) * per_update:
             return "lag"
         return None
 
@@ -96,5 +96,8 @@ class AsyncWindow(TicketBooks):
         if self._max_age is None:
             return 0
         update = self._num_issued // self._rounds.groups_per_update
-        published = step - step % self._publish_every
-        return max(0, min(update - self._max_age, published))
+        return max(0, min(update - self._max_age, self._published(step)))
+
+    def _published(self, step: int) -> int:
+        """The step of the weights that samples begin on now."""
+        return step - step % self._publish_every

@@ -195,6 +195,10 @@ class Stream:
         tail = {"round/is_long": float(self.planner.round_is_long), "round/long_queue": len(self.planner.long_queue)}
         return self.clock.finish() | tail
 
+    def is_sound(self, group: Group, ticket: Ticket) -> bool:
+        """Whether nothing in a group that came for a ticket contradicts the run; who makes no other is fenced."""
+        return self._objection(group, ticket) is None
+
     def fence(self, actor: str, reason: str, off_nats: float | None = None) -> None:
         """Refuses an actor's groups and claims from now on; what it holds or made goes to others.
 
@@ -255,9 +259,12 @@ class Stream:
                 self.intake.replace_failed(ticket_id)
 
     def _check(self, group: Group) -> str | None:
+        return self._objection(group, self.planner.ticket(group.ticket_id))
+
+    def _objection(self, group: Group, ticket: Ticket) -> str | None:
         """Why a group that arrives can't be right; fences an actor that makes nothing else."""
         newest = Version(incarnation=self._incarnation, step=self.step)
-        found = group_check.objection(group, self.planner.ticket(group.ticket_id), self._limits, newest=newest)
+        found = group_check.objection(group, ticket, self._limits, newest=newest)
         broken = self._refusals.book(group, found)
         if found is None:
             return None

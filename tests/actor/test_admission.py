@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from actor.admission import Admission, part_of
 from bridge.types import Ticket, Version
+from configs.schema import Config
+from configs.sections import AdmissionConfig, PublishConfig
 from tests.bridge.factories import make_ticket
 
 V0, V1 = Version(incarnation=0, step=0), Version(incarnation=0, step=1)
@@ -81,8 +83,10 @@ def test_fifo_admits_while_the_engine_has_room():
     assert ids(admission.admit(V0)) == ["t4"]
 
 
-def window(sequences=None, max_sequences=64):
-    return Admission("window", max_sequences=max_sequences, samples_per_group=2, sequences=sequences)
+def window(sequences=None, max_sequences=64, num_spare=1):
+    return Admission(
+        "window", max_sequences=max_sequences, samples_per_group=2, sequences=sequences, num_spare=num_spare
+    )
 
 
 def test_window_keeps_its_sequences_in_progress_and_a_ticket_in_hand():
@@ -94,6 +98,18 @@ def test_window_keeps_its_sequences_in_progress_and_a_ticket_in_hand():
     admission.finish_sample("t2")  # as one ends, the next begins: a group's other request waits inside the engine
     assert ids(admission.admit(V0)) == ["t3"]
     assert admission.num_sequences == 5 and admission.num_to_claim() == 1
+
+
+@pytest.mark.parametrize(("admission", "num_spare"), [(dict(), 1), (dict(async_ratio=1.0), 0)])
+def test_window_under_a_lag_bound_keeps_no_ticket_from_other_engines(admission, num_spare):
+    config = Config(
+        preset="test",
+        admission=AdmissionConfig(policy="window", width=4, **admission),
+        publish=PublishConfig(when="every"),
+    )
+    engine = Admission.of(config, max_sequences=1024)
+    engine.share_among([1024])
+    assert engine.num_to_claim() == 2 + num_spare
 
 
 def test_window_is_bounded_by_the_engine():

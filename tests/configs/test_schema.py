@@ -96,7 +96,6 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
         ),
         (dict(publish=sections.PublishConfig(when="every")), "go together"),
         (WINDOW | dict(rounds=rounds(train_start="round_complete")), "needs publish.when=round_end"),
-        (WINDOW | dict(admission=sections.AdmissionConfig(policy="window", queue_groups=1)), "never fills"),
         (dict(rounds=rounds(R=8, U=2, max_lag_steps=2)), r"\(2\) is below R/U - 1 = 3"),
         (dict(rounds=rounds(R=6, U=2), run=sections.RunConfig(num_updates=100)), "multiple of the round's 3 updates"),
         (dict(packing=sections.PackingConfig(rows=3), mesh=sections.MeshConfig(data=2)), "multiple of mesh.data"),
@@ -119,14 +118,6 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
                 admission=sections.AdmissionConfig(unit="sample"),
             ),
             "admission.unit=group: an actor tells a short round",
-        ),
-        (
-            WINDOW
-            | dict(
-                rounds=rounds(R=4, U=4),
-                admission=sections.AdmissionConfig(policy="window", when_full="drop_oldest", queue_groups=3),
-            ),
-            r"queue_groups \(3\) must be at least rounds.groups_per_update \(4\)",
         ),
     ],
 )

@@ -138,7 +138,7 @@ class Evaluation:
 def publishing_run(when: str) -> Any:
     run = run_of(when=when, evaluate_every=1, num_updates=12)
     run.evaluation = Evaluation(is_exact=when == "round_end")
-    run.stream = SimpleNamespace(aside=contextlib.nullcontext, round=0, fenced_actors=set())
+    run.stream = SimpleNamespace(aside=contextlib.nullcontext, round=0, is_sound=lambda group, ticket: True)
     run.timeline = SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext())
     run.publisher, run.anchors, run.heart = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
     run.held_out, run.tokenizer, run.state = [], SimpleNamespace(stop_token_ids=()), SimpleNamespace(params=None)

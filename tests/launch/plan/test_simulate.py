@@ -290,6 +290,22 @@ def test_window_keeps_the_engines_full_whatever_the_lengths(unit, kind, training
     assert outcome.engine_fill >= 0.95
 
 
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_window_under_an_async_ratio_is_spread_over_all_engines(alpha):
+    # Eight engines, each with places for its part of what is issued, all responses alike; training takes a tenth.
+    config = by_window(U=8, K=4, admission=dict(async_ratio=alpha))
+    places = round((1 + alpha) * 4)
+    engine = dataclasses.replace(profile_of().engine, running=(1.0,), tokens_per_s=(1.0,), max_num_seqs=places)
+    profile = profile_of(
+        num_engines=8,
+        engine=engine,
+        response_tokens=LengthProfile(kind="uniform", min_tokens=100, max_tokens=100),
+        learner=LearnerProfile(seconds_per_token=1 / 80),
+    )
+    outcome = simulate(config, profile, num_updates=15, warmup_updates=15)
+    assert outcome.engine_fill >= 0.85
+
+
 def test_no_sample_is_trained_that_began_more_than_alpha_updates_ago():
     config = by_window(U=2, K=4, admission=dict(async_ratio=1.0, unit="sample"), at_publish="abort_and_resume")
     lengths = LengthProfile(kind="lognormal", median=60, sigma=1.0, max_tokens=800)

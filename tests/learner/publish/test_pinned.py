@@ -39,7 +39,7 @@ class Actor:
         incarnation, oldest, newest = self.weights.pop(0) if len(self.weights) > 1 else self.weights[0]
         self.served.append(ticket.id)
         rollouts = [make_rollout(step=oldest), *(make_rollout(step=newest) for _ in range(ticket.num_samples - 1))]
-        self.store.put_group(make_group(ticket, rollouts=tuple(rollouts), incarnation=incarnation))
+        self.store.put_group(make_group(ticket, actor="actor", rollouts=tuple(rollouts), incarnation=incarnation))
 
 
 def ask(pinned, count=2, *, version=V3):
@@ -56,6 +56,22 @@ def test_settle_waits_for_all_and_returns_them_in_order(store):
     assert [g.prompt_tokens[0] for g in groups] == [0, 1, 2]
     assert pinned.version is None
     assert store.counts() | {"acknowledged": 3, "open": 1, "reissued": 0} == store.counts()
+
+
+def test_poll_gives_up_what_an_actor_made_before_it_was_fenced(store):
+    actor, fenced = Actor(store, (1, 3, 3)), set[str]()
+    pinned = Pinned("eval", store, while_waiting=lambda: None, fenced_actors=lambda: fenced)
+    ask(pinned, 2)
+    actor()
+    assert not pinned.poll()  # the first is taken
+    store.fence("actor", "it serves other weights")
+    fenced.add("actor")
+    assert not pinned.poll()
+    (again,) = store.claim("other", limit=1, lease_s=1000)
+    store.put_group(make_group(again, rollouts=(make_rollout(step=3),) * 2, actor="other", incarnation=1))
+    (last,) = store.claim("other", limit=1, lease_s=1000)
+    store.put_group(make_group(last, rollouts=(make_rollout(step=3),) * 2, actor="other", incarnation=1))
+    assert [g.actor for g in pinned.settle()] == ["other", "other"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +120,7 @@ def test_settle_group_that_is_not_accepted_is_asked_for_again(store):
     pinned = Pinned("probe", store, while_waiting=actor)
     ask(pinned, 2)
     answers = iter([False, True, False, True])
-    groups = pinned.settle(lambda group: next(answers))
+    groups = pinned.settle(lambda group, ticket: ticket.id == group.ticket_id and next(answers))
     assert len(groups) == 2 and len(actor.served) == 4
     assert next(answers, None) is None
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from configs import schema, sections
@@ -26,22 +26,28 @@ def issue(window: AsyncWindow, *, step=0, num_unclaimed=0) -> int:
     return len(window.issue(step=step, num_unclaimed=lambda: num_unclaimed))
 
 
-@given(alpha=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]), U=st.integers(1, 4), seed=st.integers(0, 99))
-def test_async_ratio_bounds_what_is_issued_and_the_lag_of_groups_served_in_order(alpha, U, seed):
-    planner, rng = window_of(U=U, async_ratio=alpha), random.Random(seed)
+@given(
+    alpha=st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 4.0]),
+    every=st.sampled_from([1, 2, 3, 4]),
+    U=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_async_ratio_bounds_what_is_issued_and_the_lag_of_groups_served_in_order(alpha, every, U, seed):
+    assume(every - 1 <= -(-alpha // 1))  # or the configuration is refused
+    planner, rng = window_of(U=U, async_ratio=alpha, every_n_steps=every), random.Random(seed)
     issued_at: dict[str, int] = {}
-    for n in range(20 * U):
-        step = n // U
-        while tickets := planner.issue(step=step, num_unclaimed=lambda: 0):  # they are claimed at once
+    for n in range(24 * U):
+        step = n // U // every * every  # of the weights that are out
+        while tickets := planner.issue(step=n // U, num_unclaimed=lambda: 0):  # they are claimed at once
             issued_at |= {t.id: step for t in tickets}
-        assert len(planner.open_tickets) <= (1 + alpha) * U
+        assert len(planner.open_tickets) <= (1 + max(alpha, every - 1)) * U
         ticket = planner.open_tickets[0]
         planner.consume(ticket.id)
         if rng.random() < 0.3:
-            issued_at |= {t.id: step for t in planner.issue(step=step, num_unclaimed=lambda: 0)}
+            issued_at |= {t.id: step for t in planner.issue(step=n // U, num_unclaimed=lambda: 0)}
         # Whatever weights it began on, they are not too old for its turn, and they exist.
         assert n // U - ticket.min_version.step <= -(-alpha // 1) and ticket.min_version.step <= issued_at[ticket.id]
-    lags = {int(i) // U - at for i, at in issued_at.items() if int(i) < 20 * U}
+    lags = {int(i) // U - at for i, at in issued_at.items() if int(i) < 24 * U}
     assert max(lags) <= -(-alpha // 1)
 
 

@@ -42,6 +42,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "window, two steps a publish": dict(
         admission=WINDOW, publish=sections.PublishConfig(when="every", every_n_steps=2), rounds=dict(max_lag_steps=4)
     ),
+    "window, few may wait": dict(
+        admission=dataclasses.replace(WINDOW, queue_groups=1), publish=EVERY, rounds=dict(max_lag_steps=MAX_LAG)
+    ),
     "async ratio": dict(
         admission=sections.AdmissionConfig(policy="window", async_ratio=1.0),
         publish=EVERY,
@@ -53,7 +56,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         rounds=dict(max_lag_steps=MAX_LAG, overprovision_samples=1.5),
     ),
     "ring buffer": dict(
-        admission=dataclasses.replace(WINDOW, when_full="drop_oldest", queue_groups=2),
+        admission=dataclasses.replace(WINDOW, when_full="drop_oldest", queue_groups=1),
         publish=EVERY,
         rounds=dict(max_lag_steps=MAX_LAG, filter_zero_variance=True),
     ),
