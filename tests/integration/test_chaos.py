@@ -9,8 +9,9 @@ import pytest
 from configs import overrides
 from configs.run_folder import run_id, snapshot_folder
 from launch import lifeline
-from tests.integration.support.chaos import Chaos, draw_faults, trained_groups
+from tests.integration.support.chaos import Chaos, draw_faults
 from tests.integration.support.jobs import Job
+from tests.integration.test_job import check_every_group_trained_once
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
 NUM_FAULTS = 20
@@ -29,7 +30,6 @@ def test_run_under_twenty_stops_and_kills_ends_by_itself_and_trains_every_group_
         "run.num_updates": NUM_UPDATES,
         "checkpoint.every_n_steps": 12,
         "evaluation.num_problems": 64,
-        "actor.lease_s": 3,
     }
     chaos = Chaos(folder, fields, config=f"configs/{preset}.py:tiny")
     report = chaos.run(draw_faults(seed, NUM_FAULTS), deadline_s=DEADLINE_S)
@@ -37,11 +37,13 @@ def test_run_under_twenty_stops_and_kills_ends_by_itself_and_trains_every_group_
 
     assert sum(report.injected.values()) == NUM_FAULTS
     assert report.num_commands == 1 + report.num_supervisors_killed
-    rows = Job(folder, chaos.job.process).rows("step")
-    assert [r["step"] for r in rows] == list(range(1, NUM_UPDATES + 1))
     config = overrides.from_dict(json.loads((folder / "config.json").read_text()))
-    wanted = {f"{i:09d}": 1 for i in range(NUM_UPDATES * config.rounds.groups_per_update)}
-    assert trained_groups(rows) == wanted
+    check_every_group_trained_once(
+        Job(folder, chaos.job.process),
+        num_updates=NUM_UPDATES,
+        per_update=config.rounds.groups_per_update,
+        by_window=config.publish.when == "every",
+    )
     # Nothing is left: neither a process nor shared memory.
     assert lifeline.end_marked(lambda mark: mark.startswith(f"{run_id(folder)}:")) == []
     snapshots = snapshot_folder(config)

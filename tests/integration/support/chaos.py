@@ -1,6 +1,5 @@
 """Processes of a running job, stopped and killed at random, and what became of the run."""
 
-import collections
 import dataclasses
 import itertools
 import os
@@ -9,7 +8,7 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from bridge.store.sqlite_database import StoreBusyError
 from tests.integration.support import jobs
@@ -209,11 +208,6 @@ class Chaos:
         except (StoreBusyError, OSError):
             return False
         return not {found["learner"], found["actor"]} <= ready
-
-
-def trained_groups(rows: list[dict[str, Any]]) -> collections.Counter[str]:
-    """Group -> how often it was trained."""
-    return collections.Counter(i for row in rows for i in row["groups"])
 
 
 def _command_line(pid: int) -> str:
