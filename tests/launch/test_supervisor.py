@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,13 +12,14 @@ import sys
 import pytest
 from rich.console import Console
 
-from configs.run_folder import run_id, set_up_run
+from bridge.run_lock import RunLock
+from configs.run_folder import run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, PublishConfig, RunConfig, SupervisionConfig
 from launch import lifeline, supervisor
 from launch.child import Child
 from launch.command_line import Prepared
-from launch.supervisor import Ending, Supervisor
+from launch.supervisor import Ending, Supervisor, run_mark
 from tests.integration.support.jobs import is_alive
 from tests.integration.support.processes import REPO, wait_until
 
@@ -148,7 +150,7 @@ def start_marked(mark: str) -> subprocess.Popen[bytes]:
 
 def test_orphans_of_this_run_are_ended_before_its_processes_start_and_no_others(prepared):
     run = prepared(learner=["end"], actor=["serve"])
-    orphan, bystander = start_marked(f"{run_id(run.folder)}:actor-0"), start_marked("another:actor-0")
+    orphan, bystander = start_marked(f"{run_mark(run.folder)}actor-0"), start_marked("another:actor-0")
     try:
         orphan.send_signal(signal.SIGSTOP)
         ending, said, _ = watch(run)
@@ -161,9 +163,29 @@ def test_orphans_of_this_run_are_ended_before_its_processes_start_and_no_others(
             process.communicate()
 
 
+def test_start_of_a_copied_folder_leaves_the_live_originals_processes_and_snapshots(prepared, tmp_path):
+    copy = prepared(learner=["end"], actor=["serve"])
+    original = tmp_path / "original"
+    shutil.copytree(copy.folder, original)
+    assert run_id(original) == run_id(copy.folder)
+    snapshots = snapshot_folder(copy.config)
+    snapshots.mkdir(parents=True)
+    writer = RunLock(snapshots / "writer", "learner")  # the original's, which publishes there
+    child = start_marked(f"{run_mark(original)}learner")
+    try:
+        assert watch(copy)[0] is Ending.DONE
+        assert child.poll() is None and snapshots.is_dir()
+    finally:
+        writer.release()
+        child.kill()
+        child.communicate()
+    Supervisor(copy, Console(file=io.StringIO()))._stop()
+    assert not snapshots.exists()  # a dead writer's are removed
+
+
 def test_second_supervisor_is_refused_and_ends_nothing_of_the_first(prepared):
     run = prepared(learner=["end"], actor=["serve"])
-    child = start_marked(f"{run_id(run.folder)}:learner")
+    child = start_marked(f"{run_mark(run.folder)}learner")
     first = Supervisor(run, Console(file=io.StringIO()))
     try:
         with pytest.raises(ValueError, match="a live launch.local runs in"):
@@ -212,4 +234,4 @@ def test_killed_supervisor_takes_stopped_children_along(prepared):
     try:
         wait_until(lambda: not any(map(is_alive, children)), "the children's end", deadline_s=20)
     finally:
-        lifeline.end_marked(lambda mark: mark.startswith(f"{run_id(run.folder)}:"))
+        lifeline.end_marked(lambda mark: mark.startswith(run_mark(run.folder)))
