@@ -160,7 +160,10 @@ class Supervisor:
                 child.num_restarts_in_a_row = 0
 
     def _note_actors(self) -> None:
-        was_alone, self._is_alone = self._is_alone, self._learner.doing is Doing.ALONE
+        """Says once that no actor lives; between two waits a learner works off what is there, and nobody lives yet."""
+        was_alone, doing = self._is_alone, self._learner.doing
+        if doing in (Doing.ALONE, Doing.WAITING):
+            self._is_alone = doing is Doing.ALONE
         if self._is_alone and not was_alone:
             self._tell(f"no live actor: the learner waits; {self._actor.name}: {self._actor.describe()}")
 

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from bridge.pulse import Doing
 from bridge.run_lock import RunLock
 from configs.run_folder import run_id, set_up_run, snapshot_folder
 from configs.schema import Config
@@ -108,6 +110,20 @@ def test_no_live_actor_reaches_the_terminal(prepared):
     ending, said, _ = watch(prepared(learner=["until said"], actor=["serve"]), what="no live actor")
     assert ending is Ending.DONE
     assert said.count("no live actor: the learner waits; actor-0: pid ") == 1
+
+
+def test_no_live_actor_is_said_once_until_one_lives_again(prepared):
+    said = io.StringIO()
+    one = Supervisor(prepared(learner=["end"], actor=["serve"]), Console(file=said, width=200))
+    actor = SimpleNamespace(name="actor-0", describe=lambda: "pid 1")
+    one._actor = actor  # pyright: ignore[reportAttributeAccessIssue]
+    counts = []
+    for doing in (Doing.ALONE, Doing.WORKING, Doing.ALONE, Doing.STARTING, Doing.ALONE, Doing.WAITING, Doing.ALONE):
+        one._learner = SimpleNamespace(doing=doing)  # pyright: ignore[reportAttributeAccessIssue]
+        one._note_actors()
+        counts.append(said.getvalue().count("no live actor"))
+    one._lock.release()
+    assert counts == [1, 1, 1, 1, 1, 1, 2]
 
 
 @pytest.mark.heavy
