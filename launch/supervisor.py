@@ -140,7 +140,7 @@ class Supervisor:
         else:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             self.last_error = f"{child.name} {how}: {child.last_error()}"
-        if code == command_line.USAGE_ERROR or (child is self._learner and code > 0):
+        if code == command_line.USAGE_ERROR or (child is self._learner and code > 0 and code != command_line.BUSY):
             return False
         if child.num_restarts_in_a_row >= self._config.actor.max_restarts:
             self.last_error += f" (after {child.num_restarts_in_a_row} restarts without a new step)"

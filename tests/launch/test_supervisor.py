@@ -156,6 +156,12 @@ def test_process_that_would_fail_again_is_not_started_again(prepared, role, beha
     assert got is ending and "error: it" not in one.last_error and ": it " in one.last_error
 
 
+def test_learner_that_waited_too_long_for_another_process_is_started_again(prepared):
+    ending, said, _ = watch(prepared(learner=["busy", "end"], actor=["serve"]))
+    assert ending is Ending.DONE
+    assert "learner ended with code 4: it is locked; starting it again (1)" in said
+
+
 def start_marked(mark: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"],
