@@ -71,7 +71,7 @@ def main() -> int:
         config = _with_limits(config, limits_file)
         with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
             try:
-                with deadline(config.actor.start_timeout_s, limits_file), heartbeats(store, _NAME.value):
+                with deadline(config.actor.start_timeout_s, limits_file, pulse), heartbeats(store, _NAME.value):
                     engine = VllmEngine.start(model.path, config, expected=model.tensors)
             except Exception as e:
                 if limits_file.refuse():

@@ -29,6 +29,8 @@ USAGE_ERROR = 2
 """Exit code of a process that was started with something it can't use; starting it again is no help."""
 STOPPED = 3
 """Exit code of a learner that was asked to stop before its run was done."""
+BUSY = 4
+"""Exit code of a process that waited too long for another one, as for the store's lock; starting it again may help."""
 RESIZE = 75
 """Exit code of an actor that wants to be started again, with other limits of its engine; no failure."""
 
@@ -172,11 +174,14 @@ def log_to_stderr() -> None:
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns what is wrong with input or disk into one line on stderr and exit code 2; bugs keep their traceback."""
+    """Turns what is wrong with input or disk into one line on stderr and an exit code; bugs keep their traceback.
+
+    The code is `USAGE_ERROR`, or `BUSY` where another process holds something.
+    """
     try:
         yield
-    except TimeoutError:  # another process holds something: starting again may help
-        raise
+    except TimeoutError as e:
+        _end(e, code=BUSY)
     except (ValueError, OSError) as e:
         _end(e)
 
@@ -193,6 +198,6 @@ def _is_ours(pathname: str) -> bool:
     return pathlib.Path(pathname).is_relative_to(_PROJECT) and "site-packages" not in pathname
 
 
-def _end(error: Exception) -> NoReturn:
+def _end(error: Exception, *, code: int = USAGE_ERROR) -> NoReturn:
     print(f"error: {one_line(error)}", file=sys.stderr)
-    sys.exit(USAGE_ERROR)
+    sys.exit(code)

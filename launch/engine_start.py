@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from actor.duties.signs import heartbeat
 from actor.engine.limits import LimitsFile
 from actor.loop import Limits
+from bridge.pulse import Doing, Pulse
 from bridge.store.protocol import GroupStore
 from launch import command_line
 
 
 @contextlib.contextmanager
-def deadline(seconds: float, limits_file: LimitsFile) -> Iterator[None]:
-    """Ends the process if its block takes longer: what hangs in there can't be interrupted."""
+def deadline(seconds: float, limits_file: LimitsFile, pulse: Pulse) -> Iterator[None]:
+    """Ends the process if its block takes longer: what hangs in there can't be interrupted.
+
+    Who feels the pulse counts from where we do, so that its bound, which is longer, never ends us first.
+    """
 
     def end() -> None:
         reason = f"the engine did not start within {seconds:.0f} s (actor.start_timeout_s)"
@@ -27,11 +31,13 @@ def deadline(seconds: float, limits_file: LimitsFile) -> Iterator[None]:
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
+    pulse.work(Doing.STARTING)
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+    pulse.work(Doing.STARTING)
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def _mark_of(pid: int) -> str:
         entries = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return next((e.removeprefix(head).decode(errors="replace") for e in entries if e.startswith(head)), "")
+    return next((os.fsdecode(e.removeprefix(head)) for e in entries if e.startswith(head)), "")
 
 
 def _title(entry: pathlib.Path) -> str:

@@ -78,14 +78,14 @@ def check_folders(config: Config, model_folder: pathlib.Path) -> None:
 
 
 def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
-    """Checks that the disk holds the checkpoints: parameters and Adam's two moments each.
+    """Checks that the disk holds the checkpoints: parameters and the optimizer's moments each.
 
     Raises:
       ValueError: it does not.
     """
     num_params = _num_file_bytes(model_folder) // _BYTES[_file_dtype(model_folder)]
     num_saves = min(config.checkpoint.keep + 1, 1 + config.run.num_updates // config.checkpoint.every_n_steps)
-    num_bytes = num_saves * 3 * num_params * _BYTES[config.model.param_dtype]
+    num_bytes = num_saves * num_params * _num_saved_bytes(config)
     run = RunFolder(pathlib.Path(config.run_dir))
     existing = _existing(run.path)
     free = shutil.disk_usage(existing).free + _num_bytes_below(run.checkpoints)
@@ -140,6 +140,13 @@ def _try_objective(config: Config) -> None:
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()] or ["it printed nothing"]
         raise ValueError(said[-1].removeprefix("error: "))
+
+
+def _num_saved_bytes(config: Config) -> int:
+    """Of a parameter in a checkpoint; adafactor's rows and columns are too few to count."""
+    param = _BYTES[config.model.param_dtype]
+    moments = {"adamw": _BYTES[config.optimizer.mu_dtype] + param, "adafactor": 0}
+    return param + moments[config.optimizer.name]
 
 
 def _missing_weights(folder: pathlib.Path) -> str:

@@ -1,6 +1,8 @@
 """Starts a run's processes, watches them, starts dead and hung ones again (bounded), and stops them all."""
 
+import contextlib
 import enum
+import pathlib
 import shutil
 import signal
 import time
@@ -12,6 +14,7 @@ from rich.console import Console
 from actor.weights.local_copy import sweep
 from bridge.pulse import Doing
 from bridge.run_lock import RunLock
+from bridge.snapshots.layout import WRITER
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch import command_line
@@ -51,7 +54,7 @@ class Supervisor:
         self._config = config
         self._run = run
         self._lock = RunLock(run.supervisor_lock, "launch.local")
-        self._mark = f"{run_id(folder)}:"
+        self._mark = run_mark(folder)
         self._learner = Child(
             "learner",
             arguments,
@@ -137,7 +140,7 @@ class Supervisor:
         else:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             self.last_error = f"{child.name} {how}: {child.last_error()}"
-        if code == command_line.USAGE_ERROR or (child is self._learner and code > 0):
+        if code == command_line.USAGE_ERROR or (child is self._learner and code > 0 and code != command_line.BUSY):
             return False
         if child.num_restarts_in_a_row >= self._config.actor.max_restarts:
             self.last_error += f" (after {child.num_restarts_in_a_row} restarts without a new step)"
@@ -157,7 +160,10 @@ class Supervisor:
                 child.num_restarts_in_a_row = 0
 
     def _note_actors(self) -> None:
-        was_alone, self._is_alone = self._is_alone, self._learner.doing is Doing.ALONE
+        """Says once that no actor lives; between two waits a learner works off what is there, and nobody lives yet."""
+        was_alone, doing = self._is_alone, self._learner.doing
+        if doing in (Doing.ALONE, Doing.WAITING):
+            self._is_alone = doing is Doing.ALONE
         if self._is_alone and not was_alone:
             self._tell(f"no live actor: the learner waits; {self._actor.name}: {self._actor.describe()}")
 
@@ -194,15 +200,22 @@ class Supervisor:
         self._lock.release()
 
     def _clean_up(self) -> None:
-        """Removes what killed processes left in shared memory, unless a learner started by hand lives on it."""
-        try:
-            lock = RunLock(self._run.learner_lock, "learner")
-        except ValueError:
-            return
+        """Removes what killed processes left in shared memory, unless a learner lives on it.
+
+        That is one started by hand, or, where this folder is a copy, the original's: it has the same snapshots.
+        """
         snapshots = snapshot_folder(self._config)
-        shutil.rmtree(snapshots, ignore_errors=True)
-        sweep(snapshots)
-        lock.release()
+        with contextlib.ExitStack() as locks, contextlib.suppress(ValueError):
+            locks.callback(RunLock(self._run.learner_lock, "learner").release)
+            if snapshots.is_dir():
+                locks.callback(RunLock(snapshots / WRITER, "learner").release)
+            shutil.rmtree(snapshots, ignore_errors=True)
+            sweep(snapshots)
+
+
+def run_mark(folder: pathlib.Path) -> str:
+    """What the marks of a run's processes begin with; a copy of a run's folder has its id, and is another run."""
+    return f"{run_id(folder)}:{folder.resolve()}:"
 
 
 def bounds_of(config: Config, *, start_s: float, work_s: float) -> Bounds:

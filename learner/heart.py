@@ -56,7 +56,10 @@ class Heart:
         self._pulse.work(Doing.ALONE if self._is_alone else Doing.WAITING)
 
     def worked(self) -> None:
-        """Called wherever a part of the learner's work is done; up to the first update the next may have to compile."""
+        """Called wherever a part of the learner's work is done, and wherever a wait is over before more work begins.
+
+        Up to the first update the next part may have to compile, which takes longer than work does.
+        """
         self._pulse.work(Doing.WORKING if self._has_updated else Doing.STARTING)
 
     def updated(self) -> None:

@@ -31,10 +31,12 @@ def train(run: Run) -> None:
     batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:
         micro = next(batches)  # waits until complete groups are there
+        run.heart.worked()
         accumulate(run, micro, books)
         if not micro.ends_update:
             continue
         settle_probe(run)
+        run.heart.worked()
         if must_stop(run):
             drop(run, books)
             continue
@@ -116,6 +118,7 @@ def update(run: Run, books: StepBooks) -> None:
     apply(run, books, epoch=0)
     for epoch in range(1, run.config.rounds.epochs):
         run.heart.check()
+        run.heart.worked()
         accumulate_again(run, books, epoch)
         apply(run, books, epoch)
     run.kept.clear()
@@ -209,6 +212,7 @@ def settle_probe(run: Run) -> None:
                 packing=run.config.packing,
                 bound=run.config.parity_bound,
                 fence=run.stream.fence,
+                before_score=run.heart.worked,
             )
         run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
 
@@ -245,10 +249,13 @@ def finish(run: Run) -> None:
         start_evaluation(run)
         settle_evaluation(run)
     run.stream.acknowledge(run.checkpoints.wait())
+    run.heart.worked()
     if run.last_saved_step != run.step:
         run.save()
         run.stream.acknowledge(run.checkpoints.wait())
+        run.heart.worked()
     target = RunFolder(run.folder).model(run.step)
     if not target.exists():
         hf_io.save(target, run.architecture, run.state.params, tokenizer_from=run.tokenizer.folder)
+        run.heart.worked()
     logging.info("finished step=%d model=%s", run.step, target)

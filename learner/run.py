@@ -59,6 +59,7 @@ class Run:
     def save(self) -> None:
         """Starts a checkpoint of the run as it is between two updates; the one before is finished first."""
         self.stream.acknowledge(self.checkpoints.wait())
+        self.heart.worked()
         books = {"model": self.architecture.to_hf(), "mesh": self.config.mesh.axes} | self.stream.begin_save()
         self.checkpoints.save(self.step, saved_part(self.state), books)
         self.last_saved_step = self.step

@@ -19,6 +19,8 @@ from bridge.types import TensorEntry, WeightManifest
 
 MANIFEST = "manifest"
 SLOTS = ("slot-0", "slot-1")
+WRITER = "writer"
+"""Locked by the one live writer."""
 DTYPES = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),

@@ -21,6 +21,7 @@ from bridge.snapshots.cast import cast_into
 from bridge.snapshots.layout import (
     MANIFEST,
     SLOTS,
+    WRITER,
     SnapshotBusyError,
     SnapshotError,
     SupersededError,
@@ -73,7 +74,7 @@ class SnapshotWriter:
         self._draft: SnapshotDraft | None = None
         self._segments: tuple[Segment, ...] = ()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = os.open(self._folder / "writer", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_fd = os.open(self._folder / WRITER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not try_flock(self._lock_fd, fcntl.LOCK_EX):
                 raise SnapshotError(f"another live process publishes into {self._folder}")
@@ -134,7 +135,7 @@ class SnapshotWriter:
         """Closes, and deletes the folder; readers keep what they have mirrored."""
         self.close()
         part_written = self._folder.glob(f".{MANIFEST}.*")  # by a writer that was killed
-        for path in (*part_written, *(self._folder / name for name in (MANIFEST, *SLOTS, "writer"))):
+        for path in (*part_written, *(self._folder / name for name in (MANIFEST, *SLOTS, WRITER))):
             path.unlink(missing_ok=True)
         self._folder.rmdir()
 

@@ -39,6 +39,7 @@ def settle(
     packing: PackingConfig,
     bound: float,
     fence: Callable[[str, str, float], None],
+    before_score: Callable[[], None] = lambda: None,
 ) -> float:
     """Waits for the probe that is out; returns the largest |log pi - log mu| among the actors that pass, NaN of none.
 
@@ -52,12 +53,14 @@ def settle(
       packing: the shape of a micro-batch.
       bound: nats; `Config.parity_bound`.
       fence: told the actor, the reason and by how many nats it is off.
+      before_score: called when a group is back, before the forward pass, which may have to compile.
     """
     worst = 0.0
 
     def accept(group: Group, ticket: Ticket) -> bool:
         nonlocal worst
         del ticket
+        before_score()
         off = max_abs_dlogprob(steps, params, group, packing)
         if off <= bound:
             worst = max(worst, off)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs import overrides
-from configs.run_folder import run_id, snapshot_folder
+from configs.run_folder import snapshot_folder
 from launch import lifeline
+from launch.supervisor import run_mark
 from tests.integration.support.chaos import Chaos, draw_faults
 from tests.integration.support.jobs import Job
 from tests.integration.test_job import check_every_group_trained_once
@@ -45,7 +46,7 @@ def test_run_under_twenty_stops_and_kills_ends_by_itself_and_trains_every_group_
         by_window=config.publish.when == "every",
     )
     # Nothing is left: neither a process nor shared memory.
-    assert lifeline.end_marked(lambda mark: mark.startswith(f"{run_id(folder)}:")) == []
+    assert lifeline.end_marked(lambda mark: mark.startswith(run_mark(folder))) == []
     snapshots = snapshot_folder(config)
     assert list(snapshots.parent.glob(f"{snapshots.name}*")) == []
     assert report.longest_idle_s < MAX_IDLE_S

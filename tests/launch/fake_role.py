@@ -42,6 +42,9 @@ def main() -> None:
     if what == "fail":
         print("error: it can't", flush=True)
         sys.exit(1)
+    if what == "busy":
+        print("error: it is locked", flush=True)
+        sys.exit(4)
     if what == "unusable":
         print("error: it is wrong", flush=True)
         sys.exit(2)

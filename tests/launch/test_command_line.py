@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from bridge.store.sqlite_database import StoreBusyError
 from configs import overrides
 from configs.run_folder import run_id, snapshot_folder
 from configs.schema import Config
@@ -116,6 +117,13 @@ def test_usage_errors_are_one_line_and_exit_code_two(capsys):
         overrides.apply(Config(preset="test"), {"run.seed": "x"})
     assert e.value.code == command_line.USAGE_ERROR == 2
     assert capsys.readouterr().err == "error: --config.run.seed wants int, got 'x'\n"
+
+
+def test_usage_errors_what_another_process_holds_is_one_line_and_a_code_of_its_own(capsys):
+    with pytest.raises(SystemExit) as e, command_line.usage_errors():
+        raise StoreBusyError("store.sqlite stayed locked for 120 s")
+    assert e.value.code == command_line.BUSY == 4
+    assert capsys.readouterr().err == "error: store.sqlite stayed locked for 120 s\n"
 
 
 def test_usage_errors_bugs_keep_their_traceback():

@@ -3,11 +3,13 @@ import shutil
 import sys
 from typing import Any
 
+import jax
 import pytest
 
 from configs import schema, sections
 from configs.run_folder import set_up_run, snapshot_folder
 from launch import preflight
+from learner.update.optimizer import make_optimizer
 from tests.learner.model_folder import CHAT_TEMPLATE, make_model_folder
 
 
@@ -155,6 +157,28 @@ def test_check_run_room_counts_the_checkpoints_that_are_there_at_once(folder, tm
     (run / "checkpoints" / "50").mkdir(parents=True)
     (run / "checkpoints" / "50" / "arrays").write_bytes(b"x")
     preflight.check_run_room(config, folder)
+
+
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", [{}, {"mu_dtype": "bfloat16"}, {"name": "adafactor"}])
+def test_check_run_room_is_what_the_optimizer_keeps(folder, tmp_path, monkeypatch, param_dtype, optimizer):
+    config = config_of(
+        run=sections.RunConfig(dir=str(tmp_path / "run"), num_updates=4),
+        model=sections.ModelConfig(param_dtype=param_dtype),
+        optimizer=sections.OptimizerConfig(**optimizer),
+    )
+    params = {"kernel": jax.ShapeDtypeStruct((1024, 1024), param_dtype)}
+    state = jax.eval_shape(make_optimizer(config.optimizer, num_steps=1).init, params)
+    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((params, state)))
+    (folder / "model.safetensors").write_bytes(bytes(4 * 1024 * 1024))
+    free = kept
+    monkeypatch.setattr(
+        preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - free, free)
+    )
+    preflight.check_run_room(config, folder)
+    free = kept * 99 // 100
+    with pytest.raises(ValueError, match="choose another --config.run.dir"):
+        preflight.check_run_room(config, folder)
 
 
 def own(folder, **names):

@@ -4,20 +4,24 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from configs.run_folder import run_id, set_up_run
+from bridge.pulse import Doing
+from bridge.run_lock import RunLock
+from configs.run_folder import run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, PublishConfig, RunConfig, SupervisionConfig
 from launch import lifeline, supervisor
 from launch.child import Child
 from launch.command_line import Prepared
-from launch.supervisor import Ending, Supervisor
+from launch.supervisor import Ending, Supervisor, run_mark
 from tests.integration.support.jobs import is_alive
 from tests.integration.support.processes import REPO, wait_until
 
@@ -108,6 +112,20 @@ def test_no_live_actor_reaches_the_terminal(prepared):
     assert said.count("no live actor: the learner waits; actor-0: pid ") == 1
 
 
+def test_no_live_actor_is_said_once_until_one_lives_again(prepared):
+    said = io.StringIO()
+    one = Supervisor(prepared(learner=["end"], actor=["serve"]), Console(file=said, width=200))
+    actor = SimpleNamespace(name="actor-0", describe=lambda: "pid 1")
+    one._actor = actor  # pyright: ignore[reportAttributeAccessIssue]
+    counts = []
+    for doing in (Doing.ALONE, Doing.WORKING, Doing.ALONE, Doing.STARTING, Doing.ALONE, Doing.WAITING, Doing.ALONE):
+        one._learner = SimpleNamespace(doing=doing)  # pyright: ignore[reportAttributeAccessIssue]
+        one._note_actors()
+        counts.append(said.getvalue().count("no live actor"))
+    one._lock.release()
+    assert counts == [1, 1, 1, 1, 1, 1, 2]
+
+
 @pytest.mark.heavy
 def test_restarts_without_a_new_step_are_bounded(prepared):
     run = prepared(learner=["idle"], actor=["serve"])
@@ -138,6 +156,12 @@ def test_process_that_would_fail_again_is_not_started_again(prepared, role, beha
     assert got is ending and "error: it" not in one.last_error and ": it " in one.last_error
 
 
+def test_learner_that_waited_too_long_for_another_process_is_started_again(prepared):
+    ending, said, _ = watch(prepared(learner=["busy", "end"], actor=["serve"]))
+    assert ending is Ending.DONE
+    assert "learner ended with code 4: it is locked; starting it again (1)" in said
+
+
 def start_marked(mark: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"],
@@ -148,7 +172,7 @@ def start_marked(mark: str) -> subprocess.Popen[bytes]:
 
 def test_orphans_of_this_run_are_ended_before_its_processes_start_and_no_others(prepared):
     run = prepared(learner=["end"], actor=["serve"])
-    orphan, bystander = start_marked(f"{run_id(run.folder)}:actor-0"), start_marked("another:actor-0")
+    orphan, bystander = start_marked(f"{run_mark(run.folder)}actor-0"), start_marked("another:actor-0")
     try:
         orphan.send_signal(signal.SIGSTOP)
         ending, said, _ = watch(run)
@@ -161,9 +185,29 @@ def test_orphans_of_this_run_are_ended_before_its_processes_start_and_no_others(
             process.communicate()
 
 
+def test_start_of_a_copied_folder_leaves_the_live_originals_processes_and_snapshots(prepared, tmp_path):
+    copy = prepared(learner=["end"], actor=["serve"])
+    original = tmp_path / "original"
+    shutil.copytree(copy.folder, original)
+    assert run_id(original) == run_id(copy.folder)
+    snapshots = snapshot_folder(copy.config)
+    snapshots.mkdir(parents=True)
+    writer = RunLock(snapshots / "writer", "learner")  # the original's, which publishes there
+    child = start_marked(f"{run_mark(original)}learner")
+    try:
+        assert watch(copy)[0] is Ending.DONE
+        assert child.poll() is None and snapshots.is_dir()
+    finally:
+        writer.release()
+        child.kill()
+        child.communicate()
+    Supervisor(copy, Console(file=io.StringIO()))._stop()
+    assert not snapshots.exists()  # a dead writer's are removed
+
+
 def test_second_supervisor_is_refused_and_ends_nothing_of_the_first(prepared):
     run = prepared(learner=["end"], actor=["serve"])
-    child = start_marked(f"{run_id(run.folder)}:learner")
+    child = start_marked(f"{run_mark(run.folder)}learner")
     first = Supervisor(run, Console(file=io.StringIO()))
     try:
         with pytest.raises(ValueError, match="a live launch.local runs in"):
@@ -212,4 +256,4 @@ def test_killed_supervisor_takes_stopped_children_along(prepared):
     try:
         wait_until(lambda: not any(map(is_alive, children)), "the children's end", deadline_s=20)
     finally:
-        lifeline.end_marked(lambda mark: mark.startswith(f"{run_id(run.folder)}:"))
+        lifeline.end_marked(lambda mark: mark.startswith(run_mark(run.folder)))

@@ -1,12 +1,15 @@
 import contextlib
+import threading
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from bridge.pulse import Doing, Pulse
 from configs import schema, sections
 from learner import loop
+from learner.heart import Heart
 from learner.loop import is_evaluation_due, is_save_due
 
 
@@ -153,3 +156,67 @@ def test_publish_waits_for_the_evaluation_that_is_out_only_by_rounds(when, waits
         loop.publish(run)
     assert run.publisher.publish.call_count == 3 and run.evaluation.waits == waits
     assert run.last_evaluated_step == (0 if when == "every" else 2)  # in flight the others wait for their turn
+
+
+class Trained:
+    """A run whose groups and probes are all waited for, and what its pulse says where work begins."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pulse = Pulse(Pulse.create())
+        self.run = run_of(num_updates=2, save_every=100)
+        self.run.heart = Heart(mock.Mock(), threading.Event(), self.pulse)
+        self.run.stream, self.run.publisher = mock.MagicMock(), mock.Mock(is_due=lambda **_: False)
+        self.run.stream.micro_batches = self.micro_batches
+        for part in ("architecture", "state", "store", "checkpoints", "probe", "steps", "metrics"):
+            setattr(self.run, part, mock.Mock())
+        self.run.state.skipped_updates = 0
+        self.seen: list[tuple[str, Doing]] = []
+        for name in ("publish", "collect_evaluation", "finish", "StepBooks"):
+            monkeypatch.setattr(loop, name, mock.Mock())
+        monkeypatch.setattr(loop.parity, "settle", self.settle)
+        monkeypatch.setattr(loop, "accumulate", lambda *_: self.see("accumulate"))
+        monkeypatch.setattr(loop, "update", self.update)
+
+    def see(self, what: str) -> None:
+        self.seen.append((what, self.pulse.feel().doing))
+
+    def micro_batches(self):
+        while True:
+            self.run.heart.check()
+            yield mock.Mock(ends_update=True, ends_round=False)
+
+    def settle(self, *_, before_score, **__) -> float:
+        self.run.heart.check()
+        before_score()
+        self.see("score")
+        self.run.heart.check()
+        return 0.0
+
+    def update(self, *_) -> None:
+        self.see("update")
+        self.run.step += 1
+        self.run.heart.updated()
+
+
+def test_train_what_follows_a_wait_up_to_the_first_update_has_the_starts_bound(monkeypatch):
+    trained = Trained(monkeypatch)
+    loop.train(trained.run)
+    parts = ("accumulate", "score", "update")
+    assert trained.seen == [(part, doing) for doing in (Doing.STARTING, Doing.WORKING) for part in parts]
+
+
+def test_finish_each_part_of_it_is_felt(monkeypatch, tmp_path):
+    pulse, felt = Pulse(Pulse.create()), []
+
+    def feel(*_, **__) -> None:
+        felt.append(pulse.feel().num_works)
+
+    run = run_of(step=10, saved=9, evaluated=10)
+    run.heart, run.folder = Heart(mock.Mock(), threading.Event(), pulse), tmp_path
+    run.probe = run.evaluation = mock.Mock(version=None)
+    for part in ("publisher", "stream", "state", "architecture", "tokenizer"):
+        setattr(run, part, mock.Mock())
+    run.checkpoints, run.save = mock.Mock(wait=feel), lambda: (feel(), run.heart.worked())
+    monkeypatch.setattr(loop.hf_io, "save", feel)
+    loop.finish(run)
+    assert felt == [0, 1, 2, 3]  # wait, save, wait, the model: a sign between any two

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -151,6 +151,21 @@ def test_settle_answer_with_the_learners_logprobs_passes(start):
     assert run.fenced_actors == set() and run.store.fenced("good") is None
     assert len(run.actors.served) == 2  # each ticket once
     assert run.store.counts()["acknowledged"] == 2 and run.store.counts()["reissued"] == 0
+
+
+def test_settle_says_that_a_wait_is_over_before_it_scores(start, steps):
+    run, said = start({"good": 0.0}), []
+    scoring = SimpleNamespace(score=lambda *given: said.append("score") or steps.score(*given))
+    parity.settle(
+        run.probe,
+        steps=cast(Any, scoring),
+        params=run.state.params,
+        packing=CONFIG.packing,
+        bound=CONFIG.parity_bound,
+        fence=lambda *_: pytest.fail("fenced"),
+        before_score=lambda: said.append("before"),
+    )
+    assert said == ["before", "score"] * 2
 
 
 def test_settle_answer_with_exactly_steps_score_as_logprobs_is_off_by_nothing(start, steps):
