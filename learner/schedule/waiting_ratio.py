@@ -36,8 +36,12 @@ class RoundClock:
         self._last_aside_s = 0.0
 
     def set_aside(self, seconds: float) -> None:
-        """The learner was busy otherwise: it published, saved, or waited for a probe."""
-        self._last_aside_s += seconds
+        """The learner was busy otherwise: it published, saved, or waited for a probe.
+
+        Between two rounds, as a save is, or before the first, it is no round's and counts nothing.
+        """
+        if self.rollout_start_s is not None:
+            self._last_aside_s += seconds
 
     def finish(self) -> dict[str, float]:
         """The round's metrics, up to where its training ended; the clock starts over.

@@ -52,6 +52,17 @@ def test_publish_after_the_last_step_is_not_the_rounds():
     assert clock.finish()["round/waiting_ratio"] == pytest.approx(0.5)  # nothing of it is left over
 
 
+def test_save_between_two_rounds_and_the_first_publish_are_no_rounds():
+    # Of each round 3 s are wait and 3 s compute; 3 s before each go to the first publish and to a save.
+    clock = RoundClock()
+    for start_s in (3.0, 12.0):
+        clock.set_aside(3.0)
+        clock.rollout_started(start_s)
+        clock.dispatched(start_s + 3, fills_update=True)
+        clock.trained(start_s + 3, start_s + 6)
+        assert clock.finish()["round/waiting_ratio"] == pytest.approx(0.5)
+
+
 def test_publish_between_two_steps_is_neither_wait_nor_compute():
     clock = RoundClock()
     clock.rollout_started(0.0)
