@@ -34,6 +34,7 @@ class Row:
     waiting_ratio: list[float]
     waiting_ratio_eq4: list[float]
     first_dispatch_s: list[float]
+    wait_s: list[float]
     compute_s: list[float]
     compute_cpu_s: list[float]
     """CPU seconds of the learner's process in gradients and optimizer steps."""
@@ -51,7 +52,8 @@ class Row:
             waiting_ratio=[r["round/waiting_ratio"] for r in rounds],
             waiting_ratio_eq4=[r["round/waiting_ratio_eq4"] for r in rounds],
             first_dispatch_s=[r["round/first_dispatch_s"] for r in rounds],
-            compute_s=[r["round/rollout_to_train_end_s"] * (1 - r["round/waiting_ratio"]) for r in rounds],
+            wait_s=[r["round/wait_s"] for r in rounds],
+            compute_s=[r["round/compute_s"] for r in rounds],
             compute_cpu_s=[sum(result.step_cpu_s[n * per_round : (n + 1) * per_round]) for n, _ in enumerate(rounds)],
         )
 
@@ -161,6 +163,7 @@ def remarks_of(rows: Rows, values: Mapping[str, float], sizes: Sequence[int], sp
     last = sizes[-1]
     pipe, cgp = (rows[FEW_PLACES.name, mode, last] for mode in ("rolloutpipe", "cgp"))
     first = report.mean_std(pipe.first_dispatch_s)[0]
+    pipe_wait_s, cgp_wait_s = (report.mean_std(row.wait_s)[0] for row in (pipe, cgp))
 
     def gains(key: str) -> str:
         return ", ".join(
@@ -177,9 +180,9 @@ def remarks_of(rows: Rows, values: Mapping[str, float], sizes: Sequence[int], sp
         f"sequences and {speeds[places]:.0f} with {places}, so a frontier of {half} requests gives up "
         f"{100 * (1 - speeds[half] / speeds[places]):.0f}% of its speed, which no order of service brings back;\n- on "
         f"the real engine with {FEW_PLACES.max_num_seqs} places: {gains(FEW_PLACES.key)}.",
-        f"What is left at R = {last} under `rolloutpipe` on {FEW_PLACES.name}: {pipe.wait * pipe.mean_s:.2f} s of "
+        f"What is left at R = {last} under `rolloutpipe` on {FEW_PLACES.name}: {pipe_wait_s:.2f} s of "
         f"wait a round, of which {first:.2f} s until the first group is there; the rest are moments in which training "
-        f"had caught up with generation. `cgp` waits {cgp.wait * cgp.mean_s:.2f} s. An actor claims only what its "
+        f"had caught up with generation. `cgp` waits {cgp_wait_s:.2f} s. An actor claims only what its "
         "engine has room for, lowest order first, and passes the order to vLLM as priority, so `cgp` concentrates on "
         "the earliest groups too; the paper's did not.",
     ]

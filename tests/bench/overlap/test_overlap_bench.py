@@ -13,12 +13,15 @@ from tests.bench.rig.rig import Result
 SIZES = (32, 64, 96)
 
 
-def result_of(total_s: list[float], *, wait: float, step_cpu_s: list[float]) -> Result:
+def result_of(total_s: list[float], *, wait: float, step_cpu_s: list[float], aside_s: float = 0.0) -> Result:
+    """Rounds that wait this part of their time, but for `aside_s` of each, which is neither wait nor compute."""
     rounds: list[dict[str, Any]] = [
         {
             "round/rollout_to_train_end_s": seconds,
             "round/waiting_ratio": wait,
             "round/waiting_ratio_eq4": wait / 2,
+            "round/wait_s": wait * (seconds - aside_s),
+            "round/compute_s": (1 - wait) * (seconds - aside_s),
             "round/first_dispatch_s": 0.25,
         }
         for seconds in total_s
@@ -53,6 +56,12 @@ def test_cpu_seconds_are_added_up_by_round():
     row = Row.of(FLAT, "cgp", 4, result_of([5.0, 6.0], wait=0.2, step_cpu_s=[1.0, 2.0, 4.0, 8.0]))
     assert row.compute_cpu_s == [3.0, 12.0]
     assert row.compute_s == pytest.approx([4.0, 4.8])
+
+
+def test_time_set_aside_is_neither_wait_nor_compute():
+    one = result_of([5.0, 6.0], wait=0.2, step_cpu_s=[1.0, 1.0], aside_s=1.0)
+    row = Row.of(FLAT, "cgp", 4, one)
+    assert row.compute_s == pytest.approx([3.2, 4.0]) and row.wait_s == pytest.approx([0.8, 1.0])
 
 
 def test_frontier_dispatch_is_scored_against_cgp_on_each_engine_by_itself():

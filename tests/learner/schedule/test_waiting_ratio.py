@@ -15,6 +15,8 @@ def test_finish_gives_the_papers_ratios():
         {
             "round/waiting_ratio_eq4": 0.4,
             "round/waiting_ratio": 0.7,
+            "round/wait_s": 7.0,
+            "round/compute_s": 3.0,
             "round/rollout_to_train_end_s": 10.0,
             "round/first_dispatch_s": 9.0,
             "round/first_group_s": 4.0,
@@ -71,6 +73,7 @@ def test_publish_between_two_steps_is_neither_wait_nor_compute():
     clock.set_aside(3.0)
     clock.trained(6.0, 7.0)  # published until 5 s, then waited for a second
     metrics = clock.finish()
+    assert (metrics["round/wait_s"], metrics["round/compute_s"]) == pytest.approx((2.0, 2.0))
     assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
     assert metrics["round/rollout_to_train_end_s"] == pytest.approx(7.0)
 
@@ -96,6 +99,8 @@ def test_finish_starts_over():
         {
             "round/waiting_ratio_eq4": 0.25,
             "round/waiting_ratio": 0.5,
+            "round/wait_s": 2.0,
+            "round/compute_s": 2.0,
             "round/rollout_to_train_end_s": 4.0,
             "round/first_dispatch_s": 1.0,
             "round/first_group_s": 1.0,
