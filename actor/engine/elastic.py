@@ -6,9 +6,9 @@ From what a step showed (preemptions, KV usage, response lengths) two things are
 
 * how many sequences run at once (`Admission.max_sequences`), at no cost and in every step;
 * the tensor parallel size (section 4.2): doubled when preemptions rise to more than 1.05 times those of the step
-  before of the same kind, halved after four steps without any. It costs a restart, so it is halved only if the KV cache
-  that is left would hold the projected peak (the criterion of section 4.4 for giving devices away), and what was seen
-  before a change counts for nothing after it.
+  before of the same kind, and by more than chance explains (the paper has the factor alone); halved after four steps
+  without any. It costs a restart, so it is halved only if the KV cache that is left would hold the projected peak (the
+  criterion of section 4.4 for giving devices away), and what was seen before a change counts for nothing after it.
 
 Only like is compared with like. A step is a round, as in the paper, however few responses of it this engine served; a
 long round preempts less than the short ones around it, so each is held against the last of its kind; and of a round
@@ -25,6 +25,9 @@ from actor.engine.protocol import EngineSize
 
 RISE = 1.05
 """Preemptions over those of the step before that ask for a larger size (section 4.2)."""
+NUM_DEVIATIONS = 4.0
+"""Standard deviations of a chance difference that the rise must exceed. A growth is taken back only after steps without
+preemptions, so one false alarm in a run is too many: at 2 one step in 40 is one, at 4 one in 30,000."""
 NUM_QUIET_STEPS = 4
 """Steps without preemptions that ask for a smaller one (section 4.2)."""
 HEADROOM = 0.9
@@ -52,8 +55,14 @@ class StepStats:
     """Whether more was started than was wanted: a short round of tail batching."""
 
     def preempts_more_than(self, before: "StepStats") -> bool:
-        """Whether there were more than 1.05 times the preemptions of a step before, by response."""
-        return self.num_preempted * before.num_finished > RISE * before.num_preempted * self.num_finished
+        """Whether there were more than 1.05 times the preemptions of a step before, by response, and not by chance.
+
+        The paper has the factor alone (section 4.2), which few preemptions exceed in every second step at a steady
+        load. Counts a and b of n and m responses at one rate are Poisson: the deviation of a m - b n is then
+        sqrt((a + b) n m).
+        """
+        a, n, b, m = self.num_preempted, self.num_finished, before.num_preempted, before.num_finished
+        return a * m > RISE * b * n and a * m - b * n > NUM_DEVIATIONS * math.sqrt((a + b) * n * m)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

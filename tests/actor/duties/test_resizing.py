@@ -109,12 +109,12 @@ def test_same_or_bad_limits_change_nothing(tmp_path, text):
 
 
 async def two_steps(s, share) -> None:
-    """Eight responses by the first weights without preemptions, eight by the next with three."""
+    """Eight responses by the first weights without preemptions, eight by the next with 24."""
     observed = {
         1: lambda: [s.num_preempted for s in share.last_of_kind.values()] == [0],
         2: lambda: share.max_sequences == 6,
     }
-    for step, num_preempted in ((1, 0), (2, 3)):
+    for step, num_preempted in ((1, 0), (2, 24)):
         await until(lambda: len(s.running()) == 8, "the engine is full")
         s.engine.num_preempted = num_preempted
         for id_ in s.running():
@@ -231,7 +231,7 @@ def test_shares_of_a_round_that_vary_ask_for_no_other_size():
 
 
 def test_more_preemptions_in_long_rounds_ask_for_twice_the_devices():
-    rounds = [(race, 148, n) for race, n in [*PERIOD, *PERIOD[:4], (False, 80), (True, 100)]]
+    rounds = [(race, 1480, 10 * n) for race, n in [*PERIOD, *PERIOD[:4], (False, 80), (True, 100)]]
     assert sizes_asked_for(rounds) == [2]
 
 
