@@ -40,7 +40,7 @@ LOWER, RAISE = 0.8, 1.25
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What one step showed: a round, or in a window, which has none, enough responses one after the other."""
+    """What one step showed: a round; in a window, which has none, enough responses, and new weights since it began."""
 
     num_preempted: int
     num_finished: int = 1
@@ -105,13 +105,14 @@ class ElasticShare:
     tensor_parallel_size: int
     by_round: bool = True
     """Whether each weights version is a round, and so a step (publish.when=round_end). In a window a version alone
-    shows too little: there a step ends with the first of them after as many responses as may run at once."""
+    shows too little: there a step ends once as many responses ended as may run at once, if any new version
+    came since it began."""
     last_of_kind: dict[bool, StepStats] = dataclasses.field(default_factory=dict)
     """The last step with a race and the last without; empty after a change of size, whose steps can't be compared."""
     num_quiet_steps: int = 0
 
     def is_whole(self, num_finished: int) -> bool:
-        """Whether so many responses until a new weights version are a step; none show nothing."""
+        """Whether so many responses are a step, if a new weights version came since it began; none show nothing."""
         return num_finished >= (1 if self.by_round else self.max_sequences)
 
     def observe(self, step: StepStats) -> Decision:

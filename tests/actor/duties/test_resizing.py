@@ -241,6 +241,27 @@ def test_round_without_a_response_is_no_quiet_one():
     assert sizes_asked_for([quiet, quiet, quiet, empty, quiet, empty], size=2) == [1]
 
 
+def test_step_of_a_window_ends_with_its_last_response_if_new_weights_came_since_it_began():
+    engine = WatchedEngine(1)
+    share = ElasticShare(
+        size=engine.size,
+        bounds=Bounds(min_sequences=256, max_sequences=256, max_tensor_parallel_size=1),
+        max_sequences=256,
+        tensor_parallel_size=1,
+        by_round=False,
+    )
+    admission = types.SimpleNamespace(num_sequences=256, in_service=[])
+    actor: Any = types.SimpleNamespace(engine=engine, admission=admission)
+    file: Any = None
+    step, steps = Step(engine.version, engine.stats, engine.stats), []
+    # The first step has its 256 responses before any new weights; the second has its new weights after 60 of them.
+    for engine.num_finished, version in ((300, 0), (340, 1), (400, 2), (590, 2), (600, 2), (900, 2)):
+        engine.version = Version(incarnation=0, step=version)
+        step = observe(actor, file, share, step)
+        steps.append([s.num_finished for s in share.last_of_kind.values()])
+    assert steps == [[], [340], [340], [340], [260], [260]]
+
+
 def test_window_has_no_rounds_and_a_step_is_a_full_engine_of_responses():
     rounds = [(False, 64, n) for n in (0, 40) * 12]
     assert sizes_asked_for(rounds, by_round=False) == []
