@@ -107,6 +107,8 @@ METRICS: dict[str, str] = {
     "round/long_queue": "prompts in the long-prompt queue at the round's end",
     "round/waiting_ratio_eq4": "trainer's wait before a round's first step over the round (RolloutPipe eq. 4)",
     "round/waiting_ratio": "wait / (wait + compute) over a round (RolloutPipe section 5.1)",
+    "round/wait_s": "seconds of a round the learner waited for groups, less what was set aside (publishing, probes)",
+    "round/compute_s": "seconds of a round the learner computed",
     "round/rollout_to_train_end_s": "seconds from a round's first ticket to its last step",
     "round/first_dispatch_s": "seconds from a round's first ticket until its first U groups are there",
     "round/first_group_s": "seconds from a round's first ticket to its first training",

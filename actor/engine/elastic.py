@@ -6,9 +6,9 @@ From what a step showed (preemptions, KV usage, response lengths) two things are
 
 * how many sequences run at once (`Admission.max_sequences`), at no cost and in every step;
 * the tensor parallel size (section 4.2): doubled when preemptions rise to more than 1.05 times those of the step
-  before of the same kind, halved after four steps without any. It costs a restart, so it is halved only if the KV cache
-  that is left would hold the projected peak (the criterion of section 4.4 for giving devices away), and what was seen
-  before a change counts for nothing after it.
+  before of the same kind, and by more than chance explains (the paper has the factor alone); halved after four steps
+  without any. It costs a restart, so it is halved only if the KV cache that is left would hold the projected peak (the
+  criterion of section 4.4 for giving devices away), and what was seen before a change counts for nothing after it.
 
 Only like is compared with like. A step is a round, as in the paper, however few responses of it this engine served; a
 long round preempts less than the short ones around it, so each is held against the last of its kind; and of a round
@@ -25,6 +25,9 @@ from actor.engine.protocol import EngineSize
 
 RISE = 1.05
 """Preemptions over those of the step before that ask for a larger size (section 4.2)."""
+NUM_DEVIATIONS = 4.0
+"""Standard deviations of a chance difference that the rise must exceed. A growth is taken back only after steps without
+preemptions, so one false alarm in a run is too many: at 2 one step in 40 is one, at 4 one in 30,000."""
 NUM_QUIET_STEPS = 4
 """Steps without preemptions that ask for a smaller one (section 4.2)."""
 HEADROOM = 0.9
@@ -37,7 +40,7 @@ LOWER, RAISE = 0.8, 1.25
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What one step showed: a round, or in a window, which has none, enough responses one after the other."""
+    """What one step showed: a round; in a window, which has none, enough responses, and new weights since it began."""
 
     num_preempted: int
     num_finished: int = 1
@@ -52,8 +55,14 @@ class StepStats:
     """Whether more was started than was wanted: a short round of tail batching."""
 
     def preempts_more_than(self, before: "StepStats") -> bool:
-        """Whether there were more than 1.05 times the preemptions of a step before, by response."""
-        return self.num_preempted * before.num_finished > RISE * before.num_preempted * self.num_finished
+        """Whether there were more than 1.05 times the preemptions of a step before, by response, and not by chance.
+
+        The paper has the factor alone (section 4.2), which few preemptions exceed in every second step at a steady
+        load. Counts a and b of n and m responses at one rate are Poisson: the deviation of a m - b n is then
+        sqrt((a + b) n m).
+        """
+        a, n, b, m = self.num_preempted, self.num_finished, before.num_preempted, before.num_finished
+        return a * m > RISE * b * n and a * m - b * n > NUM_DEVIATIONS * math.sqrt((a + b) * n * m)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +105,14 @@ class ElasticShare:
     tensor_parallel_size: int
     by_round: bool = True
     """Whether each weights version is a round, and so a step (publish.when=round_end). In a window a version alone
-    shows too little: there a step ends with the first of them after as many responses as may run at once."""
+    shows too little: there a step ends once as many responses ended as may run at once, if any new version
+    came since it began."""
     last_of_kind: dict[bool, StepStats] = dataclasses.field(default_factory=dict)
     """The last step with a race and the last without; empty after a change of size, whose steps can't be compared."""
     num_quiet_steps: int = 0
 
     def is_whole(self, num_finished: int) -> bool:
-        """Whether so many responses until a new weights version are a step; none show nothing."""
+        """Whether so many responses are a step, if a new weights version came since it began; none show nothing."""
         return num_finished >= (1 if self.by_round else self.max_sequences)
 
     def observe(self, step: StepStats) -> Decision:

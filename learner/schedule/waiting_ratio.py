@@ -36,16 +36,21 @@ class RoundClock:
         self._last_aside_s = 0.0
 
     def set_aside(self, seconds: float) -> None:
-        """The learner was busy otherwise: it published, saved, or waited for a probe."""
-        self._last_aside_s += seconds
+        """The learner was busy otherwise: it published, saved, or waited for a probe.
+
+        Between two rounds, as a save is, or before the first, it is no round's and counts nothing.
+        """
+        if self.rollout_start_s is not None:
+            self._last_aside_s += seconds
 
     def finish(self) -> dict[str, float]:
         """The round's metrics, up to where its training ended; the clock starts over.
 
         `waiting_ratio_eq4` is (t_start - t_rollout_start) / (t_train_end - t_rollout_start) (RolloutPipe eq. 4);
         `waiting_ratio` is wait / (wait + compute) over the same span (section 5.1), where all that is not compute is
-        wait, but for what was set aside. `rollout_to_train_end_s` is the paper's main time, `first_dispatch_s` ends
-        with its first dispatch, of U groups (section 5.2); `first_group_s` with the first group's.
+        wait, but for what was set aside; `wait_s` and `compute_s` are the two. `rollout_to_train_end_s` is the paper's
+        main time, `first_dispatch_s` ends with its first dispatch, of U groups (section 5.2); `first_group_s` with the
+        first group's.
 
         Raises:
           ValueError: no update was made since the last one.
@@ -63,6 +68,8 @@ class RoundClock:
         metrics = {
             "round/waiting_ratio_eq4": (train_s - start_s) / total,
             "round/waiting_ratio": wait / max(wait + self.compute_s, 1e-9),
+            "round/wait_s": wait,
+            "round/compute_s": self.compute_s,
             "round/rollout_to_train_end_s": total,
             "round/first_dispatch_s": first_s - start_s,
             "round/first_group_s": train_s - start_s,

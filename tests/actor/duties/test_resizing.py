@@ -109,12 +109,12 @@ def test_same_or_bad_limits_change_nothing(tmp_path, text):
 
 
 async def two_steps(s, share) -> None:
-    """Eight responses by the first weights without preemptions, eight by the next with three."""
+    """Eight responses by the first weights without preemptions, eight by the next with 24."""
     observed = {
         1: lambda: [s.num_preempted for s in share.last_of_kind.values()] == [0],
         2: lambda: share.max_sequences == 6,
     }
-    for step, num_preempted in ((1, 0), (2, 3)):
+    for step, num_preempted in ((1, 0), (2, 24)):
         await until(lambda: len(s.running()) == 8, "the engine is full")
         s.engine.num_preempted = num_preempted
         for id_ in s.running():
@@ -231,7 +231,7 @@ def test_shares_of_a_round_that_vary_ask_for_no_other_size():
 
 
 def test_more_preemptions_in_long_rounds_ask_for_twice_the_devices():
-    rounds = [(race, 148, n) for race, n in [*PERIOD, *PERIOD[:4], (False, 80), (True, 100)]]
+    rounds = [(race, 1480, 10 * n) for race, n in [*PERIOD, *PERIOD[:4], (False, 80), (True, 100)]]
     assert sizes_asked_for(rounds) == [2]
 
 
@@ -239,6 +239,27 @@ def test_round_without_a_response_is_no_quiet_one():
     quiet, empty = (False, 40, 0), (False, 0, 0)
     assert sizes_asked_for([quiet, quiet, quiet, empty, empty], size=2) == []
     assert sizes_asked_for([quiet, quiet, quiet, empty, quiet, empty], size=2) == [1]
+
+
+def test_step_of_a_window_ends_with_its_last_response_if_new_weights_came_since_it_began():
+    engine = WatchedEngine(1)
+    share = ElasticShare(
+        size=engine.size,
+        bounds=Bounds(min_sequences=256, max_sequences=256, max_tensor_parallel_size=1),
+        max_sequences=256,
+        tensor_parallel_size=1,
+        by_round=False,
+    )
+    admission = types.SimpleNamespace(num_sequences=256, in_service=[])
+    actor: Any = types.SimpleNamespace(engine=engine, admission=admission)
+    file: Any = None
+    step, steps = Step(engine.version, engine.stats, engine.stats), []
+    # The first step has its 256 responses before any new weights; the second has its new weights after 60 of them.
+    for engine.num_finished, version in ((300, 0), (340, 1), (400, 2), (590, 2), (600, 2), (900, 2)):
+        engine.version = Version(incarnation=0, step=version)
+        step = observe(actor, file, share, step)
+        steps.append([s.num_finished for s in share.last_of_kind.values()])
+    assert steps == [[], [340], [340], [340], [260], [260]]
 
 
 def test_window_has_no_rounds_and_a_step_is_a_full_engine_of_responses():

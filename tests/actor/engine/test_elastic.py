@@ -32,34 +32,54 @@ def sizes(planner: ElasticShare, *preemptions: int, lengths=SHORT) -> list[int]:
 
 
 def test_size_doubles_when_preemptions_rise_by_more_than_a_twentieth():
-    assert sizes(share(), 100, 105) == [2, 2]
-    assert sizes(share(), 100, 106) == [2, 4]
-    assert sizes(share(), 0, 1) == [2, 4]
+    assert sizes(share(), 100_000, 105_000) == [2, 2]
+    assert sizes(share(), 100_000, 105_001) == [2, 4]
+
+
+def test_rise_of_few_preemptions_is_chance_up_to_four_deviations_of_the_difference():
+    assert sizes(share(), 0, 1) == sizes(share(), 0, 16) == [2, 2]
+    assert sizes(share(), 0, 17) == [2, 4]
+    assert sizes(share(), 100, 164) == [2, 2]  # sqrt(264) is 16.2
+    assert sizes(share(), 100, 166) == [2, 4]
+
+
+@pytest.mark.parametrize("rate", [0.5, 2, 20, 100, 1000])
+def test_steady_rate_of_preemptions_never_grows_the_engine_and_twice_the_rate_does(rate):
+    rng, planner = np.random.default_rng(0), share(tp=1)
+    num_finished = rng.integers(500, 1500, 400)
+    for of in num_finished:
+        one = step(int(rng.poisson(rate * of / 1000)), num_finished=int(of))
+        assert planner.observe(one).tensor_parallel_size == 1
+    if rate < 100:
+        return  # too few to tell from chance in a single step
+    for of, times in ((1000, 1), (1000, 2)):
+        found = planner.observe(step(int(rng.poisson(times * rate * of / 1000)), num_finished=of))
+    assert found.tensor_parallel_size == 2
 
 
 def test_first_step_and_the_one_after_a_change_compare_with_nothing():
-    assert sizes(share(), 100, 106, 500, 600, 10_000) == [2, 4, 4, 8, 8]  # 8 is the bound
+    assert sizes(share(), 100, 200, 500, 700, 10_000) == [2, 4, 4, 8, 8]  # 8 is the bound
 
 
 def test_long_rounds_are_held_against_long_ones_and_short_against_short():
     planner = share(tp=1)
-    period = [(True, 100)] * 4 + [(False, 60)]
+    period = [(True, 1000)] * 4 + [(False, 600)]
     steady = [planner.observe(step(n, is_race=race)).tensor_parallel_size for race, n in period * 3]
     assert steady == [1] * 15
-    assert planner.observe(step(64, is_race=False)).tensor_parallel_size == 2  # fewer than a short round's 100
+    assert planner.observe(step(800, is_race=False)).tensor_parallel_size == 2  # fewer than a short round's 1000
 
 
 def test_preemptions_are_counted_by_response():
     planner = share(tp=1)
-    shares = [(100, 200), (150, 300), (50, 100), (104, 200), (110, 200)]
+    shares = [(1000, 2000), (1500, 3000), (500, 1000), (1040, 2000), (1300, 2000)]
     got = [planner.observe(step(n, num_finished=of)).tensor_parallel_size for n, of in shares]
-    assert got == [1, 1, 1, 1, 2]  # 0.55 a response after 0.52
+    assert got == [1, 1, 1, 1, 2]  # 0.65 a response after 0.52
 
 
 def test_size_halves_after_four_quiet_steps_in_a_row_and_not_below_the_bound():
     assert sizes(share(tp=4), 0, 0, 0, 0, 0, 0, 0, 0, 0) == [4, 4, 4, 2, 2, 2, 2, 1, 1]
     assert sizes(share(tp=4, min_tp=2), *[0] * 8) == [4, 4, 4, 2, 2, 2, 2, 2]
-    assert sizes(share(), 9, 0, 0, 0, 3, 0, 0, 0, 0) == [2, 2, 2, 2, 4, 4, 4, 4, 2]
+    assert sizes(share(), 9, 0, 0, 0, 30, 0, 0, 0, 0) == [2, 2, 2, 2, 4, 4, 4, 4, 2]
 
 
 def test_size_is_not_halved_if_the_projected_peak_would_not_fit():

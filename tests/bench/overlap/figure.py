@@ -65,7 +65,7 @@ def draw(file: pathlib.Path, rows: Rows, values: Mapping[str, float], timelines:
     lines.set_xlabel("R, groups a round")
     lines.set_ylabel("trainer waiting ratio")
     lines.set_ylim(0, 0.6)
-    for setup in (FLAT, MANY_PLACES, FEW_PLACES):
+    for setup in (MANY_PLACES, FLAT, FEW_PLACES):
         of_sizes = [values[f"fgd_over_cgp_pct{setup.key}_R{r}"] for r in sizes]
         noise = [values[f"fgd_over_cgp_noise_pct{setup.key}_R{r}"] for r in sizes]
         gains.errorbar(sizes, of_sizes, yerr=noise, marker="o", label=setup.name)

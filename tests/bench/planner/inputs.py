@@ -1,12 +1,7 @@
-"""What the planner is told of RollPacker's and RolloutPipe's experiments: named before their results were compared.
+"""What the planner is told of RollPacker's and RolloutPipe's experiments: none of the results it is to predict.
 
 Each number is a paper's, with its section or table, or follows from a principle that is said beside it. None may be
-changed after a comparison; what the planner then gets wrong is said in `results/papers.md`.
-
-In sight when this was written: of RollPacker's Table 2 the row of tail batching (1.30, 1.48, 2.21), what rewards add
-at 7B/8k (71 %) and the range of the whole (2.03 to 2.56); of RolloutPipe the main times at R = 96 (659 s and 642 s) and
-reductions of at least 32.9, 37.6 and 42.3 % at R = 32, 64 and 96. Not looked at: the other rows of Table 2, every
-number of Figure 11, and RolloutPipe's section 5.2 for R = 32 and 64.
+changed after a comparison; `results/papers.md` says what the planner then gets wrong, and which results were known.
 """
 
 import dataclasses

@@ -54,7 +54,7 @@ def run(name: str, workload: str, R: int, step: Step, sigma: float) -> Outcome:
 def rollout_s(workload: str, R: int, step: Step, sigma: float) -> float:
     """Serial's, simulated."""
     outcome = run("serial", workload, R, step, sigma)
-    return float(np.mean([r["round/rollout_to_train_end_s"] * r["round/waiting_ratio"] for r in outcome.rounds]))
+    return float(np.mean([r["round/wait_s"] for r in outcome.rounds]))
 
 
 def calibrate(workload: str, sigma: float) -> Step:

@@ -163,6 +163,4 @@ def measured_ratio(result: Result) -> float:
 
 def wait_and_compute_s(result: Result) -> tuple[float, float]:
     """Seconds the trainer waited and computed in a session's rounds, summed."""
-    total = sum(r["round/rollout_to_train_end_s"] for r in result.rounds)
-    wait = sum(r["round/rollout_to_train_end_s"] * r["round/waiting_ratio"] for r in result.rounds)
-    return wait, total - wait
+    return sum(r["round/wait_s"] for r in result.rounds), sum(r["round/compute_s"] for r in result.rounds)

@@ -17,7 +17,14 @@ from launch.pipes import ChildError, PipedProcess, wait_for
 from learner.devices.mesh import make_mesh
 from learner.update.step import Steps
 from tests.bench.rig import measure, report
-from tests.bench.rig.calibrate import Baseline, Calibration, baseline_within, calibrate_passes
+from tests.bench.rig.calibrate import (
+    Baseline,
+    Calibration,
+    baseline_within,
+    calibrate_passes,
+    measured_ratio,
+    wait_and_compute_s,
+)
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.measure import measure_profile
 from tests.bench.rig.paced_steps import PacedSteps
@@ -174,6 +181,16 @@ def test_paced_steps_train_bit_for_bit_like_steps(paced, without_pace, passes_pe
         assert abs(paced.num_passes - tokens * passes_per_token) <= 1
 
 
+def round_row(wait_s: float, compute_s: float, *, aside_s: float = 0.0) -> dict[str, float]:
+    """A round as the clock has it; what was set aside is in its span, and neither wait nor compute."""
+    return {
+        "round/rollout_to_train_end_s": wait_s + compute_s + aside_s,
+        "round/waiting_ratio": wait_s / (wait_s + compute_s),
+        "round/wait_s": wait_s,
+        "round/compute_s": compute_s,
+    }
+
+
 class _SerialRig:
     """A serial round of 1000 tokens in 10 micro-batches; a pass takes 0.05 s, and a round 0.1 s besides."""
 
@@ -184,8 +201,7 @@ class _SerialRig:
     def run(self, passes_per_token: float) -> Any:
         self.tried.append(passes_per_token)
         num_passes = max(10.0, 1000 * passes_per_token)
-        total_s = self._rollout_s + 0.05 * num_passes + 0.1
-        row = {"round/rollout_to_train_end_s": total_s, "round/waiting_ratio": self._rollout_s / total_s}
+        row = round_row(self._rollout_s, 0.05 * num_passes + 0.1)
         return SimpleNamespace(rounds=[row], num_passes=num_passes, num_micro_batches=10, real_tokens=1000)
 
 
@@ -200,6 +216,12 @@ def test_calibration_finds_the_passes_at_which_serial_waits_as_wanted():
     np.testing.assert_allclose(found.waiting_ratio, 0.3, atol=0.001)
     np.testing.assert_allclose(found.passes_per_micro_batch, 13.8, rtol=0.01)
     assert found.remarks() == []
+
+
+def test_wait_and_compute_leave_out_what_was_set_aside():
+    result: Any = SimpleNamespace(rounds=[round_row(3.0, 1.0, aside_s=4.0), round_row(2.0, 4.0)])
+    assert wait_and_compute_s(result) == (5.0, 5.0)
+    assert measured_ratio(result) == 0.5
 
 
 @pytest.mark.parametrize("tries", [0, 1, 2])
@@ -231,9 +253,7 @@ class _SizedRig:
         size, passes = session
         wait_s = 3 * size * self._slower[sum(s == size for s, _ in self.tried)]
         self.tried.append(session)
-        total_s = wait_s + 100 * size * passes
-        row = {"round/rollout_to_train_end_s": total_s, "round/waiting_ratio": wait_s / total_s}
-        return SimpleNamespace(rounds=[row], tried=session)
+        return SimpleNamespace(rounds=[round_row(wait_s, 100 * size * passes)], tried=session)
 
 
 def baseline(rig: Any, passes: float, **options: Any) -> Baseline:

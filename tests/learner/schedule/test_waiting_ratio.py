@@ -15,6 +15,8 @@ def test_finish_gives_the_papers_ratios():
         {
             "round/waiting_ratio_eq4": 0.4,
             "round/waiting_ratio": 0.7,
+            "round/wait_s": 7.0,
+            "round/compute_s": 3.0,
             "round/rollout_to_train_end_s": 10.0,
             "round/first_dispatch_s": 9.0,
             "round/first_group_s": 4.0,
@@ -52,6 +54,17 @@ def test_publish_after_the_last_step_is_not_the_rounds():
     assert clock.finish()["round/waiting_ratio"] == pytest.approx(0.5)  # nothing of it is left over
 
 
+def test_save_between_two_rounds_and_the_first_publish_are_no_rounds():
+    # Of each round 3 s are wait and 3 s compute; 3 s before each go to the first publish and to a save.
+    clock = RoundClock()
+    for start_s in (3.0, 12.0):
+        clock.set_aside(3.0)
+        clock.rollout_started(start_s)
+        clock.dispatched(start_s + 3, fills_update=True)
+        clock.trained(start_s + 3, start_s + 6)
+        assert clock.finish()["round/waiting_ratio"] == pytest.approx(0.5)
+
+
 def test_publish_between_two_steps_is_neither_wait_nor_compute():
     clock = RoundClock()
     clock.rollout_started(0.0)
@@ -60,6 +73,7 @@ def test_publish_between_two_steps_is_neither_wait_nor_compute():
     clock.set_aside(3.0)
     clock.trained(6.0, 7.0)  # published until 5 s, then waited for a second
     metrics = clock.finish()
+    assert (metrics["round/wait_s"], metrics["round/compute_s"]) == pytest.approx((2.0, 2.0))
     assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
     assert metrics["round/rollout_to_train_end_s"] == pytest.approx(7.0)
 
@@ -85,6 +99,8 @@ def test_finish_starts_over():
         {
             "round/waiting_ratio_eq4": 0.25,
             "round/waiting_ratio": 0.5,
+            "round/wait_s": 2.0,
+            "round/compute_s": 2.0,
             "round/rollout_to_train_end_s": 4.0,
             "round/first_dispatch_s": 1.0,
             "round/first_group_s": 1.0,
