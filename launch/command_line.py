@@ -99,6 +99,8 @@ def prepare(roles: Collection[str]) -> Prepared:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(_RUN_DIR.value)
         preflight.check_folders(prepared.config, prepared.model_folder)
+        preflight.check_snapshot_room(prepared.config, prepared.model_folder)
+        preflight.check_run_room(prepared.config, prepared.model_folder)
         for note in preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
         return prepared

@@ -1,5 +1,9 @@
 """The learner: `python -m launch.learner --config=configs/tiny.py` or `--run_dir=FOLDER`."""
 
+import contextlib
+import sqlite3
+import sys
+
 from absl import logging
 
 from bridge.pulse import Pulse
@@ -8,31 +12,42 @@ from launch.lifeline import die_with_parent
 
 
 def main() -> int:
-    """Trains the run to its end; 0 also when it was asked to stop."""
+    """Trains the run to its end; 0 then, else one line says why not."""
     die_with_parent()
     pulse = Pulse.of_this_process()
     pulse.start()
     command_line.log_to_stderr()
     with command_line.usage_errors():
         prepared = command_line.prepare(("learner",))
-        # jax is loaded only once the input is known to be good.
-        from learner.heart import Stopped
-        from learner.loop import train
-        from learner.start import open_run
-        from learner.step_books import NotFiniteError
+    # jax is loaded only once the input is known to be good.
+    from bridge.snapshots.layout import SnapshotBusyError, SnapshotError
+    from learner.checkpoint import CheckpointError
+    from learner.heart import Stopped
+    from learner.loop import train
+    from learner.start import open_run
+    from learner.step_books import NotFiniteError
 
-        run = open_run(prepared.config, prepared.folder, prepared.model_folder, pulse=pulse)
     try:
-        train(run)
+        with command_line.usage_errors():
+            run = open_run(prepared.config, prepared.folder, prepared.model_folder, pulse=pulse)
+        with contextlib.closing(run):
+            train(run)
     except Stopped:
         logging.info("stopped step=%d; start again to go on from step %d", run.step, run.last_saved_step)
         return command_line.STOPPED
     except NotFiniteError as e:
-        logging.error("%s; the run's folder and its checkpoint of step %d are kept", e, run.last_saved_step)
-        return 1
-    finally:
-        run.close()
+        return _failed(e, "the run's folder and its last checkpoint are kept")
+    except (TimeoutError, SnapshotBusyError) as e:
+        _failed(e, "start again to go on from the last checkpoint")
+        return command_line.BUSY
+    except (SnapshotError, CheckpointError, sqlite3.OperationalError, OSError) as e:
+        return _failed(e, "make room, or mend what it names, and start again to go on from the last checkpoint")
     return 0
+
+
+def _failed(error: Exception, what_to_do: str) -> int:
+    print(f"error: {command_line.one_line(error)}; {what_to_do}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

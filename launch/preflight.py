@@ -60,7 +60,7 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
             notes.append(f"warning: {len(bad)} rows set aside, see quarantine.jsonl; row {bad[0].row}: {bad[0].reason}")
     else:
         load_held_out(config, tokenizer)
-    _check_room(config, model_folder)
+    check_snapshot_room(config, model_folder)
     return notes
 
 
@@ -77,22 +77,47 @@ def check_folders(config: Config, model_folder: pathlib.Path) -> None:
     _check_writable(snapshot_root(config), "publish.snapshot_dir")
 
 
+def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
+    """Checks the room for two snapshot slots and an actor's copy, in the served dtype.
+
+    Those of this run that are there already are written over.
+
+    Raises:
+      ValueError: there is too little.
+    """
+    num_bytes = _num_file_bytes(model_folder) * _BYTES[config.model.served_dtype] // _BYTES[_file_dtype(model_folder)]
+    existing = _existing(snapshot_root(config))
+    free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
+    if free < 3 * num_bytes:
+        raise ValueError(
+            f"{existing} has {free / 2**30:.1f} GiB free, snapshots need about {3 * num_bytes / 2**30:.1f} GiB; "
+            "set publish.snapshot_dir to a folder with room"
+        )
+
+
 def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
-    """Checks that the disk holds the checkpoints: parameters and the optimizer's moments each.
+    """Checks that the disk holds the checkpoints to come: parameters and the optimizer's moments each.
+
+    Those that are there already have their room, also where they turned out larger or smaller than is reckoned here.
 
     Raises:
       ValueError: it does not.
     """
+    run, every = RunFolder(pathlib.Path(config.run_dir)), config.checkpoint.every_n_steps
+    saves = list(run.checkpoints.glob("*"))
+    steps = [int(f.name) for f in saves if f.name.isdigit()]
+    last = max(steps, default=0)
+    num_left = 1 + config.run.num_updates // every - last // every if last < config.run.num_updates else 0
+    num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
     num_params = _num_file_bytes(model_folder) // _BYTES[_file_dtype(model_folder)]
-    num_saves = min(config.checkpoint.keep + 1, 1 + config.run.num_updates // config.checkpoint.every_n_steps)
     num_bytes = num_saves * num_params * _num_saved_bytes(config)
-    run = RunFolder(pathlib.Path(config.run_dir))
     existing = _existing(run.path)
-    free = shutil.disk_usage(existing).free + _num_bytes_below(run.checkpoints)
+    # The rest is of saves that were killed; they are made again.
+    free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
     if free < num_bytes:
         raise ValueError(
-            f"{existing} has {free / 2**30:.1f} GiB for the run's checkpoints, {num_saves} at once need about "
-            f"{num_bytes / 2**30:.1f} GiB; choose another --config.run.dir"
+            f"{existing} has {free / 2**30:.1f} GiB for the run's checkpoints, {num_saves} more at once need about "
+            f"{num_bytes / 2**30:.1f} GiB; make room, or choose another --config.run.dir"
         )
 
 
@@ -195,18 +220,6 @@ def _file_dtype(model_folder: pathlib.Path) -> str:
     config = json.loads((model_folder / "config.json").read_text())
     dtype = config.get("dtype") or config.get("torch_dtype")
     return dtype if dtype in _BYTES else "float32"
-
-
-def _check_room(config: Config, model_folder: pathlib.Path) -> None:
-    """Two snapshot slots and an actor's copy, in the served dtype; those that are there already are written over."""
-    num_bytes = _num_file_bytes(model_folder) * _BYTES[config.model.served_dtype] // _BYTES[_file_dtype(model_folder)]
-    existing = _existing(snapshot_root(config))
-    free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
-    if free < 3 * num_bytes:
-        raise ValueError(
-            f"{existing} has {free / 2**30:.1f} GiB free, snapshots need about {3 * num_bytes / 2**30:.1f} GiB; "
-            "set publish.snapshot_dir to a folder with room"
-        )
 
 
 def _num_snapshot_bytes(config: Config) -> int:

@@ -182,7 +182,7 @@ def test_full_disk_and_full_shared_memory_are_refused(place, tmp_path, small_dis
 
 @pytest.mark.parametrize(
     ("field", "said"),
-    [("run.dir", "for the run's checkpoints, 3 at once need about"), ("publish.snapshot_dir", "snapshots need about")],
+    [("run.dir", "for the run's checkpoints, 3 more at once"), ("publish.snapshot_dir", "snapshots need about")],
 )
 def test_disk_and_shared_memory_too_small_for_the_model_are_refused(place, tmp_path, small_disk, field, said):
     model = make_model_folder(tmp_path / "model")

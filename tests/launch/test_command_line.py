@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from bridge.store.sqlite_database import StoreBusyError
 from configs import overrides
 from configs.run_folder import run_id, snapshot_folder
 from configs.schema import Config
-from launch import command_line
+from launch import command_line, preflight
 from tests.learner.model_folder import make_model_folder
 
 PROJECT = pathlib.Path(overrides.__file__).parent.parent
@@ -56,6 +57,23 @@ def test_prepare_run_dir_is_short_for_the_override(prepare, tmp_path):
 def test_prepare_run_dir_alone_reads_the_folder(prepare, tmp_path):
     first = prepare(run_dir=str(tmp_path / "run"), run__seed="3")
     assert prepare(None, run_dir=str(tmp_path / "run")) == first
+
+
+def test_prepare_run_dir_alone_looks_for_room_too(prepare, tmp_path, model, monkeypatch):
+    (model / "model.safetensors").write_bytes(bytes(1000))
+    run_dir = str(tmp_path / "run")
+    snapshots = tmp_path / "snapshots"
+    snapshots.mkdir()
+    prepare(run_dir=run_dir, publish__snapshot_dir=str(snapshots))
+    num_free = {tmp_path / "run": 10**9, snapshots: 10**9}
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, num_free[path]))
+    prepare(None, run_dir=run_dir)
+    num_free[snapshots] = 1000
+    with pytest.raises(ValueError, match="set publish.snapshot_dir to a folder with room"):
+        prepare(None, run_dir=run_dir)
+    num_free |= {snapshots: 10**9, tmp_path / "run": 1000}
+    with pytest.raises(ValueError, match="for the run's checkpoints"):
+        prepare(None, run_dir=run_dir)
 
 
 def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_path, model):

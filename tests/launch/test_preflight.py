@@ -150,13 +150,41 @@ def test_check_run_room_counts_the_checkpoints_that_are_there_at_once(folder, tm
     config = config_of(run=sections.RunConfig(dir=str(run), num_updates=100))
     preflight.check_run_room(config, folder)
     free -= 1
-    with pytest.raises(ValueError, match="3 at once need about .*choose another --config.run.dir"):
+    with pytest.raises(ValueError, match="3 more at once need about .*choose another --config.run.dir"):
         preflight.check_run_room(config, folder)
-    # One save, at the end; and what an earlier start has saved takes no further room.
+    # One save, at the end.
     preflight.check_run_room(config_of(run=sections.RunConfig(dir=str(run), num_updates=12)), folder)
-    (run / "checkpoints" / "50").mkdir(parents=True)
-    (run / "checkpoints" / "50" / "arrays").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("there", "num_updates", "num_to_come"),
+    [
+        ([50], 1000, 2),
+        ([50, 100], 1000, 1),
+        ([50, 100, 150], 1000, 0),  # killed in the save that was to put the first one out
+        ([450, 500], 520, 1),
+        ([450, 500], 500, 0),  # done
+    ],
+)
+def test_check_run_room_what_an_earlier_start_has_saved_has_its_room(
+    folder, tmp_path, monkeypatch, there, num_updates, num_to_come
+):
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    config = config_of(run=sections.RunConfig(dir=str(tmp_path / "run"), num_updates=num_updates))
+    for step in there:
+        (tmp_path / "run" / "checkpoints" / str(step)).mkdir(parents=True)  # smaller than reckoned: compressed
+    killed = tmp_path / "run" / "checkpoints" / "550.orbax-checkpoint-tmp"
+    killed.mkdir()
+    (killed / "arrays").write_bytes(b"x" * 500)
+    free = max(0, 3000 * num_to_come - 500)
+    monkeypatch.setattr(
+        preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - free, free)
+    )
     preflight.check_run_room(config, folder)
+    if num_to_come:
+        free -= 1
+        with pytest.raises(ValueError, match=f"{num_to_come} more at once need about .*make room"):
+            preflight.check_run_room(config, folder)
 
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])

@@ -1,0 +1,70 @@
+"""How a learner's process ends, by what ended its training."""
+
+import pathlib
+import sqlite3
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bridge.snapshots.layout import SnapshotBusyError, SnapshotError
+from bridge.store.sqlite_database import StoreBusyError
+from launch import command_line, learner
+from learner import loop, start
+from learner.checkpoint import CheckpointError
+from learner.heart import Stopped
+from learner.step_books import NotFiniteError
+
+
+@pytest.fixture
+def end(monkeypatch):
+    """`end(train, close, open_run)`: the exit code of a learner of which these parts raise that."""
+
+    def call(train: Exception | None = None, close: Exception | None = None, open_run: Exception | None = None) -> int:
+        def raising(error: Exception | None):
+            def do(*_: Any, **__: Any) -> None:
+                if error is not None:
+                    raise error
+
+            return do
+
+        run = SimpleNamespace(step=7, last_saved_step=5, close=raising(close))
+        monkeypatch.setattr(start, "open_run", lambda *_, **__: raising(open_run)() or run)
+        monkeypatch.setattr(loop, "train", raising(train))
+        return learner.main()
+
+    folder = pathlib.Path("run")
+    prepared = SimpleNamespace(config=None, folder=folder, model_folder=folder)
+    monkeypatch.setattr(command_line, "prepare", lambda roles: prepared)
+    monkeypatch.setattr(command_line, "log_to_stderr", lambda: None)
+    return call
+
+
+FULL = OSError(28, "No space left on device", "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (dict(train=SnapshotError("/dev/shm needs 9 bytes more for snapshots")), 1, "/dev/shm needs 9 bytes more"),
+        (dict(open_run=SnapshotError("another live process publishes")), 1, "another live process publishes"),
+        (dict(train=CheckpointError("saving failed:\n disk full")), 1, "saving failed:; disk full; make room"),
+        (dict(train=Stopped(), close=CheckpointError("saving failed")), 1, "saving failed; make room"),
+        (dict(train=sqlite3.OperationalError("database or disk is full")), 1, "database or disk is full; make room"),
+        (dict(train=FULL), 1, "metrics.jsonl: No space left on device; make room"),
+        (dict(train=NotFiniteError("5 in a row")), 1, "5 in a row; the run's folder and its last checkpoint are kept"),
+        (dict(train=StoreBusyError("store stayed locked")), 4, "store stayed locked; start again"),
+        (dict(train=SnapshotBusyError("still being copied")), 4, "still being copied; start again"),
+    ],
+)
+def test_learner_that_can_not_go_on_says_so_in_one_line(end, capsys, raised, code, said):
+    assert end(**raised) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+def test_learner_done_stopped_and_with_a_bug(end):
+    assert end() == 0
+    assert end(train=Stopped()) == command_line.STOPPED
+    with pytest.raises(TypeError):
+        end(train=TypeError("a bug"))
