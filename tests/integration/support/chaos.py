@@ -168,13 +168,13 @@ class Chaos:
         return found
 
     def _healthy(self) -> dict[str, int]:
-        """The learner and the actor, so far as nothing of theirs is stopped."""
+        """The learner and the actor, so far as all of theirs is there and nothing is stopped."""
         found = self._find()
         roles = {"learner": ["learner"], "actor": ["actor", "engine"]}
         return {
             role: found[role]
             for role, parts in roles.items()
-            if role in found and all(jobs.state(found[p]) != "T" for p in parts if p in found)
+            if all(p in found and jobs.state(found[p]) not in ("T", "Z") for p in parts)
         }
 
     def _look(self) -> None:
