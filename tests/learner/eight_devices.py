@@ -17,7 +17,7 @@ _ENVIRONMENT = {
 def run(code: str, *, xla_flags: str = "", environment: Mapping[str, str] = {}) -> str:
     """What the code printed; an assertion error with its errors if it failed."""
     flags = f"--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false {xla_flags}"
-    env = os.environ | _ENVIRONMENT | {"XLA_FLAGS": flags} | environment
+    env = {**os.environ, **_ENVIRONMENT, "XLA_FLAGS": flags, **environment}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout
