@@ -58,7 +58,8 @@ def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Pat
     dropped = dropped_groups((job.folder / "logs" / "learner.log").read_text())
     emitted = collections.Counter(e["args"]["ticket"] for e in job.events("reward") if e["args"]["kind"] == "train")
     print(f"{preset}: dropped after the restart {dict(dropped)}, groups emitted {emitted.total()}")
-    assert set(dropped) <= {"abandoned"}
+    # In a race some losers end before they hear of it, before a restart as after.
+    assert set(dropped) <= ({"abandoned", "unwanted"} if preset == "rollpacker" else {"abandoned"})
     if preset in ROUNDS:
         assert dropped["abandoned"] == 0  # a round's checkpoint has the weights that the round is sampled by
     alpha = roll_flash.get_config("tiny").admission.async_ratio
