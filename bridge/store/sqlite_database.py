@@ -68,14 +68,15 @@ class SqliteDatabase:
         self._busy_timeout_s = busy_timeout_s
         self._pid = os.getpid()
         self._local = threading.local()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._num_uses = 0
         # Weak, so that a thread's connection ends with the thread.
         self._open: weakref.WeakSet[_Connection] | None = weakref.WeakSet()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.write() as db:
                 self._check_or_create(db)
-            self._switch_to_wal(self._connection())
+            self._switch_to_wal()
         except sqlite3.DatabaseError as e:
             self.close()
             if e.sqlite_errorcode & 0xFF == sqlite3.SQLITE_NOTADB:
@@ -101,8 +102,9 @@ class SqliteDatabase:
     @contextlib.contextmanager
     def read(self) -> Generator[sqlite3.Connection]:
         """This thread's connection, with SQLite's errors put into words; one statement, one snapshot."""
+        connection = self._begin_use()
         try:
-            yield self._connection()
+            yield connection
         except sqlite3.OperationalError as e:
             if e.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise
@@ -112,19 +114,29 @@ class SqliteDatabase:
             ) from e
         except OverflowError as e:
             raise ValueError(f"an integer does not fit SQLite's 64 bits: {e}") from e
+        finally:
+            with self._changed:
+                self._num_uses -= 1
+                self._changed.notify_all()
 
     def close(self) -> None:
-        """Closes every thread's connection; no thread may be using one."""
-        with self._lock:
-            connections, self._open = self._open, None
-        if os.getpid() == self._pid:
-            for connection in connections or ():
-                connection.close()
+        """Closes every thread's connection, when what uses one has ended; nothing may begin after that.
 
-    def _connection(self) -> _Connection:
+        A thread that a cancelled coroutine left behind may be in the middle of a statement, and would crash.
+        """
+        if os.getpid() != self._pid:
+            self._open = None
+            return
+        with self._changed:
+            connections, self._open = self._open, None
+            self._changed.wait_for(lambda: self._num_uses == 0)
+        for connection in connections or ():
+            connection.close()
+
+    def _begin_use(self) -> _Connection:
         if os.getpid() != self._pid:
             raise RuntimeError(f"{self._path} was opened before a fork; each process opens its own store")
-        with self._lock:
+        with self._changed:
             if self._open is None:
                 raise RuntimeError(f"{self._path} was closed")
             db: _Connection | None = getattr(self._local, "db", None)
@@ -139,6 +151,7 @@ class SqliteDatabase:
                 db.execute("PRAGMA synchronous = FULL")
                 self._local.db = db
                 self._open.add(db)
+            self._num_uses += 1
             return db
 
     def _check_or_create(self, db: sqlite3.Connection) -> None:
@@ -159,12 +172,12 @@ class SqliteDatabase:
                 "finish the run with the build that began it, or start a new folder"
             )
 
-    def _switch_to_wal(self, db: sqlite3.Connection) -> None:
+    def _switch_to_wal(self) -> None:
         # The switch needs the file alone and does not honour the busy timeout (the first opening only).
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:
-                with self.read():
+                with self.read() as db:
                     mode = _value(db, "PRAGMA journal_mode = WAL")
             except StoreBusyError:
                 if time.monotonic() > deadline:

@@ -15,6 +15,7 @@ from bridge.store.sqlite import SqliteStore
 from bridge.store.sqlite_database import SqliteDatabase, StoreBusyError
 from bridge.types import Heartbeat, Sampling, Version
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
+from tests.integration.support.processes import wait_until
 
 
 class FakeClock:
@@ -422,9 +423,9 @@ def test_switch_to_wal_waits_for_another_process_that_opens_the_new_file_too(tmp
     real = SqliteDatabase._switch_to_wal
     with contextlib.closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
 
-        def switch_while_the_other_writes(self, db):
+        def switch_while_the_other_writes(self):
             other.execute("BEGIN IMMEDIATE")
-            real(self, db)
+            real(self)
 
         waits = []
 
@@ -472,6 +473,37 @@ def test_closed_store_says_so(tmp_path):
     store.close()
     with pytest.raises(RuntimeError, match="closed"):
         store.counts()
+
+
+def test_close_waits_for_what_a_left_behind_thread_does(tmp_path):
+    database = SqliteDatabase(tmp_path / "store.db", busy_timeout_s=1)
+    inside, is_closing, done = threading.Event(), threading.Event(), []
+
+    def use() -> None:
+        with database.write() as db:
+            inside.set()
+            is_closing.wait()
+            done.append(db.execute("SELECT count(*) FROM tickets").fetchone())
+
+    user, closer = threading.Thread(target=use), threading.Thread(target=database.close)
+    user.start()
+    inside.wait()
+    closer.start()
+    wait_until(lambda: is_closed(database), "nothing may begin any more")
+    closer.join(0.3)
+    waited = closer.is_alive()
+    is_closing.set()
+    user.join()
+    closer.join()
+    assert waited and done == [(0,)]
+
+
+def is_closed(database: SqliteDatabase) -> bool:
+    try:
+        with database.read():
+            return False
+    except RuntimeError:
+        return True
 
 
 def test_use_after_fork_refused(tmp_path):
