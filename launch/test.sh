@@ -6,11 +6,10 @@
 #                                     what follows goes to pytest, as in --fast -x tests/learner
 #   bash launch/test.sh -m unit       sets up, then pytest with your arguments (add --run-slow for the slow tests)
 #
-# The linters run beside the first tests, and tests without an engine in a process a core. Those with an engine are two
-# at a time where there is no GPU that they would share: most of what they do is to wait, for an engine's start, a
-# lease's end, a dead process to be noticed. What XLA compiled is shared by the processes of a run. --fast has XLA
-# optimise less and keeps what it compiled in .cache/jax for the next one; the others begin with an empty folder:
-# nothing they show rests on an earlier run.
+# The linters run beside the first tests, and tests without an engine in a process a core; an engine has the machine to
+# itself (two that start at once each take several times as long). What XLA compiled is shared by the processes of a
+# run. --fast has XLA optimise less and keeps what it compiled in .cache/jax for the next one; the others begin with an
+# empty folder: nothing they show rests on an earlier run.
 set -uo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -20,8 +19,6 @@ unset PYTHONPATH PYTHONHOME
 
 bin=.venv/bin
 on_all_cores=(-n "$(nproc)" --maxprocesses=8 --dist=worksteal)
-two_at_a_time=(-n "$(nproc)" --maxprocesses=2 --dist=loadgroup)
-[ -e /dev/nvidia0 ] && two_at_a_time=()
 folder="$(mktemp -d)" # the linters' output, the summary
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
 
@@ -78,7 +75,7 @@ fi
 wait
 cat "$folder/lint"
 if ! $is_fast && [ $# -eq 0 ]; then
-  tests "tests with an engine" "${two_at_a_time[@]}" -m engine
+  tests "tests with an engine" -m engine
 fi
 
 printf '\n== summary\n'

@@ -2,7 +2,6 @@
 
 import glob
 import os
-import pathlib
 
 import pytest
 from hypothesis import settings
@@ -24,11 +23,6 @@ def gpu_visible() -> bool:
     return not hidden and bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
-def engine_group(path: pathlib.Path) -> str:
-    """Which tests with an engine run in one process: those of a folder that share engines, or else those of a file."""
-    return path.parent.name if path.parent.name == "engine" else path.stem
-
-
 # First, so that `-m unit` already sees the markers added here.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,8 +31,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
-        if item.get_closest_marker("engine"):
-            item.add_marker(pytest.mark.xdist_group(engine_group(item.path)))
         if skip_slow and item.get_closest_marker("slow"):
             item.add_marker(skip_slow)
         if skip_gpu and item.get_closest_marker("gpu"):
