@@ -6,10 +6,11 @@
 #                                     what follows goes to pytest, as in --fast -x tests/learner
 #   bash launch/test.sh -m unit       sets up, then pytest with your arguments (add --run-slow for the slow tests)
 #
-# The linters run beside the first tests, and tests without an engine in a process a core; an engine has the machine to
-# itself (two that start at once each take several times as long). What XLA compiled is shared by the processes of a
-# run. --fast has XLA optimise less and keeps what it compiled in .cache/jax for the next one; the others begin with an
-# empty folder: nothing they show rests on an earlier run.
+# The linters run beside the first tests, and tests without an engine in a process a core. Engines run up to four at a
+# time, each with cores of its own (on the same cores they take several times as long to start); one at a time where
+# there is a GPU, which an engine takes whole. What XLA compiled is shared by the processes of a run. --fast has XLA
+# optimise less and keeps what it compiled in .cache/jax for the next one; the others begin with an empty folder:
+# nothing they show rests on an earlier run.
 set -uo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -19,6 +20,8 @@ unset PYTHONPATH PYTHONHOME
 
 bin=.venv/bin
 on_all_cores=(-n "$(nproc)" --maxprocesses=8 --dist=worksteal)
+engines=(-n "$(nproc)" --maxprocesses=4 --dist=loadscope --engines-apart)
+if compgen -G "/dev/nvidia[0-9]*" >/dev/null; then engines=(); fi
 folder="$(mktemp -d)" # the linters' output, the summary
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
 
@@ -75,7 +78,7 @@ fi
 wait
 cat "$folder/lint"
 if ! $is_fast && [ $# -eq 0 ]; then
-  tests "tests with an engine" -m engine
+  tests "tests with an engine" "${engines[@]}" -m engine
 fi
 
 printf '\n== summary\n'

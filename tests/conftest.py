@@ -5,6 +5,8 @@ import os
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # A deadline asks for a machine that is not busy.
 settings.register_profile("no deadline", deadline=None)
@@ -15,6 +17,34 @@ TIERS = ("unit", "integration", "slow", "gpu")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow")
+    parser.addoption(
+        "--engines-apart",
+        action="store_true",
+        help="with -n: each process has cores of its own, and tests that share an engine run in one process",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Binds this process, and with it what its tests start: engines on the same cores hold each other up."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if config.getoption("--engines-apart") and worker:
+        cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        index = int(worker.removeprefix("gw"))
+        os.sched_setaffinity(0, cores[index::count] or {cores[index % len(cores)]})
+
+
+class ByEngine(LoadScopeScheduling):
+    """Hands out together what shares an engine: the tests of a `bench` parameter or of one of some files."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        if "/engine/" in file:
+            return test.partition("[")[2]
+        return file if file.endswith(("test_bench_rig.py", "test_serial_job.py")) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByEngine | None:
+    return ByEngine(config, log) if config.getoption("--engines-apart") else None
 
 
 def gpu_visible() -> bool:

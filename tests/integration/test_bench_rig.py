@@ -1,5 +1,6 @@
 """Sessions one after the other on one real engine and one learner."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ def in_flight():
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory):
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # it binds engine and learner itself
     with Rig(tmp_path_factory.mktemp("rig"), by_round(), tiny_model()) as one:
         yield one
 

@@ -11,8 +11,7 @@ from configs.run_folder import snapshot_folder
 from launch import lifeline
 from launch.supervisor import run_mark
 from tests.integration.support.chaos import Chaos, draw_faults
-from tests.integration.support.jobs import Job
-from tests.integration.test_job import check_every_group_trained_once
+from tests.integration.support.jobs import Job, check_every_group_trained_once
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
 NUM_FAULTS = 20

@@ -6,16 +6,9 @@ import pytest
 
 from bridge.types import Heartbeat
 from tests.integration.support import jobs
-from tests.integration.support.models import make_folder
 from tests.integration.support.processes import wait_until
-from tests.integration.test_job import check_every_group_trained_once
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
 
 
 def write_limits(job: jobs.Job, max_num_seqs: int) -> Path:
@@ -64,7 +57,7 @@ def test_engine_restarted_with_other_limits_rejoins_and_those_it_cannot_have_are
     assert "the engine did not start with the limits of" in (job.folder / "logs" / "actor-0.log").read_text()
     assert [e["args"]["max_num_seqs"] for e in job.events("start engine")] == [32, 4, 10**9, 32]
     assert len(job.events("leave")) == 2
-    check_every_group_trained_once(job, num_updates=48, per_update=2)
+    jobs.check_every_group_trained_once(job, num_updates=48, per_update=2)
     assert [r["lag/max"] for r in job.rows("step")] == list(range(8)) * 6  # the round's weights stayed the same
     # No response was begun in vain: each group's rollout is there once.
     tickets = [e["args"]["ticket"] for e in job.events("rollout") if e["args"]["kind"] == "train"]
@@ -88,7 +81,7 @@ def test_run_that_publishes_in_flight_trains_every_group_once(tmp_path: Path, mo
         job.finish()
     finally:
         job.end()
-    check_every_group_trained_once(job, num_updates=30, per_update=2, by_window=True)
+    jobs.check_every_group_trained_once(job, num_updates=30, per_update=2, by_window=True)
     rollouts = [e["args"] for e in job.events("rollout") if e["args"]["kind"] == "train"]
     num_mixed = sum(r["min_step"] < r["max_step"] for r in rollouts)
     print(f"{at_publish}: {num_mixed} of {len(rollouts)} groups are of several versions")

@@ -9,18 +9,11 @@ import pytest
 
 from configs import roll_flash
 from tests.integration.support import jobs
-from tests.integration.support.models import make_folder
-from tests.integration.test_job import check_every_group_trained_once
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
 NUM_UPDATES = 32
 ROUNDS = ("serial", "cgp", "rolloutpipe", "rollpacker")
 WINDOWS = ("pipelinerl", "pipelinerl_ess", "roll_flash")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
 
 
 def dropped_groups(log: str) -> collections.Counter[str]:
@@ -51,7 +44,7 @@ def test_killed_learner_goes_on_and_no_group_is_made_twice_in_vain(tmp_path: Pat
         job.finish()
     finally:
         job.end()
-    check_every_group_trained_once(job, num_updates=NUM_UPDATES, per_update=per_update, by_window=True)
+    jobs.check_every_group_trained_once(job, num_updates=NUM_UPDATES, per_update=per_update, by_window=True)
     rows = job.rows("step")
     assert {r["incarnation"] for r in rows} == {0, 1}
     # What weights made that the learner went back behind has to be made again, and nothing else.

@@ -16,7 +16,6 @@ import pytest
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Group, Rollout, Ticket
 from learner.metrics import read_rows
-from tests.integration.support.models import make_folder
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = pytest.mark.integration
@@ -108,11 +107,6 @@ def start_learner(
 def step_rows(folder: Path) -> list[dict]:
     file = folder / "metrics.jsonl"
     return [r for r in read_rows(file) if r["kind"] == "step"] if file.is_file() else []
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
 
 
 def log_of(folder: Path) -> str:

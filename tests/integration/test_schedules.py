@@ -13,15 +13,9 @@ import pytest
 
 from bridge.snapshots.writer import latest
 from bridge.types import Group, Ticket
-from tests.integration.support.models import make_folder
 from tests.integration.test_resume import NUM_UPDATES, answer, run_to_the_end
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("model"), family="qwen3", tied=True)
 
 
 class Answers:

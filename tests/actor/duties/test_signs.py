@@ -1,12 +1,25 @@
 """Signs of life: what a heartbeat says, and an engine that hangs."""
 
 import asyncio
+import contextlib
 import dataclasses
 
 from actor.engine.protocol import EngineDeadError
 from bridge.types import Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
+
+
+@contextlib.asynccontextmanager
+async def hung_update(s):
+    """The actor's task, in an update whose call has no answer."""
+    s.publish(0)
+    async with s.serving() as task:
+        await s.served(Version(incarnation=0, step=0))
+        s.engine.hang_swaps = True
+        s.publish(1)
+        await until(lambda: s.actor.weights.is_swapping, "the update has begun")
+        yield task
 
 
 def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
@@ -27,12 +40,7 @@ def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
 def test_engine_that_stands_still_for_an_update_is_not_found_by_its_tokens(tmp_path):
     async def body():
         s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.1, swap_s=0.8))
-        s.publish(0)
-        async with s.serving() as task:
-            await s.served(Version(incarnation=0, step=0))
-            s.engine.hang_swaps = True
-            s.publish(1)
-            await until(lambda: s.actor.weights.is_swapping, "the update has begun")
+        async with hung_update(s) as task:
             s.put(0)
             error = await ended(task)
         # By the update's own bound, though no token was sampled for longer than a stall.
@@ -45,13 +53,8 @@ def test_engine_that_stands_still_for_an_update_is_not_found_by_its_tokens(tmp_p
 def test_engine_that_dies_in_an_update_is_found_before_the_updates_bound(tmp_path):
     async def body():
         s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.4, swap_s=20))
-        s.publish(0)
-        async with s.serving() as task:
-            await s.served(Version(incarnation=0, step=0))
-            s.engine.hang_swaps = True
-            s.publish(1)
-            await until(lambda: s.actor.weights.is_swapping, "the update has begun")
-            s.engine.is_dead = True  # and the update's call has no answer: nothing is raised in it
+        async with hung_update(s) as task:
+            s.engine.is_dead = True  # nothing is raised in the update's call
             error = await ended(task)
         assert isinstance(error, EngineDeadError) and "the engine's processes have ended" in str(error)
         assert not s.actor.weights.is_swapping

@@ -1,7 +1,5 @@
 import contextlib
 import sqlite3
-import subprocess
-import sys
 import threading
 
 import msgspec
@@ -9,13 +7,10 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.store import sqlite_database
 from bridge.store.protocol import FencedError, GroupStore
 from bridge.store.sqlite import SqliteStore
-from bridge.store.sqlite_database import SqliteDatabase, StoreBusyError
 from bridge.types import Heartbeat, Sampling, Version
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
-from tests.integration.support.processes import wait_until
 
 
 class FakeClock:
@@ -370,75 +365,11 @@ def test_contents_and_counters_survive_reopening(tmp_path, clock):
         assert store.next_incarnation() == 2
 
 
-def test_file_that_is_no_store_is_refused_and_left_as_it_was(tmp_path):
-    text = tmp_path / "notes.txt"
-    text.write_text("not a database, but long enough to look at its header " * 50)
-    foreign = tmp_path / "foreign.db"
-    with contextlib.closing(sqlite3.connect(foreign)) as db:
-        db.execute("CREATE TABLE mine (x)")
-    for path in (text, foreign):
-        before = path.read_bytes()
-        with pytest.raises(ValueError, match="not a Sluice store"):
-            SqliteStore(path)
-        assert path.read_bytes() == before
-    with pytest.raises(ValueError, match="not a Sluice store"):
-        SqliteStore(foreign)
-
-
-def test_file_of_another_schema_version_refused(tmp_path):
-    path = tmp_path / "store.db"
-    SqliteStore(path).close()
-    with contextlib.closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
-    with pytest.raises(ValueError, match="schema version 99"):
-        SqliteStore(path)
-
-
 def test_file_is_durable_wal(tmp_path, store):
     with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     with store._database.read() as db:
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
-
-
-def test_lock_held_beyond_the_timeout_gives_a_clear_error(tmp_path):
-    path = tmp_path / "store.db"
-    with (
-        contextlib.closing(SqliteStore(path, busy_timeout_s=0.05)) as store,
-        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
-    ):
-        put(store, "a")
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreBusyError, match="locked"):
-            claim_ids(store, "x")
-        assert store.counts()["open"] == 1  # reading goes on
-        with pytest.raises(StoreBusyError, match="locked"):
-            SqliteStore(path, busy_timeout_s=0.05)
-        other.execute("ROLLBACK")
-        assert claim_ids(store, "x") == ["a"]
-
-
-def test_switch_to_wal_waits_for_another_process_that_opens_the_new_file_too(tmp_path, monkeypatch):
-    """SQLite refuses the switch at once, timeout or not, while somebody writes in the old mode."""
-    real = SqliteDatabase._switch_to_wal
-    with contextlib.closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
-
-        def switch_while_the_other_writes(self):
-            other.execute("BEGIN IMMEDIATE")
-            real(self)
-
-        waits = []
-
-        def wait(seconds):
-            waits.append(seconds)
-            other.execute("ROLLBACK")
-
-        monkeypatch.setattr(SqliteDatabase, "_switch_to_wal", switch_while_the_other_writes)
-        monkeypatch.setattr(sqlite_database.time, "sleep", wait)
-        store = SqliteStore(tmp_path / "store.db")
-        assert len(waits) == 1
-        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        store.close()
 
 
 def test_failed_transaction_leaves_nothing_behind(store):
@@ -465,59 +396,3 @@ def test_threads_share_a_store(store):
         thread.join()
     everything = [i for mine in claimed for i in mine]
     assert len(everything) == 40 == len(set(everything)) == len(stored_ids(store))
-
-
-def test_closed_store_says_so(tmp_path):
-    store = SqliteStore(tmp_path / "store.db")
-    store.close()
-    store.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        store.counts()
-
-
-def test_close_waits_for_what_a_left_behind_thread_does(tmp_path):
-    database = SqliteDatabase(tmp_path / "store.db", busy_timeout_s=1)
-    inside, is_closing, done = threading.Event(), threading.Event(), []
-
-    def use() -> None:
-        with database.write() as db:
-            inside.set()
-            is_closing.wait()
-            done.append(db.execute("SELECT count(*) FROM tickets").fetchone())
-
-    user, closer = threading.Thread(target=use), threading.Thread(target=database.close)
-    user.start()
-    inside.wait()
-    closer.start()
-    wait_until(lambda: is_closed(database), "nothing may begin any more")
-    closer.join(0.3)
-    waited = closer.is_alive()
-    is_closing.set()
-    user.join()
-    closer.join()
-    assert waited and done == [(0,)]
-
-
-def is_closed(database: SqliteDatabase) -> bool:
-    try:
-        with database.read():
-            return False
-    except RuntimeError:
-        return True
-
-
-def test_use_after_fork_refused(tmp_path):
-    code = """
-import os, sys
-from bridge.store.sqlite import SqliteStore
-store = SqliteStore(sys.argv[1])
-if os.fork() == 0:
-    try:
-        store.counts()
-    except RuntimeError as e:
-        os._exit(7 if "fork" in str(e) else 1)
-    os._exit(2)
-sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "store.db")], timeout=60)
-    assert run.returncode == 7

@@ -15,13 +15,9 @@ from configs.sections import LossConfig, PackingConfig
 from learner.update.packing import pack_groups
 from tests.actor.fakes import until
 from tests.bridge.factories import make_ticket
-from tests.integration.support.engines import ENGINES, MAX_NUM_SEQS, Bench
+from tests.integration.support.engines import ENGINES, MAX_NUM_SEQS, Bench, for_engines
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.engine,
-    pytest.mark.parametrize("bench", ENGINES, indirect=True, ids=str),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, for_engines(ENGINES)]
 
 BOUND = 1e-4
 PROMPT = np.array([20, 21, 22, 23], np.int32)

@@ -16,14 +16,10 @@ from learner.model.hf import io as hf_io
 from learner.publish.parity import max_abs_dlogprob
 from learner.publish.publisher import Publisher
 from learner.update.step import build_steps
-from tests.integration.support.engines import ENGINES, TEMPERATURE, Bench, EngineKind
+from tests.integration.support.engines import ENGINES, TEMPERATURE, Bench, EngineKind, for_engines
 
 OTHERS = [EngineKind(family="qwen2"), EngineKind(family="qwen3_moe", tied=False)]
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.engine,
-    pytest.mark.parametrize("bench", ENGINES + OTHERS, indirect=True, ids=str),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, for_engines(ENGINES + OTHERS)]
 
 NUM_PUBLISHES = 4
 BOUND = 1e-4

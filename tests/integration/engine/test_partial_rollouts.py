@@ -9,17 +9,13 @@ import pytest
 from actor.engine.protocol import AbortedError, EngineDeadError, Sample
 from bridge.types import Version
 from tests.actor.fakes import until
-from tests.integration.support.engines import MAX_NUM_SEQS, Bench, EngineKind
+from tests.integration.support.engines import MAX_NUM_SEQS, Bench, EngineKind, for_engines
 
 BOUND = 1e-4
 NUM_KV_BLOCKS = 14  # of 128 tokens: eight sequences of 400 tokens want 32
 PROMPT = np.array([20, 21, 22, 23], np.int32)
 ENGINE = EngineKind(at_publish="abort_and_resume", prefix_caching=True, num_kv_blocks=NUM_KV_BLOCKS)
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.engine,
-    pytest.mark.parametrize("bench", [ENGINE], indirect=True, ids=str),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, for_engines([ENGINE])]
 
 
 def spans(sample: Sample) -> list[tuple[Version, int, int]]:

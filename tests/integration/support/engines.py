@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -43,6 +43,11 @@ class EngineKind:
     def __str__(self) -> str:
         told = ["prefix_caching"] * self.prefix_caching + [f"{self.num_kv_blocks}_blocks"] * bool(self.num_kv_blocks)
         return "-".join([self.family, "tied" if self.tied else "untied", self.kv_cache, self.at_publish, *told])
+
+
+def for_engines(kinds: Sequence[EngineKind]) -> pytest.MarkDecorator:
+    """Runs a test once an engine."""
+    return pytest.mark.parametrize("bench", kinds, indirect=True, ids=str)
 
 
 # Both families, tied and not, and the ways in which a publish treats running requests.

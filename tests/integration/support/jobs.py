@@ -133,6 +133,26 @@ def start_command(
     return Job(folder, process)
 
 
+def check_every_group_trained_once(job: Job, *, num_updates: int, per_update: int, by_window: bool = False) -> None:
+    """Asserts that the steps are contiguous and that no group is in two of them."""
+    rows = job.rows("step")
+    assert [r["step"] for r in rows] == list(range(1, num_updates + 1))
+    trained = [i for r in rows for i in r["groups"]]
+    assert all(len(r["groups"]) == per_update for r in rows)
+    assert len(trained) == len(set(trained))
+    if not by_window:  # there a group may overtake others, and the last ones are still out at the end
+        assert sorted(trained) == [f"{i:09d}" for i in range(num_updates * per_update)]
+
+
+def first_training_and_last_rollout(job: Job, round_: int) -> tuple[float, float]:
+    """When a round's training began and when its last group was in, Unix seconds."""
+    groups = {e["args"]["ticket"]: e for e in job.events("reward") if e["args"]["round"] == round_}
+    groups = {t: e for t, e in groups.items() if e["args"]["kind"] == "train"}
+    ends = [e["ts"] + e["dur"] for e in groups.values()]
+    starts = [e["ts"] for e in job.events("train") if set(e["args"]["groups"].split(",")) & set(groups)]
+    return min(starts) / 1e6, max(ends) / 1e6
+
+
 def descendants(pid: int) -> set[int]:
     """All processes below one, from the kernel's table."""
     children: dict[int, list[int]] = {}
