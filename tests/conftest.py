@@ -34,7 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ByEngine(LoadScopeScheduling):
-    """Hands out together what shares an engine: the tests of a `bench` parameter or of one of some files."""
+    """Hands out together what shares an engine: the tests of a `bench` parameter or of one of some files.
+
+    (`--dist=loadgroup` renames its tests, which pytest 9.2 no longer allows: xdist 3.8 then forms no groups.)
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")

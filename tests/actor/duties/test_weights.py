@@ -215,6 +215,26 @@ def test_sample_begun_before_the_lag_bound_starts_anew_and_its_siblings_go_on(tm
     run(body())
 
 
+def test_samples_of_younger_weights_go_on_and_one_that_started_anew_gets_stale_again(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, lag_bound=1)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            await s.served(s.publish(1))
+            s.put(1)
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            await s.served(s.publish(2))
+            await s.runs("t0.0+1", "t0.1+1", "t1.0", "t1.1")
+            await s.served(s.publish(3))
+            await s.runs("t0.0+1", "t0.1+1", "t1.0+1", "t1.1+1")
+            await s.served(s.publish(4))
+            await s.runs("t0.0+2", "t0.1+2", "t1.0+1", "t1.1+1")
+
+    run(body())
+
+
 def test_stale_sample_of_a_withdrawn_ticket_does_not_start_anew(tmp_path):
     async def body():
         s = make_setup(tmp_path, lag_bound=0)

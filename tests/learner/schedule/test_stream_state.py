@@ -8,6 +8,7 @@ import pytest
 
 from bridge.store.protocol import FencedError
 from bridge.store.sqlite import SqliteStore
+from bridge.types import Ticket
 from configs import schema, sections
 from learner.schedule.async_window import AsyncWindow
 from learner.schedule.stream import Stream
@@ -223,15 +224,21 @@ def test_fenced_actors_waiting_groups_go_at_once_so_that_good_ones_take_their_pl
     learner.stream.resume(None)
     store.put_tickets(learner.stream.planner.issue(step=0))
     learner.serve(count=1)
+    make_one(store)
     learner.stream.poll()
     learner.stream.fence("actor", "its logprobs are off", 0.5)
-    assert learner.stream.intake.dropped == {"fenced": 1}
+    assert learner.stream.intake.dropped == {"fenced": 1}  # the other one's group stays
+    assert make_one(store).order == 0
+    next(learner.stream.micro_batches())
+    assert store.counts()["done"] == 2  # the good one was not thrown away with the bad one
+
+
+def make_one(store) -> Ticket:
+    """Another actor's group of the next ticket."""
     (ticket,) = store.claim("other", limit=1, lease_s=1000)
-    assert ticket.order == 0
     rollouts = tuple(make_rollout(6, reward=float(i), step=0) for i in range(K))
     store.put_group(make_group(ticket, rollouts=rollouts, actor="other"))
-    next(learner.stream.micro_batches())
-    assert store.counts()["done"] == 1  # the good one was not thrown away with the bad one
+    return ticket
 
 
 def test_groups_forgotten_at_an_ess_stop_no_longer_count_as_waiting(store):
