@@ -53,6 +53,12 @@ SEEDS = (0, 1, 2)
 RACES = ("serial", "rollpacker")
 """RollPacker's Figure 8: tail batching loses no accuracy against synchronous training."""
 
+HALVES = {
+    "rollpacker_prompts": {"rounds.overprovision_samples": "1.0"},
+    "rollpacker_samples": {"rounds.overprovision_prompts": "1.0"},
+}
+"""Tail batching by one of its races alone: which of the two a difference comes from."""
+
 WINDOW = {"publish.every_n_steps": "4"}
 """pipelinerl with four updates a published version: the policy moves away from the one that its data was sampled by,
 and the proximal policy is another one than either."""
@@ -69,19 +75,37 @@ LOSSES: Mapping[str, Mapping[str, str]] = {
 }
 """Losses on one schedule, by case; pipelinerl's own is truncated_is with c = 5, which decoupled_ppo keeps."""
 
+
+def seeded(name: str, seed: int) -> str:
+    """A case's name; the first seed has none in it."""
+    return f"{name}_seed_{seed}" if seed else name
+
+
 CASES: Mapping[str, Case] = {
     case.name: case
     for case in [
         *(Case(name=p, preset=p) for p in PRESETS),
-        *(Case(name=f"{p}_seed_{seed}", preset=p, seed=seed) for seed in SEEDS[1:] for p in RACES),
+        *(Case(name=seeded(p, seed), preset=p, seed=seed) for seed in SEEDS[1:] for p in RACES),
+        *(
+            Case(name=seeded(half, seed), preset="rollpacker", seed=seed, overrides=overrides)
+            for half, overrides in HALVES.items()
+            for seed in SEEDS
+        ),
         *(Case(name=name, preset="pipelinerl", overrides=overrides) for name, overrides in LOSSES.items()),
     ]
 }
 COMPARISONS = (
-    Comparison(
-        name="rollpacker_minus_serial",
-        pairs=(("rollpacker", "serial"), *((f"rollpacker_seed_{s}", f"serial_seed_{s}") for s in SEEDS[1:])),
-        about="tail batching against synchronous training, seed by seed",
+    *(
+        Comparison(
+            name=f"{race}_minus_serial",
+            pairs=tuple((seeded(race, seed), seeded("serial", seed)) for seed in SEEDS),
+            about=f"{about} against synchronous training, seed by seed",
+        )
+        for race, about in (
+            ("rollpacker", "tail batching"),
+            ("rollpacker_prompts", "its race of prompts alone"),
+            ("rollpacker_samples", "its race of responses alone"),
+        )
     ),
     *(
         Comparison(
