@@ -1,5 +1,6 @@
 import contextlib
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -7,10 +8,12 @@ from unittest import mock
 import pytest
 
 from bridge.pulse import Doing, Pulse
+from bridge.types import Version
 from configs import schema, sections
 from learner import loop
 from learner.heart import Heart
 from learner.loop import is_evaluation_due, is_save_due
+from tests.bridge.factories import make_group, make_ticket
 
 
 def run_of(*, when="every", save_every=3, evaluate_every=4, num_updates=10, step=0, saved=0, evaluated=None) -> Any:
@@ -121,12 +124,13 @@ def test_is_evaluation_due_after_a_restart_goes_on_from_the_restored_step():
 
 
 class Evaluation:
-    """Of the weights published; its responses never come by themselves."""
+    """Of the weights published; what was started is there when it is waited for, or once `is_there`."""
 
     def __init__(self, *, is_exact: bool) -> None:
         self.is_exact = is_exact
-        self.version: str | None = None
+        self.version: Any = None
         self.waits = 0
+        self.is_there = False
 
     def start(self, *_, version, **__):
         assert self.version is None
@@ -135,7 +139,10 @@ class Evaluation:
     def settle(self, accept):
         self.waits += 1
         self.version = None
-        return []
+        return [make_group(make_ticket())]
+
+    def poll(self, accept):
+        return self.is_there
 
 
 def publishing_run(when: str) -> Any:
@@ -144,7 +151,12 @@ def publishing_run(when: str) -> Any:
     run.stream = SimpleNamespace(aside=contextlib.nullcontext, round=0, is_sound=lambda group, ticket: True)
     run.timeline = SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext())
     run.publisher, run.anchors, run.heart = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
-    run.held_out, run.tokenizer, run.state = [], SimpleNamespace(stop_token_ids=()), SimpleNamespace(params=None)
+    run.metrics = mock.Mock()
+    run.held_out, run.tokenizer, run.state = (
+        [],
+        SimpleNamespace(stop_token_ids=(), folder=None),
+        SimpleNamespace(params=None),
+    )
     return run
 
 
@@ -156,6 +168,33 @@ def test_publish_waits_for_the_evaluation_that_is_out_only_by_rounds(when, waits
         loop.publish(run)
     assert run.publisher.publish.call_count == 3 and run.evaluation.waits == waits
     assert run.last_evaluated_step == (0 if when == "every" else 2)  # in flight the others wait for their turn
+
+
+def test_row_of_an_evaluation_in_flight_is_written_once_all_of_it_is_there():
+    run = publishing_run("every")
+    run.step, run.publisher.version = 4, Version(incarnation=0, step=4)
+    loop.publish(run)
+    loop.collect_evaluation(run)
+    assert run.evaluation.version is not None and not run.metrics.write.called
+    run.evaluation.is_there = True
+    loop.collect_evaluation(run)
+    assert [call.args[:2] for call in run.metrics.write.call_args_list] == [("eval", 4)]
+    loop.collect_evaluation(run)  # none is out
+    assert run.metrics.write.call_count == 1
+
+
+def test_last_weights_are_evaluated_though_an_earlier_evaluation_was_out_when_they_were_published(monkeypatch):
+    run = publishing_run("every")
+    run.folder, run.architecture, run.checkpoints, run.last_saved_step = Path("/none"), None, mock.Mock(), 12
+    run.probe, run.stream.acknowledge = SimpleNamespace(version=None), mock.Mock()
+    monkeypatch.setattr(loop.hf_io, "save", mock.Mock())
+    run.publisher.serves = lambda step: run.publisher.version.step == step
+    for step in (8, 12):
+        run.step, run.publisher.version = step, Version(incarnation=0, step=step)
+        loop.publish(run)
+    assert run.evaluation.version.step == 8  # it is still out
+    loop.finish(run)
+    assert [call.args[:2] for call in run.metrics.write.call_args_list] == [("eval", 8), ("eval", 12)]
 
 
 class Trained:
