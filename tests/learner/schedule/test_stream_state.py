@@ -233,10 +233,24 @@ def test_fenced_actors_waiting_groups_go_at_once_so_that_good_ones_take_their_pl
     assert store.counts()["done"] == 2  # the good one was not thrown away with the bad one
 
 
-def make_one(store) -> Ticket:
-    """Another actor's group of the next ticket."""
+def test_group_of_older_weights_than_its_ticket_asks_for_is_early_and_the_ticket_is_offered_again(store):
+    learner = Learner(store, config_of(updates=8))
+    learner.stream.resume(None)
+    learner.train(2)  # the second round is sampled by step 2
+    store.put_tickets(learner.stream.planner.issue(step=2))
+    early = make_one(store, step=1)
+    assert early.min_version.step == 2
+    learner.stream.poll()
+    assert learner.stream.intake.dropped == {"early": 1}
+    assert make_one(store, step=2).id == early.id
+    learner.stream.poll()
+    assert learner.stream.intake.dropped == {"early": 1}
+
+
+def make_one(store, *, step=0) -> Ticket:
+    """Another actor's group of the next ticket, by that step's weights."""
     (ticket,) = store.claim("other", limit=1, lease_s=1000)
-    rollouts = tuple(make_rollout(6, reward=float(i), step=0) for i in range(K))
+    rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(K))
     store.put_group(make_group(ticket, rollouts=rollouts, actor="other"))
     return ticket
 
