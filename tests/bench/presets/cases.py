@@ -58,6 +58,9 @@ HALVES = {
     "rollpacker_samples": {"rounds.overprovision_prompts": "1.0"},
 }
 """Tail batching by one of its races alone: which of the two a difference comes from."""
+DECAYING = {"optimizer.learning_rate": "4e-4", "optimizer.schedule": "linear"}
+"""The step sizes of the presets in flight: a short round's prompts are others than a long round's, and a policy that
+moves far with each of them swings."""
 
 WINDOW = {"publish.every_n_steps": "4"}
 """pipelinerl with four updates a published version: the policy moves away from the one that its data was sampled by,
@@ -91,6 +94,11 @@ CASES: Mapping[str, Case] = {
             for half, overrides in HALVES.items()
             for seed in SEEDS
         ),
+        *(
+            Case(name=seeded(f"{p}_decaying", seed), preset=p, seed=seed, overrides=DECAYING)
+            for p in RACES
+            for seed in SEEDS
+        ),
         *(Case(name=name, preset="pipelinerl", overrides=overrides) for name, overrides in LOSSES.items()),
     ]
 }
@@ -98,13 +106,14 @@ COMPARISONS = (
     *(
         Comparison(
             name=f"{race}_minus_serial",
-            pairs=tuple((seeded(race, seed), seeded("serial", seed)) for seed in SEEDS),
+            pairs=tuple((seeded(race, seed), seeded(other, seed)) for seed in SEEDS),
             about=f"{about} against synchronous training, seed by seed",
         )
-        for race, about in (
-            ("rollpacker", "tail batching"),
-            ("rollpacker_prompts", "its race of prompts alone"),
-            ("rollpacker_samples", "its race of responses alone"),
+        for race, other, about in (
+            ("rollpacker", "serial", "tail batching"),
+            ("rollpacker_prompts", "serial", "its race of prompts alone"),
+            ("rollpacker_samples", "serial", "its race of responses alone"),
+            ("rollpacker_decaying", "serial_decaying", "with a step size that decays, both: tail batching"),
         )
     ),
     *(

@@ -74,11 +74,11 @@ def markdown(results: Results) -> str:
     parts += [_runs(results).markdown(), "## Held against each other", _comparisons(results).markdown()]
     parts.append(
         "Held-out reward at the end, less that of the other. With one pair there is no spread: a difference below "
-        "about 0.04, the standard error of two values, says nothing. The losses' cases are `pipelinerl` with "
+        "about 0.04, the standard error of two values, says nothing. What cases change of their preset: "
         + "; ".join(
-            f"`{case.name}`: {' '.join(f'{k}={v}' for k, v in case.overrides.items())}"
+            f"`{case.name}` ({case.preset}) {' '.join(f'{k}={v}' for k, v in case.overrides.items())}"
             for case in CASES.values()
-            if case.overrides
+            if case.overrides and "_seed_" not in case.name
         )
         + "."
     )
