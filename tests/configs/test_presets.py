@@ -73,6 +73,13 @@ def test_pipelinerl_ess_is_pipelinerl_with_the_stop(size):
     assert (stop.publish, stop.optimizer, stop.admission.policy) == (base.publish, base.optimizer, "window")
 
 
+@pytest.mark.parametrize("name", ["serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "roll_flash"])
+def test_truncated_response_earns_nothing_but_where_a_paper_says_otherwise(name):
+    # PipelineRL, TMLR version, section 5: completed sequences only. NeurIPS version: also one that did not end.
+    assert preset(f"{name}.py").prompts.truncated == "zero"
+    assert preset("pipelinerl_ess.py").prompts.truncated == "keep"
+
+
 def test_race_for_fewer_places_than_requests_is_told():
     config = preset("rollpacker.py")
     said = too_few_places(config, num_engines=1, max_num_seqs=config.actor.max_num_seqs)

@@ -131,6 +131,13 @@ def test_read_rows_fields_are_named_by_the_config(tmp_path):
     assert (good.question, good.task.answer, good.task.verifier) == ("x", "y", "math")
 
 
+@pytest.mark.parametrize("where", ["conclusion", "text"])
+def test_read_rows_tell_the_math_verifier_where_the_answer_is(tmp_path, where):
+    prompts = sections.PromptsConfig(verifier="math", answer_in=where)
+    (row,), _ = read_rows(jsonl(tmp_path, [{"prompt": "2+2?", "answer": 4}]), prompts)
+    assert json.loads(row.task.metadata) == {"answer_in": where}
+
+
 def test_read_rows_without_a_good_row_names_the_first(tmp_path):
     path = jsonl(tmp_path, ["", {"prompt": "x"}, "nope"])
     with pytest.raises(ValueError, match=r"no usable row \(2 malformed; the first: row 2: no field 'answer'"):
