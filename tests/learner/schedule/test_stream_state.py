@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.store.protocol import FencedError
+from bridge.store.sample_tickets import SampleTickets
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Ticket
 from configs import schema, sections
@@ -19,13 +20,15 @@ from tests.learner.schedule.fakes import Marks, Problems
 K = 2
 
 
-def config_of(*, window=False, updates=2):
+def config_of(*, window=False, updates=2, max_lag_steps=None):
     return schema.Config(
         preset="test",
         run=sections.RunConfig(num_updates=updates),
         model=sections.ModelConfig(max_tokens=16),
         sampling=sections.SamplingConfig(max_response_tokens=8),
-        rounds=sections.RoundsConfig(groups_per_round=4, groups_per_update=2, samples_per_group=K),
+        rounds=sections.RoundsConfig(
+            groups_per_round=4, groups_per_update=2, samples_per_group=K, max_lag_steps=max_lag_steps
+        ),
         admission=sections.AdmissionConfig(policy="window" if window else "fifo", width=4 if window else 0),
         publish=sections.PublishConfig(when="every" if window else "round_end"),
         packing=sections.PackingConfig(rows=8, row_tokens=16),
@@ -245,6 +248,19 @@ def test_group_of_older_weights_than_its_ticket_asks_for_is_early_and_the_ticket
     assert make_one(store, step=2).id == early.id
     learner.stream.poll()
     assert learner.stream.intake.dropped == {"early": 1}
+
+
+def test_group_with_one_stale_sample_is_asked_for_that_one_anew(store):
+    config = config_of(window=True, max_lag_steps=1)
+    learner = Learner(SampleTickets(store, num_samples=K, num_requests=K), config, step=3)
+    learner.stream.resume(None)
+    learner.store.put_tickets(learner.stream.planner.issue(step=3, num_unclaimed=lambda: 0))
+    for step in (0, 3):
+        (ticket,) = store.claim("actor", limit=1, lease_s=1000)
+        store.put_group(make_group(ticket, rollouts=(make_rollout(6, step=step),)))
+    learner.stream.poll()
+    assert learner.stream.intake.dropped == {"stale": 1}
+    assert store.counts()["reissued"] == 1
 
 
 def make_one(store, *, step=0) -> Ticket:
