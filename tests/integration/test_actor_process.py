@@ -81,6 +81,13 @@ def run(tmp_path):
     writer.close()
 
 
+def change(folder: Path, **sections: dict[str, object]) -> None:
+    """Gives fields of the run's configuration other values."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {name: config.get(name, {}) | fields for name, fields in sections.items()}))
+
+
 def put(store: SqliteStore, *orders: int, max_tokens: int) -> None:
     store.put_tickets(
         make_ticket(
@@ -95,6 +102,7 @@ def put(store: SqliteStore, *orders: int, max_tokens: int) -> None:
 
 def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_path):
     folder, writer, store, weights = run
+    change(folder, publish={"when": "every"}, admission={"policy": "window"}, rounds={"max_lag_steps": 1})
     writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
     put(store, *range(3), max_tokens=20)
     actor = start(folder)
@@ -108,8 +116,8 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
         engine = children(actor.pid)
         put(store, *range(3, 40), max_tokens=500)
         wait_until(lambda: store.counts()["claimed"] > 0, "long ones are in service")
-        writer.write(Version(incarnation=0, step=1), models.perturbed(weights, seed=1, scale=1e-4), dtype="float32")
-        served = Version(incarnation=0, step=1)
+        served = Version(incarnation=0, step=2)
+        writer.write(served, models.perturbed(weights, seed=1, scale=1e-4), dtype="float32")
         wait_until(lambda: any(b.version == served for b in store.heartbeats()), "the update is served")
         wait_until(lambda: store.counts()["claimed"] > 0, "more in service")
         actor.send_signal(signal.SIGTERM)
@@ -126,7 +134,8 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
     assert beat.report is not None and beat.report.pause_s is not None
     assert beat.report.pause_s > 0 and beat.report.num_refused_snapshots == 0
     names = {e["name"] for e in timeline.read(folder / "events")}
-    assert {"rollout", "reward", "prefetch", "pause", "start engine"} <= names
+    # Stale: what had begun two updates behind, with a bound of one, was begun anew.
+    assert {"rollout", "reward", "prefetch", "pause", "start engine", "stale"} <= names
     assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
 
 
@@ -170,8 +179,7 @@ def command_of(pid: int) -> bytes:
 
 def test_stopped_engine_ends_the_actor_whether_it_starts_or_updates_weights(run, tmp_path):
     folder, writer, store, weights = run
-    config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"supervision": {"heartbeat_s": 3}}))
+    change(folder, supervision={"heartbeat_s": 3})
     writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
     put(store, 0, max_tokens=20)
 
