@@ -26,6 +26,8 @@ class AsyncWindow(TicketBooks):
         super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
         self._backlog = config.rounds.groups_per_update
         self._max_complete = config.queue_groups if config.admission.when_full == "block" else None
+        in_service = math.ceil(config.sequences / config.rounds.requests_per_group)
+        self._max_open_when_full = config.queue_groups + in_service + self._backlog
         alpha = config.admission.async_ratio
         self._publish_every = config.publish.every_n_steps
         # The updates that tickets may be issued for ahead of the published weights: served in order, a group's lag is
@@ -35,7 +37,7 @@ class AsyncWindow(TicketBooks):
         self._max_age = None if alpha is None else math.ceil(alpha)
         self._held_back_by: str | None = None
         self._full_at: int | None = None
-        """Open tickets when the complete groups came to be as many as may wait; None while they are fewer."""
+        """Open tickets that stay while as many complete groups wait as may; None while they are fewer."""
 
     def issue(self, *, step: int, num_unclaimed: Callable[[], int] = lambda: 0) -> list[Ticket]:
         """The tickets that the backlog lacks.
@@ -82,13 +84,14 @@ class AsyncWindow(TicketBooks):
         """Whether so many complete groups wait that only a group that is trained makes room for another.
 
         What is in progress goes on then, and one begins for one that is trained: were nothing issued until the queue
-        is short again, the learner would come to wait for as long as a response takes.
+        is short again, the learner would come to wait for as long as a response takes. Groups that came while nobody
+        looked, more than may wait beside what is in service, are trained before another begins.
         """
         if self._max_complete is None or len(self._arrived) < self._max_complete:
             self._full_at = None
             return False
         if self._full_at is None:
-            self._full_at = len(self._open)
+            self._full_at = min(len(self._open), self._max_open_when_full)
         return len(self._open) >= self._full_at
 
     def _earliest_step(self, step: int) -> int:

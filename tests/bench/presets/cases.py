@@ -52,12 +52,6 @@ SEEDS = (0, 1, 2)
 """Of the presets whose accuracy is compared; 0 is every preset's own run."""
 RACES = ("serial", "rollpacker")
 """RollPacker's Figure 8: tail batching loses no accuracy against synchronous training."""
-
-HALVES = {
-    "rollpacker_prompts": {"rounds.overprovision_samples": "1.0"},
-    "rollpacker_samples": {"rounds.overprovision_prompts": "1.0"},
-}
-"""Tail batching by one of its races alone: which of the two a difference comes from."""
 DECAYING = {"optimizer.learning_rate": "4e-4", "optimizer.schedule": "linear"}
 """The step sizes of the presets in flight: a short round's prompts are others than a long round's, and a policy that
 moves far with each of them swings."""
@@ -90,11 +84,6 @@ CASES: Mapping[str, Case] = {
         *(Case(name=p, preset=p) for p in PRESETS),
         *(Case(name=seeded(p, seed), preset=p, seed=seed) for seed in SEEDS[1:] for p in RACES),
         *(
-            Case(name=seeded(half, seed), preset="rollpacker", seed=seed, overrides=overrides)
-            for half, overrides in HALVES.items()
-            for seed in SEEDS
-        ),
-        *(
             Case(name=seeded(f"{p}_decaying", seed), preset=p, seed=seed, overrides=DECAYING)
             for p in RACES
             for seed in SEEDS
@@ -111,8 +100,6 @@ COMPARISONS = (
         )
         for race, other, about in (
             ("rollpacker", "serial", "tail batching"),
-            ("rollpacker_prompts", "serial", "its race of prompts alone"),
-            ("rollpacker_samples", "serial", "its race of responses alone"),
             ("rollpacker_decaying", "serial_decaying", "with a step size that decays, both: tail batching"),
         )
     ),

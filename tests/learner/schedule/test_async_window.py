@@ -90,6 +90,21 @@ def test_full_queue_has_one_issued_for_one_that_is_trained_so_that_the_learner_n
     assert issue(window) == 2
 
 
+def test_groups_that_came_while_nobody_looked_are_trained_before_more_is_issued_than_stands_beside_a_full_queue():
+    window = window_of(U=2, queue_groups=2, sequences=24)  # of 8 a group: three groups in service
+    for _ in range(20):
+        issue(window)
+    for order in range(40):
+        window.arrive(f"{order:09d}")
+    issued_at = []
+    for order in range(39):
+        window.consume(f"{order:09d}")
+        if issue(window):
+            issued_at.append(order)
+    # Two wait, three are in service, two are for the taking: seven stay, so the learner never starves.
+    assert issued_at == list(range(33, 39))
+
+
 def test_dropping_the_oldest_holds_nothing_back():
     window = window_of(U=2, when_full="drop_oldest")
     issue(window)
