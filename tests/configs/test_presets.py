@@ -52,6 +52,19 @@ def test_preset_at_paper_size_has_the_papers_numbers(name, numbers):
     assert {key: got[key] for key in numbers} == numbers
 
 
+def test_preset_at_paper_size_has_its_papers_mechanism():
+    in_flight, flash, packer = (preset(f"{name}.py") for name in ("pipelinerl", "roll_flash", "rollpacker"))
+    # PipelineRL, TMLR version: 48 GPUs of H = 64 and B = 1024 (section 5), rings of the newest (4), a sum over tokens
+    # divided by sequences (eq. 5).
+    assert (in_flight.sequences, in_flight.admission.when_full) == (48 * 64, "drop_oldest")
+    assert (in_flight.loss.normalization, in_flight.loss.max_weight) == ("sequence_sum", 5.0)
+    # ROLL Flash: alpha = 2 (section 5.1), samples one by one (4.3), decoupled PPO (2.2).
+    assert (flash.alpha, flash.lag_bound, flash.admission.unit) == (2.0, 2, "sample")
+    assert (flash.loss.name, flash.loss.proximal) == ("decoupled_ppo", "batch")
+    # RollPacker, section 6.3: eta = 1.25 for both.
+    assert (packer.rounds.overprovision_prompts, packer.rounds.overprovision_samples) == (1.25, 1.25)
+
+
 def test_no_two_papers_share_their_numbers_by_accident():
     sizes = {
         (c.run.num_updates, c.model.max_tokens, c.optimizer)

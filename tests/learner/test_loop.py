@@ -197,6 +197,35 @@ def test_last_weights_are_evaluated_though_an_earlier_evaluation_was_out_when_th
     assert [call.args[:2] for call in run.metrics.write.call_args_list] == [("eval", 8), ("eval", 12)]
 
 
+@pytest.fixture
+def aside():
+    """A stream's `aside`, and whether one is within it."""
+
+    class Aside:
+        is_within = False
+
+        @contextlib.contextmanager
+        def __call__(self):
+            self.is_within = True
+            yield
+            self.is_within = False
+
+    return Aside()
+
+
+def test_publishing_and_the_probe_are_set_aside_from_the_rounds_time(aside, monkeypatch):
+    run, seen = publishing_run("round_end"), []
+    run.stream.aside = aside
+    run.step, run.publisher.version = 4, Version(incarnation=0, step=4)
+    run.publisher.publish.side_effect = lambda *_, **__: seen.append(("publish", aside.is_within))
+    run.stream.fence, run.steps = mock.Mock(), mock.Mock()
+    monkeypatch.setattr(loop.parity, "settle", lambda *_, **__: seen.append(("probe", aside.is_within)) or 0.0)
+    loop.publish(run)
+    run.probe = SimpleNamespace(version=run.publisher.version)
+    loop.settle_probe(run)
+    assert seen == [("publish", True), ("probe", True)]
+
+
 class Trained:
     """A run whose groups and probes are all waited for, and what its pulse says where work begins."""
 

@@ -90,6 +90,12 @@ def test_frontier_is_one_over_all_engines(num_engines):
     assert r["rollout_to_train_end_s"] == pytest.approx(40.0, abs=0.01)
 
 
+def test_first_dispatch_ends_with_the_group_that_fills_the_first_update():
+    config = by_rounds(admission=dict(policy="frontier", width=1))  # one group after the other
+    (r,) = metrics_of(simulate(config, profile_of(learner=LearnerProfile(seconds_per_token=1e-6)), num_updates=4))
+    assert (r["first_group_s"], r["first_dispatch_s"]) == (pytest.approx(10.0), pytest.approx(20.0))
+
+
 def test_tickets_are_shared_out_evenly():
     # 16 requests at total speed 40 whatever runs: one engine takes 40 s, two take 20 s, if each gets half.
     engine = EngineProfile(running=(1.0,), tokens_per_s=(40.0,), max_num_seqs=64)

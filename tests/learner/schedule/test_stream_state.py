@@ -203,6 +203,15 @@ def test_restarted_window_whose_tickets_are_all_out_ends_its_rounds(store):
     assert after.stream.end_round()["round/rollout_to_train_end_s"] == pytest.approx(1.0)
 
 
+def test_dispatch_is_told_from_the_one_that_fills_its_update(store):
+    learner = Learner(store, config_of(), while_waiting=lambda: learner.serve(count=1))
+    learner.stream.resume(None)
+    fills = []
+    learner.stream.clock.dispatched = lambda now_s, *, fills_update: fills.append(fills_update)
+    learner.train(2)
+    assert fills == [False, True, False, True]
+
+
 def test_window_is_filled_again_while_the_learner_computes(store):
     learner = Learner(store, config_of(window=True))
     learner.stream.resume(None)
