@@ -226,6 +226,16 @@ def test_publishing_and_the_probe_are_set_aside_from_the_rounds_time(aside, monk
     assert seen == [("publish", True), ("probe", True)]
 
 
+def test_each_micro_batch_is_a_sign_of_life_in_every_pass():
+    run = mock.MagicMock()
+    micro: Any = SimpleNamespace(batch=None, ends_pack=True, ticket_ids=["a"])
+    loop.accumulate(run, micro, mock.Mock())
+    assert run.heart.worked.call_count == 1 and run.stream.poll.call_count == 1
+    run.kept = [(micro, None)] * 3
+    loop.accumulate_again(run, mock.Mock(), 1)
+    assert run.heart.worked.call_count == 4 and run.stream.poll.call_count == 4
+
+
 class Trained:
     """A run whose groups and probes are all waited for, and what its pulse says where work begins."""
 
