@@ -12,17 +12,25 @@ import numpy as np
 import pytest
 
 from bridge.snapshots.writer import latest
-from bridge.types import Group, Ticket
+from bridge.types import Group, Ticket, Version
 from tests.integration.test_resume import NUM_UPDATES, answer, run_to_the_end
 
 pytestmark = pytest.mark.integration
 
 
 class Answers:
-    """By the announced weights, or by `lag` steps older ones; a few at a time, in random order."""
+    """By the announced weights, or by `lag` steps older ones; a few at a time, in random order.
 
-    def __init__(self, snapshots: Path, *, seed: int = 0, lag: int = 0, flat_share: float = 0.0) -> None:
+    Of the looks that an actor takes at what is announced, `update_share` lead to an update; `flat_share` of the groups
+    have rewards that are all alike.
+    """
+
+    def __init__(
+        self, snapshots: Path, *, seed: int = 0, lag: int = 0, flat_share: float = 0.0, update_share: float = 1.0
+    ) -> None:
         self._snapshots, self._rng, self._lag, self._flat_share = snapshots, random.Random(seed), lag, flat_share
+        self._update_share = update_share
+        self._version: Version | None = None
         self._held: list[tuple[Ticket, int]] = []
         """With the step that each began at."""
         self._waiting: list[Ticket] = []
@@ -32,9 +40,11 @@ class Answers:
     def __call__(self, tickets: list[Ticket]):
         self._waiting += tickets
         manifest = next((latest(folder) for folder in self._snapshots.glob("sluice-*")), None)
-        if manifest is None:
+        if manifest is not None and self._rng.random() < self._update_share:
+            self._version = manifest.version
+        if self._version is None:
             return
-        version = manifest.version
+        version = self._version
         self._held += [(t, version.step) for t in self._waiting if t.min_version <= version]
         self._waiting = [t for t in self._waiting if t.min_version > version]
         self._rng.shuffle(self._held)
@@ -147,7 +157,16 @@ def test_async_ratio_bounds_the_lag(tmp_path: Path, model: Path, alpha: float, k
 def test_without_an_async_ratio_nothing_is_issued_ahead_and_nothing_is_made_in_vain(
     tmp_path: Path, model: Path, kill_at: int | None
 ):
-    rows = run(tmp_path, model, "configs/roll_flash.py:tiny", kill_at=kill_at, admission__async_ratio=0.0)
+    # The actor serves what is announced a while later: a ticket has to wait for the weights that it asks for, those
+    # of a learner that was started again too.
+    rows = run(
+        tmp_path,
+        model,
+        "configs/roll_flash.py:tiny",
+        kill_at=kill_at,
+        answers=dict(update_share=0.1),
+        admission__async_ratio=0.0,
+    )
     trained(rows)
     assert max(r["lag/max"] for r in rows) == 0
     assert rows[-1]["groups/early"] == rows[-1]["groups/stale"] == 0

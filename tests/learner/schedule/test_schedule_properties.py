@@ -63,6 +63,10 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+INCARNATION = 2
+"""Of a learner that was started again: versions are compared by it first."""
+
+
 def config_of(schedule: str) -> schema.Config:
     fields = dict(SCHEDULES[schedule])
     rounds = dict(groups_per_round=R, groups_per_update=U, samples_per_group=K) | fields.pop("rounds", {})
@@ -99,7 +103,7 @@ class FakeActor:
         tickets = store.claim(self.name, limit=limit, lease_s=100, width=width, among=among)
         self.admission.offer(t for t in tickets if t.id not in self.running)
         self.admission.share_among([5] * (among - 1))
-        for ticket in self.admission.admit(Version(incarnation=0, step=self.step)):
+        for ticket in self.admission.admit(Version(incarnation=INCARNATION, step=self.step)):
             self.running[ticket.id] = ticket, self.step
 
     def finish(self, store: SqliteStore, ticket_id: str, rng: random.Random) -> None:
@@ -114,7 +118,7 @@ class FakeActor:
             versions = np.array([began, began, self.step, self.step], np.int32)
             rollouts.append(dataclasses.replace(rollout, token_versions=versions))
         with contextlib.suppress(KeyError, UnfitGroupError):  # withdrawn
-            store.put_group(make_group(ticket, actor=self.name, rollouts=tuple(rollouts)))
+            store.put_group(make_group(ticket, actor=self.name, rollouts=tuple(rollouts), incarnation=INCARNATION))
 
 
 class World:
@@ -135,7 +139,7 @@ class World:
             prompts=Problems(2),
             sampling=training_sampling(config, ()),
             timeline=marks,
-            incarnation=0,
+            incarnation=INCARNATION,
             vocab_size=1000,
             while_waiting=self.tick,
         )
@@ -236,6 +240,8 @@ def test_nothing_is_lost_or_doubled_and_no_bound_is_broken(schedule: str, seed: 
         everything = [*world.trained, *(t.id for t in planner.open_tickets)]
         assert len(everything) + state["num_deferred"] == state["num_issued"]
         assert len(set(everything)) == len(everything)
+        # No actor began before the weights that its ticket asks for were there.
+        assert world.stream.intake.dropped["early"] == 0
         # No prompt is in two places, and by rounds without a filter none was drawn in vain.
         prompts = [int(g.prompt_tokens[0]) for g in world.groups.values()]
         prompts += [int(t.prompt_tokens[0]) for t in planner.open_tickets + planner.long_queue]
