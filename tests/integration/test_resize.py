@@ -72,6 +72,7 @@ def test_run_that_publishes_in_flight_trains_every_group_once(tmp_path: Path, mo
         config="configs/pipelinerl.py:tiny",
         admission__width=0,
         admission__sequences=24,
+        admission__queue_groups=100,  # a slow learner holds nothing back, so responses are always in progress
         run__num_updates=30,
         sampling__max_response_tokens=40,
         model__max_tokens=64,
