@@ -114,8 +114,8 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
         )
         assert actor.poll() is None, (tmp_path / "stderr.txt").read_text()[-3000:]
         engine = children(actor.pid)
-        for order in range(3, 40):
-            put(store, order, max_tokens=300 + 5 * order)  # of many lengths, so that they don't all end at once
+        for order in range(3, 100):
+            put(store, order, max_tokens=300 + 2 * order)  # of many lengths, so that they don't all end at once
         wait_until(lambda: store.counts()["claimed"] > 0, "long ones are in service")
         served = Version(incarnation=0, step=2)
         writer.write(served, models.perturbed(weights, seed=1, scale=1e-4), dtype="float32")
@@ -131,7 +131,7 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
     assert [p.name for p in (tmp_path / "snapshots").iterdir() if ".copy-" in p.name] == []
     for stored in store.read_groups(after_seq=0, limit=99):
         order = stored.group.order
-        assert {r.tokens.size for r in stored.group.rollouts} == {20 if order < 3 else 300 + 5 * order}
+        assert {r.tokens.size for r in stored.group.rollouts} == {20 if order < 3 else 300 + 2 * order}
     (beat,) = store.heartbeats()
     assert beat.report is not None and beat.report.pause_s is not None
     assert beat.report.pause_s > 0 and beat.report.num_refused_snapshots == 0

@@ -34,4 +34,4 @@ def wait_until(condition: Callable[[], bool], what: str, *, deadline_s: float = 
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {deadline_s} s"
-        time.sleep(0.002)
+        time.sleep(0.01)  # not less: what is waited for may share the core
