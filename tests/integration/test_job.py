@@ -12,16 +12,8 @@ NUM_ROUNDS = 3
 
 
 def test_rolloutpipe_run_trains_before_the_round_is_complete_and_leaves_everything(tmp_path: Path, model: Path):
-    # Long rounds (eight frontiers of 40 tokens one after the other), so that a learner that gets no core for a
-    # while still begins before the round is over.
-    job = jobs.start(
-        tmp_path / "run",
-        model,
-        run__num_updates=24,
-        rounds__groups_per_round=16,
-        sampling__max_response_tokens=40,
-        model__max_tokens=64,
-    )
+    # Long rounds, so that a learner that gets no core for a while still begins before the round is over.
+    job = jobs.start_long_rounds(tmp_path / "run", model)
     try:
         output = job.finish()
     finally:

@@ -13,14 +13,7 @@ NUM_ROUNDS = 3
 
 
 def test_rolloutpipe_run_goes_on_when_its_actor_is_killed_inside_a_round(tmp_path: Path, model: Path):
-    job = jobs.start(
-        tmp_path / "run",
-        model,
-        run__num_updates=24,
-        rounds__groups_per_round=16,
-        sampling__max_response_tokens=40,
-        model__max_tokens=64,
-    )
+    job = jobs.start_long_rounds(tmp_path / "run", model)
     try:
         job.wait_for_step(11)  # inside the second round of eight updates
         jobs.sigkill(job.pid("actor"))
