@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from bridge.types import Group, Heartbeat, Ticket, WeightManifest, is_array
+from bridge.types import Announcement, Group, Heartbeat, RunCard, Ticket, WeightManifest, is_array
 
-FORMATS = {Ticket: 2, Group: 2, WeightManifest: 2, Heartbeat: 3}
+FORMATS = {Ticket: 2, Group: 2, WeightManifest: 3, Heartbeat: 3, Announcement: 1, RunCard: 1}
 """What travels, and the version of its form.
 
 A type's number goes up with every change of its fields. What a store then holds of that type can't be read any more:
@@ -31,7 +31,10 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Readers keep integers in 64 signed bits (SQLite's, numpy's), msgpack alone would allow 2**64 - 1.
 _INT64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
-T = TypeVar("T", bound=Ticket | Group | WeightManifest | Heartbeat)
+Message = Ticket | Group | WeightManifest | Heartbeat | Announcement | RunCard
+"""Whatever travels."""
+
+T = TypeVar("T", bound=Message)
 
 
 class OtherFormatError(ValueError):
@@ -49,7 +52,7 @@ class _Array(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     data: bytes
 
 
-def encode(obj: Ticket | Group | WeightManifest | Heartbeat, *, max_bytes: int = MAX_BYTES) -> bytes:
+def encode(obj: Message, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Packs a wire type.
 
     The bytes are decoded once before they leave, so a value that its reader would refuse (a numpy
@@ -93,6 +96,11 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
         return msgspec.convert(fields, type_, from_attributes=True, dec_hook=_unpack)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as e:
         raise ValueError(f"malformed {type_.__name__} message: {e}") from e
+
+
+def describe_formats() -> str:
+    """The forms that this build speaks, as one line that is compared between machines."""
+    return " ".join(f"{t.__name__}:{number}" for t, number in sorted(FORMATS.items(), key=lambda f: f[0].__name__))
 
 
 def _names() -> str:

@@ -23,6 +23,7 @@ from configs.sections import (
     RoundsConfig,
     RunConfig,
     SamplingConfig,
+    StoreConfig,
     SupervisionConfig,
 )
 from configs.sections.loss import DECOUPLED_LOSSES, PROXIMAL_LOSSES
@@ -48,6 +49,7 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     actor: ActorConfig = ActorConfig()
+    store: StoreConfig = StoreConfig()
     supervision: SupervisionConfig = SupervisionConfig()
 
     def __post_init__(self) -> None:

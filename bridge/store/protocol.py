@@ -6,10 +6,17 @@ machine); `sample_tickets.SampleTickets` stands between a learner and any of the
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, Protocol, get_args
 
-from bridge.types import Group, Heartbeat, Ticket
+from bridge.types import Announcement, Group, Heartbeat, RunCard, Ticket
+
+Topic = Literal["groups", "tickets", "weights"]
+"""What a process may wait for: complete groups; tickets offered, withdrawn or taken over; announced weights."""
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+
+Mark = Mapping[Topic, int]
+"""How often each topic had changed, as far as this process had heard, at one moment (`mark`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,15 +27,95 @@ class StoredGroup:
     group: Group
 
 
-class LearnerStore(Protocol):
+class SharedStore(Protocol):
+    """What learner and actors both ask of a store.
+
+    Whatever fails on the way to a store elsewhere is tried again, with backoff, for as long as the store was told to;
+    then `StoreLostError`. A call whose connection was lost in its middle may be made again: nothing is doubled by it.
+    """
+
+    def mark(self) -> Mark:
+        """Where the store's changes stand now; taken before reading, so that `wait` misses nothing read since."""
+        ...
+
+    def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        """Returns when something of `topics` may have changed since `mark`, at the latest after `timeout_s`."""
+        ...
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        """Records that a process lives."""
+        ...
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """The last heartbeat of every process, by the process's name; times are the store's, not the processes'."""
+        ...
+
+    def now_s(self) -> float:
+        """The store's clock, in Unix seconds: what leases and heartbeats are counted by."""
+        ...
+
+    def announced(self) -> Announcement | None:
+        """The version announced last; None before the first."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the store; its contents stay."""
+        ...
+
+
+class LearnerStore(SharedStore, Protocol):
     """What the learner asks of a store.
 
     A ticket is `open`, `claimed` (leased by one actor), `done` (its group is here) or `acknowledged`
     (its group was trained and the checkpoint that says so is on disk).
+
+    From `lead` on every call that writes raises `SupersededLearnerError` once another learner leads the run: what it
+    would have written is not.
     """
 
-    def put_tickets(self, tickets: Iterable[Ticket]) -> int:
-        """Offers tickets; ids the store already knows are left alone. Returns how many were new."""
+    def lead(self, holder: str, *, lease_s: float) -> int:
+        """Becomes the run's one learner; returns its incarnation, one higher than the last; the first is 0.
+
+        Args:
+          holder: where this learner lives (machine and run folder). One at the same place takes over at once, since the
+            run folder's lock says that its predecessor is dead; one elsewhere waits for the lease to end.
+          lease_s: how long, in seconds, this learner leads without another `keep_lead`.
+
+        Raises:
+          LearnerLivesError: the lease of a learner elsewhere has not ended.
+        """
+        ...
+
+    def keep_lead(self, *, lease_s: float) -> None:
+        """Extends the lead from now on; also one whose lease ran out, as long as nobody else took it.
+
+        Raises:
+          SupersededLearnerError: somebody did.
+        """
+        ...
+
+    def resign(self) -> None:
+        """Ends the lead, so that a learner elsewhere need not wait; none is fine."""
+        ...
+
+    def announce(self, announcement: Announcement) -> None:
+        """Tells the actors of a version.
+
+        Raises:
+          ValueError: it is not newer than the one announced.
+        """
+        ...
+
+    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+        """Puts what actors elsewhere need to know of the run, in place of what was there; `blobs` by their hashes."""
+        ...
+
+    def put_tickets(self, tickets: Iterable[Ticket], *, only_for: str | None = None) -> int:
+        """Offers tickets; ids the store already knows are left alone. Returns how many were new.
+
+        With `only_for` only that actor may claim them and put their groups, also while it is fenced: probes by which it
+        may show that it is clean again.
+        """
         ...
 
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
@@ -78,19 +165,15 @@ class LearnerStore(Protocol):
         """
         ...
 
-    def heartbeat(self, beat: Heartbeat) -> None:
-        """Records that a process lives."""
-        ...
-
-    def heartbeats(self) -> list[Heartbeat]:
-        """The last heartbeat of every process, by the process's name."""
-        ...
-
     def fence(self, actor: str, reason: str) -> None:
         """Refuses this actor's claims and groups from now on; what it holds or made goes to others.
 
         Its groups that are not acknowledged yet are dropped.
         """
+        ...
+
+    def unfence(self, actor: str) -> None:
+        """Lets an actor claim and put again."""
         ...
 
     def fenced_actors(self) -> set[str]:
@@ -109,10 +192,6 @@ class LearnerStore(Protocol):
         """Tickets by state: open, claimed, done, acknowledged, failed; also reissued (a running total)."""
         ...
 
-    def next_incarnation(self) -> int:
-        """A new learner incarnation, one higher than the last; the first is 0."""
-        ...
-
     def record_restore(self, incarnation: int, step: int) -> None:
         """Records the step that a learner's incarnation began at: later ones of those before it are abandoned."""
         ...
@@ -121,13 +200,21 @@ class LearnerStore(Protocol):
         """Incarnation -> the step it began at."""
         ...
 
-    def close(self) -> None:
-        """Lets go of the store; its contents stay."""
+
+class ActorStore(SharedStore, Protocol):
+    """What an actor asks of a store. Its role in the database may do this much and no more."""
+
+    def card(self) -> RunCard | None:
+        """What is to be known of the run; None before its learner has put it."""
         ...
 
+    def blob(self, blake3: str) -> bytes:
+        """A small file of the card, by its hash; it has that hash.
 
-class GroupStore(LearnerStore, Protocol):
-    """What every store does, whatever is behind it: the learner's part, and the actors'."""
+        Raises:
+          KeyError: the store has none such.
+        """
+        ...
 
     def claim(
         self,
@@ -150,7 +237,7 @@ class GroupStore(LearnerStore, Protocol):
           served: this actor's tickets whose last request has ended, so that they leave the frontier.
 
         Raises:
-          FencedError: the learner has fenced this actor.
+          FencedError: the learner has fenced this actor, and there is no ticket for it alone.
           ValueError: a negative limit, or a lease that is over at once.
         """
         ...
@@ -190,6 +277,22 @@ class GroupStore(LearnerStore, Protocol):
     def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
         """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
         ...
+
+
+class GroupStore(LearnerStore, ActorStore, Protocol):
+    """What every store does, whatever is behind it."""
+
+
+class StoreLostError(TimeoutError):
+    """The store could not be reached for longer than it was told to try."""
+
+
+class LearnerLivesError(ValueError):
+    """Another learner leads the run, and its lease has not ended."""
+
+
+class SupersededLearnerError(RuntimeError):
+    """Another learner leads the run now: this one is of an older incarnation, and must end."""
 
 
 class UnfitGroupError(ValueError):

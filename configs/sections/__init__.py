@@ -14,6 +14,7 @@ from configs.sections.publish import PublishConfig
 from configs.sections.rounds import RoundsConfig
 from configs.sections.run import RunConfig
 from configs.sections.sampling import SamplingConfig
+from configs.sections.store import StoreConfig
 from configs.sections.supervision import SupervisionConfig
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "RoundsConfig",
     "RunConfig",
     "SamplingConfig",
+    "StoreConfig",
     "SupervisionConfig",
 ]

@@ -26,9 +26,33 @@ class PublishConfig:
     """Largest |dlogprob| a probe may show; 0 means 1e-4 for float32 and 0.25 for bfloat16."""
     snapshot_dir: str = ""
     """Folder in which the run keeps its snapshots; empty: shared memory."""
+    when_late: Literal["wait", "replace"] = "wait"
+    """When a publish is not out before the next is due: the learner waits for it, or goes on and, of those that are
+    due meanwhile, only the newest goes out. Both are counted."""
+    serve: Literal["none", "http", "https"] = "none"
+    """Whether snapshots are served to other machines; http on loopback only."""
+    listen: str = "127.0.0.1:0"
+    """Address and port that they are served at; port 0 takes a free one."""
+    advertise: str = ""
+    """URL under which actors reach it (https://learner.example:8443); empty: the address it listens at."""
+    reader_wait_s: float = 10.0
+    """How long a version that was superseded is served on to who has begun to read it."""
+    bucket: str = ""
+    """s3://..., gs://... or file://... into which every version is put besides; empty: none."""
+    bucket_keep: int = 2
+    """Versions that stay there."""
+    full_every: int = 1
+    """Every n-th version goes over the network in full, those between also as deltas against the one before; 1: all in
+    full, no deltas."""
 
     def __post_init__(self) -> None:
-        positive("publish", every_n_steps=self.every_n_steps)
+        positive(
+            "publish",
+            every_n_steps=self.every_n_steps,
+            reader_wait_s=self.reader_wait_s,
+            bucket_keep=self.bucket_keep,
+            full_every=self.full_every,
+        )
         not_negative("publish", probe_every_n_publishes=self.probe_every_n_publishes, parity_bound=self.parity_bound)
         if self.kv_cache == "recompute" and self.at_publish != "keep":
             raise ValueError(

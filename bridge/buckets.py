@@ -1,0 +1,55 @@
+"""Places that hold objects: buckets (S3, GCS, a folder) and web servers, read without Python's lock (obstore)."""
+
+import datetime
+import ipaddress
+import urllib.parse
+from typing import Any
+
+import obstore.store
+from obstore.store import ObjectStore
+
+from bridge.secrets import Tls, Token
+
+BUCKET_SCHEMES = ("s3", "gs", "file")
+"""What can be written to; `http` and `https` are only read."""
+
+
+def open_place(url: str, *, token: Token | None = None, tls: Tls | None = None, timeout_s: float = 60.0) -> ObjectStore:
+    """Whatever lies under a URL; nothing is asked of it yet.
+
+    Buckets take their credentials from the environment as their own tools do (AWS_*, GOOGLE_APPLICATION_CREDENTIALS).
+
+    Args:
+      url: s3://bucket/prefix, gs://bucket/prefix, file:///folder, https://host:port/prefix or http://.
+      token: shown to web servers.
+      tls: whose `ca` is trusted besides the system's.
+      timeout_s: how long one request may take.
+
+    Raises:
+      ValueError: another scheme, or http to another machine, which would show the token to everyone between.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "file":
+        return obstore.store.from_url(url, mkdir=True)
+    timeout = datetime.timedelta(seconds=timeout_s)
+    options: dict[str, Any] = {"timeout": timeout, "connect_timeout": datetime.timedelta(seconds=min(10.0, timeout_s))}
+    if tls is not None and tls.ca is not None:
+        options["root_certificate"] = tls.ca.read_bytes()
+    if parts.scheme in ("http", "https"):
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            raise ValueError(f"{url} is on another machine and not encrypted; serve snapshots by https")
+        options |= {"allow_http": parts.scheme == "http", "http1_only": True}
+        if token is not None:
+            options["default_headers"] = {"Authorization": token.header}
+        return obstore.store.HTTPStore.from_url(url, client_options=options)
+    if parts.scheme in BUCKET_SCHEMES:
+        return obstore.store.from_url(url, client_options=options)
+    raise ValueError(f"{url} must begin with s3://, gs://, file:///, https:// or (on loopback) http://")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's own and reached by no other."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,91 @@
+"""Secrets of a run that crosses machines: the token, and certificates. From files or the environment, never logged.
+
+One token serves a run: whoever shows it may read snapshots, and manifests are signed by what derives from it. A message
+does not tell one of its holders from another (docs/security.md).
+"""
+
+import dataclasses
+import hmac
+import os
+import pathlib
+from collections.abc import Mapping
+
+import blake3
+
+TOKEN, TOKEN_FILE = "SLUICE_TOKEN", "SLUICE_TOKEN_FILE"
+CERTIFICATE, KEY, CA = "SLUICE_TLS_CERT", "SLUICE_TLS_KEY", "SLUICE_TLS_CA"
+"""Environment variables that name PEM files: a server's certificate chain and key, and whom a client trusts."""
+MIN_TOKEN_CHARS = 32
+_SIGNING_CONTEXT = "sluice 2026-11-22 manifest signature"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Token:
+    """A shared secret that doesn't show itself when it is printed."""
+
+    _value: str = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuses what can be guessed or doesn't travel in a header."""
+        if len(self._value) < MIN_TOKEN_CHARS or not self._value.isascii() or not self._value.isprintable():
+            raise ValueError(
+                f"a token must be {MIN_TOKEN_CHARS} or more printable ASCII characters (openssl rand -hex 32), "
+                f"got {len(self._value)}"
+            )
+
+    @property
+    def header(self) -> str:
+        """The value of an Authorization header that shows it."""
+        return f"Bearer {self._value}"
+
+    def is_shown_by(self, header: str) -> bool:
+        """Whether an Authorization header shows this token; in a time that tells nothing of it."""
+        return hmac.compare_digest(header.encode(), self.header.encode())
+
+    def sign(self, message: bytes) -> str:
+        """A keyed hash of a message (BLAKE3, its key derived from the token), in hex."""
+        key = blake3.blake3(self._value.encode(), derive_key_context=_SIGNING_CONTEXT).digest()
+        return blake3.blake3(message, key=key).hexdigest()
+
+    def has_signed(self, message: bytes, signature: str | None) -> bool:
+        """Whether a signature is this token's of that message; in a time that tells nothing of it."""
+        return signature is not None and hmac.compare_digest(signature.encode(), self.sign(message).encode())
+
+
+def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
+    """The token that the environment gives, itself or by a file; None if neither.
+
+    Raises:
+      ValueError: the file can't be read, or what is there is no token.
+    """
+    if path := environ.get(TOKEN_FILE):
+        try:
+            return Token(pathlib.Path(path).read_text(encoding="ascii").strip())
+        except (OSError, UnicodeDecodeError) as e:
+            raise ValueError(f"{TOKEN_FILE}={path} can't be read: {e}") from e
+    value = environ.get(TOKEN)
+    return Token(value) if value else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files; each None where it isn't given."""
+
+    certificate: pathlib.Path | None = None
+    key: pathlib.Path | None = None
+    ca: pathlib.Path | None = None
+
+
+def read_tls(environ: Mapping[str, str] = os.environ) -> Tls:
+    """The files that the environment names.
+
+    Raises:
+      ValueError: one doesn't exist, or a certificate and its key are not both there.
+    """
+    given = {field: environ.get(name) for field, name in (("certificate", CERTIFICATE), ("key", KEY), ("ca", CA))}
+    if bool(given["certificate"]) != bool(given["key"]):
+        raise ValueError(f"{CERTIFICATE} and {KEY} go together")
+    for name in given.values():
+        if name and not os.access(name, os.R_OK):
+            raise ValueError(f"{name} can't be read; {CERTIFICATE}, {KEY} and {CA} name PEM files")
+    return Tls(**{field: pathlib.Path(name) for field, name in given.items() if name})
