@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from bridge import codec
+from bridge.snapshots.chunks import MAX_CHUNKS, hash_of_hashes
 from bridge.snapshots.segment import ALIGN_BYTES, Segment
 from bridge.types import TensorEntry, WeightManifest
 
@@ -93,17 +94,22 @@ def view(data: np.ndarray, tensor: TensorEntry) -> np.ndarray:
 
 
 def check_layout(manifest: WeightManifest) -> None:
-    """Refuses a manifest that would be read outside its tensors, or that this build cannot apply.
+    """Refuses a manifest that would be read outside its tensors, or that contradicts itself.
 
     Raises:
-      SnapshotError: it is a delta, names a foreign file, is empty, or a tensor's size is not its shape's.
+      SnapshotError: it names a foreign file, is empty, a tensor's size is not its shape's, or its chunks are too many
+        or not those that its hash is of.
     """
-    if manifest.base_version is not None:
-        raise SnapshotError(f"version {manifest.version} is a delta; this build reads full snapshots")
     if manifest.file.name not in SLOTS:
         raise SnapshotError(f"version {manifest.version} names the file {manifest.file.name!r}, not a slot")
     if manifest.file.num_bytes == 0:
         raise SnapshotError(f"version {manifest.version} has no data")
+    if manifest.file.num_chunks > MAX_CHUNKS:
+        raise SnapshotError(f"version {manifest.version} has {manifest.file.num_chunks} chunks, limit {MAX_CHUNKS}")
+    if hash_of_hashes(manifest.file.chunk_hashes) != manifest.file.blake3:
+        raise SnapshotError(
+            f"version {manifest.version} is corrupt: its digests are not what {manifest.file.blake3} is of"
+        )
     for t in manifest.tensors:
         fits = (
             t.dtype in DTYPES

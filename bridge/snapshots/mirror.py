@@ -14,6 +14,7 @@ import numpy as np
 
 from bridge import codec
 from bridge.files import replace_file, try_flock
+from bridge.snapshots.chunks import copy_chunks
 from bridge.snapshots.layout import (
     SnapshotBusyError,
     SnapshotError,
@@ -59,7 +60,7 @@ class SnapshotMirror:
         Raises:
           SupersededError: a newer one was announced; take `latest(folder)` and call again.
           SnapshotBusyError: somebody still maps the version that is here.
-          SnapshotError: another run, tokenizer or model, a delta, or bytes that do not match their hash.
+          SnapshotError: another run, tokenizer or model, or bytes that do not match their hash.
         """
         self._check(manifest)
         reserve([self._segment], manifest.file.num_bytes)
@@ -70,11 +71,10 @@ class SnapshotMirror:
             )
         try:
             _manifest_path(self._into).unlink(missing_ok=True)
-            digest = self._copy(manifest)
-            if digest != manifest.file.blake3:
+            if bad := self._copy(manifest):
                 raise SnapshotError(
-                    f"version {manifest.version} is corrupt: {manifest.file.name} hashes to {digest}, "
-                    f"announced was {manifest.file.blake3}"
+                    f"version {manifest.version} is corrupt: {len(bad)} of {manifest.file.num_chunks} chunks of "
+                    f"{manifest.file.name} do not match their hash, first {bad[0]}"
                 )
             replace_file(_manifest_path(self._into), codec.encode(manifest))
         finally:
@@ -105,7 +105,8 @@ class SnapshotMirror:
         if self._expected is not None:
             check_table(manifest, self._expected)
 
-    def _copy(self, manifest: WeightManifest) -> str:
+    def _copy(self, manifest: WeightManifest) -> list[int]:
+        """Copies the data; returns the chunks that are not what was announced."""
         path = self._folder / manifest.file.name
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -120,7 +121,7 @@ class SnapshotMirror:
                 raise SupersededError(f"version {manifest.version} was superseded: announced is {now}")
             if not is_locked:
                 raise SnapshotBusyError(f"{path} is announced, but locked by a process that is not its writer")
-            return self._segment.copy_from(fd, manifest.file.num_bytes)
+            return copy_chunks(fd, manifest.file, self._segment.bytes_view(manifest.file.num_bytes))
         except EOFError as e:
             raise SnapshotError(f"version {manifest.version} is corrupt: {path} {e}") from e
         finally:

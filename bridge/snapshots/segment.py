@@ -10,14 +10,12 @@ import os
 import pathlib
 import time
 
-import blake3
 import numpy as np
 
 from bridge.files import try_flock
 
-ALIGN_BYTES = 64  # a cache line, and enough for every dtype and vector instruction
-_COPY_BYTES = 4 * 2**20
-_THREADS_PAY_BYTES = 2**20
+ALIGN_BYTES = 64
+"""A cache line, and enough for every dtype and vector instruction."""
 
 
 class Segment:
@@ -67,36 +65,9 @@ class Segment:
         """Lets readers in."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def copy_from(self, fd: int, num_bytes: int) -> str:
-        """Copies a file's first bytes here and returns the BLAKE3 of what arrived.
-
-        Raises:
-          EOFError: the file is shorter.
-        """
-        target = self.bytes_view(num_bytes)
-        hasher = blake3.blake3(max_threads=_num_threads(num_bytes))
-        position = 0
-        while position < num_bytes:
-            block = target[position : position + _COPY_BYTES]
-            num_read = os.preadv(fd, [block.data], position)
-            if num_read == 0:
-                raise EOFError(f"ends at byte {position}, {num_bytes} expected")
-            hasher.update(block[:num_read].data)  # still in cache
-            position += num_read
-        return hasher.hexdigest()
-
     def close(self) -> None:
         """Lets go of the file; views handed out stay valid."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
         self._map, self._num_mapped_bytes = None, 0
-
-
-def hash_bytes(data: np.ndarray) -> str:
-    """BLAKE3 of a uint8 vector, on all cores when it is large."""
-    return blake3.blake3(data.data, max_threads=_num_threads(data.size)).hexdigest()
-
-
-def _num_threads(num_bytes: int) -> int:
-    return blake3.blake3.AUTO if num_bytes >= _THREADS_PAY_BYTES else 1

@@ -18,6 +18,7 @@ import numpy as np
 from bridge import codec
 from bridge.files import replace_file, try_flock
 from bridge.snapshots.cast import cast_into
+from bridge.snapshots.chunks import CHUNK_BYTES, hashed, unhashed
 from bridge.snapshots.layout import (
     MANIFEST,
     SLOTS,
@@ -31,8 +32,8 @@ from bridge.snapshots.layout import (
     view,
 )
 from bridge.snapshots.mirror import SnapshotMirror, fetch, map_tensors, mirrored
-from bridge.snapshots.segment import Segment, hash_bytes
-from bridge.types import FileEntry, Version, WeightManifest
+from bridge.snapshots.segment import Segment
+from bridge.types import Version, WeightManifest
 
 __all__ = [
     "SnapshotBusyError",
@@ -61,6 +62,7 @@ class SnapshotWriter:
         run: str,
         tokenizer_hash: str,
         lock_timeout_s: float = 60.0,
+        chunk_bytes: int = CHUNK_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Makes the folder, or takes it over from a dead writer of the same run; what it announced stays.
@@ -70,7 +72,7 @@ class SnapshotWriter:
         """
         self._folder = pathlib.Path(folder)
         self._run, self._tokenizer_hash = run, tokenizer_hash
-        self._lock_timeout_s, self._clock = lock_timeout_s, clock
+        self._lock_timeout_s, self._chunk_bytes, self._clock = lock_timeout_s, chunk_bytes, clock
         self._draft: SnapshotDraft | None = None
         self._segments: tuple[Segment, ...] = ()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,7 @@ class SnapshotWriter:
             run=self._run,
             version=version,
             tensors=tensors,
-            file=FileEntry(name=SLOTS[slot], num_bytes=num_bytes, blake3=""),
+            file=unhashed(SLOTS[slot], num_bytes, smallest=self._chunk_bytes),
             tokenizer_hash=self._tokenizer_hash,
             created_s=self._clock(),
         )
@@ -208,8 +210,7 @@ class SnapshotDraft:
         for t in self._manifest.tensors:  # gaps are hashed too: equal weights give equal hashes
             self._data[end : t.offset_bytes] = 0
             end = t.offset_bytes + t.num_bytes
-        file = dataclasses.replace(self._manifest.file, blake3=hash_bytes(self._data))
-        manifest = dataclasses.replace(self._manifest, file=file)
+        manifest = dataclasses.replace(self._manifest, file=hashed(self._manifest.file, self._data))
         # Unlocked before the rename: who reads the new manifest must not find the slot locked.
         self._close()
         self._announce(manifest)

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as npst
 from bridge import codec
 from bridge.types import (
     ActorReport,
+    DeltaEntry,
     FileEntry,
     Group,
     Heartbeat,
@@ -112,13 +113,22 @@ def manifests(draw) -> WeightManifest:
         TensorEntry(name=n, dtype="bfloat16", shape=(4, 8), offset_bytes=64 * i, num_bytes=64)
         for i, n in enumerate(names)
     )
+    num_chunks = 2 * len(names)
+    ends = tuple(sorted(draw(st.lists(st.integers(0, 2**40), min_size=num_chunks, max_size=num_chunks))))
+    delta = st.builds(DeltaEntry, base_version=VERSIONS, codec=st.text(), name=st.text(), chunk_ends=st.just(ends))
     return WeightManifest(
         run=draw(st.text()),
         version=draw(VERSIONS),
         tensors=tensors,
-        file=FileEntry(name="slot-0", num_bytes=64 * len(names), blake3=draw(st.text())),
+        file=FileEntry(
+            name="slot-0",
+            num_bytes=64 * len(names),
+            chunk_bytes=32,
+            chunk_hashes=draw(st.binary(min_size=32 * num_chunks, max_size=32 * num_chunks)),
+            blake3=draw(st.text()),
+        ),
         tokenizer_hash=draw(st.text()),
-        base_version=draw(st.none() | VERSIONS),
+        delta=draw(st.none() | delta),
         hmac=draw(st.none() | st.text()),
         created_s=draw(FINITE),
     )

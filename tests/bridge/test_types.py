@@ -122,7 +122,7 @@ def make_manifest(*tensors: tuple[str, int, int], num_bytes: int) -> WeightManif
         tensors=tuple(
             TensorEntry(name=n, dtype="float32", shape=(s // 4,), offset_bytes=o, num_bytes=s) for n, o, s in tensors
         ),
-        file=FileEntry(name="f", num_bytes=num_bytes, blake3=""),
+        file=FileEntry(name="f", num_bytes=num_bytes, chunk_bytes=64, chunk_hashes=bytes(32), blake3=""),
         tokenizer_hash="t",
     )
 

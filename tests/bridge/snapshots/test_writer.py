@@ -27,7 +27,7 @@ from bridge.snapshots.writer import (
     map_tensors,
     mirrored,
 )
-from bridge.types import Version, WeightManifest
+from bridge.types import FileEntry, Version, WeightManifest
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 KEYS: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}
@@ -114,7 +114,8 @@ def test_manifest_offsets_are_aligned_and_hash_covers_the_whole_file(writer, fol
     offsets = [t.offset_bytes for t in manifest.tensors]
     assert offsets == [0, 64, 512] and manifest.file.num_bytes == 516
     data = slot_path(folder, manifest).read_bytes()[: manifest.file.num_bytes]
-    assert manifest.file.blake3 == blake3.blake3(data).hexdigest()
+    assert manifest.file.chunk_hashes == blake3.blake3(data).digest()  # one chunk: the file is small
+    assert manifest.file.blake3 == blake3.blake3(blake3.blake3(data).digest()).hexdigest()
     assert data[12:64] == bytes(52)
 
 
@@ -127,7 +128,7 @@ def test_equal_weights_hash_equal_whatever_the_slot_held_before(writer):
         gapped = draft.commit()
     data = np.zeros(68, np.uint8)
     data[:12], data[64:] = np.ones(3, np.float32).view(np.uint8), np.full(1, 2, np.float32).view(np.uint8)
-    assert gapped.file.blake3 == blake3.blake3(data.data).hexdigest()
+    assert gapped.file.chunk_hashes == blake3.blake3(data.data).digest()
     again = writer.write(at(5), {"a": np.ones(3, np.float32)}, dtype="float32")
     assert again.file.blake3 == first.file.blake3
 
@@ -341,6 +342,15 @@ def forge(manifest: WeightManifest, **tensor_fields) -> WeightManifest:
     return dataclasses.replace(manifest, tensors=(first, *manifest.tensors[1:]))
 
 
+def forge_file(manifest: WeightManifest, **fields) -> FileEntry:
+    return dataclasses.replace(manifest.file, **fields)
+
+
+def in_small_chunks(manifest: WeightManifest, *, num_bytes: int, chunk_bytes: int) -> FileEntry:
+    hashes = bytes(32 * (num_bytes // chunk_bytes))
+    return forge_file(manifest, num_bytes=num_bytes, chunk_bytes=chunk_bytes, chunk_hashes=hashes)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -349,8 +359,9 @@ def forge(manifest: WeightManifest, **tensor_fields) -> WeightManifest:
         (lambda m: forge(m, shape=(-1, -3)), "malformed tensor"),
         (lambda m: forge(m, offset_bytes=4), "malformed tensor"),
         (lambda m: dataclasses.replace(m, file=dataclasses.replace(m.file, name="../slot-0")), "not a slot"),
-        (lambda m: dataclasses.replace(m, tensors=(), file=dataclasses.replace(m.file, num_bytes=0)), "no data"),
-        (lambda m: dataclasses.replace(m, base_version=at(0)), "delta"),
+        (lambda m: dataclasses.replace(m, tensors=(), file=forge_file(m, num_bytes=0, chunk_hashes=b"")), "no data"),
+        (lambda m: dataclasses.replace(m, file=forge_file(m, chunk_hashes=bytes(32))), "digests are not what"),
+        (lambda m: dataclasses.replace(m, file=in_small_chunks(m, num_bytes=2**14, chunk_bytes=2)), "8192 chunks"),
     ],
 )
 def test_forged_manifest_is_refused_before_anything_is_read(writer, folder, local, change, complaint):
