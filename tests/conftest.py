@@ -8,6 +8,10 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.postgres import data_folder, database, module_database, postgres
+
+__all__ = ["data_folder", "database", "module_database", "postgres"]  # fixtures, for all tests
+
 # A deadline asks for a machine that is not busy.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")

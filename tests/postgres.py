@@ -1,0 +1,163 @@
+"""A real PostgreSQL server for tests: one a pytest process, a fresh database a test.
+
+`postgres` is the server, `database` the URL of an empty database of its own, as the superuser; `start_server` starts
+another one, for tests that kill it. Where it can't run the tests are skipped, and say why.
+"""
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import shutil
+import tempfile
+import urllib.parse
+from collections.abc import Generator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from launch.store_server.cluster import SUPERUSER, Cluster
+
+PASSWORD = "a password of the tests"
+"""Of every role that `create_role` makes; asked for over TLS only."""
+
+# Durable (fsync is on), and small: the tests' memory and cores are shared.
+SETTINGS: dict[str, str | int] = {
+    "shared_buffers": "32MB",
+    "max_connections": 100,
+    "wal_level": "minimal",
+    "max_wal_senders": 0,
+    "max_wal_size": "1GB",
+    "checkpoint_timeout": "1h",
+    "io_method": "sync",
+    "jit": "off",
+    "autovacuum_naptime": "1h",
+    "restart_after_crash": "off",
+    "recovery_init_sync_method": "syncfs",
+    "log_min_messages": "log",
+    "timezone": "UTC",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerTls:
+    """PEM files of a server's certificate and key."""
+
+    certificate: pathlib.Path
+    key: pathlib.Path
+
+
+class Server:
+    """A running PostgreSQL of this process."""
+
+    def __init__(self, cluster: Cluster, *, tls: bool) -> None:
+        self.cluster, self.tls = cluster, tls
+        self.host, self.port = cluster.host, cluster.port
+        self._names = itertools.count()
+
+    def url(self, user: str = SUPERUSER, database: str = "postgres", **params: str) -> str:
+        """Where a role reaches a database: over TCP, by password where the server has TLS, else without."""
+        login = urllib.parse.quote(user) + (f":{urllib.parse.quote(PASSWORD)}" if self.tls else "")
+        query = f"?{urllib.parse.urlencode(params)}" if params else ""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"postgresql://{login}@{host}:{self.port}/{database}{query}"
+
+    @property
+    def admin_url(self) -> str:
+        """The superuser's, by socket."""
+        return self.cluster.admin_url
+
+    def execute(self, statement: sql.Composed | sql.SQL) -> None:
+        """One statement of the superuser's, in the database `postgres`."""
+        with psycopg.connect(self.admin_url, autocommit=True) as db:
+            db.execute(statement)
+
+    def create_role(self, name: str) -> None:
+        """A role that may log in and nothing else; one that is there stays."""
+        with psycopg.connect(self.admin_url, autocommit=True) as db:
+            if db.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,)).fetchone() is None:
+                words = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
+                db.execute(words.format(sql.Identifier(name), sql.Literal(PASSWORD)))
+
+    def create_database(self, name: str | None = None, *, owner: str = SUPERUSER) -> str:
+        """An empty database; returns its name."""
+        name = name or f"test_{os.getpid()}_{next(self._names)}"
+        words = sql.SQL("CREATE DATABASE {} OWNER {}")
+        self.execute(words.format(sql.Identifier(name), sql.Identifier(owner)))
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Drops it, whoever is connected."""
+        self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def stop(self) -> None:
+        """An orderly end."""
+        self.cluster.stop()
+
+    def kill(self) -> None:
+        """SIGKILL of the whole server."""
+        self.cluster.kill()
+
+    def restart(self) -> None:
+        """Starts it again at the same port, after `stop` or `kill`; where it still runs, it is stopped first."""
+        if self.cluster.is_running:
+            self.cluster.stop()
+        self.cluster.start()
+
+
+def start_server(folder: pathlib.Path, *, tls: ServerTls | None = None, listen: str = "127.0.0.1") -> Server:
+    """Starts a server whose data folder is new, and that ends with this process.
+
+    Args:
+      folder: its data; as root, one that an unprivileged user may enter (`data_folder`).
+      tls: then only encrypted connections with a password; else anybody may be any role.
+      listen: address.
+    """
+    cluster = Cluster(folder, host=listen)
+    cluster.create(sync=False)
+    secrets = {} if tls is None else {"server.pem": tls.certificate.read_bytes(), "server.key": tls.key.read_bytes()}
+    ssl = {} if tls is None else {"ssl": "on", "ssl_cert_file": "server.pem", "ssl_key_file": "server.key"}
+    hba = ["host all all all trust"] if tls is None else ["hostssl all all all scram-sha-256"]
+    cluster.configure(SETTINGS | ssl, hba=[*hba, "local all all trust"], secrets=secrets)
+    cluster.start()
+    server = Server(cluster, tls=tls is not None)
+    if tls is not None:
+        server.execute(sql.SQL("ALTER ROLE postgres PASSWORD {}").format(sql.Literal(PASSWORD)))
+    return server
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Generator[pathlib.Path]:
+    """A folder for servers' data: pytest's own can't be entered by the user that root's servers run as."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-pg-data-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres(data_folder: pathlib.Path) -> Generator[Server]:
+    """The server that this process's tests share; nobody stops it."""
+    try:
+        server = start_server(data_folder / "shared")
+    except ValueError as e:
+        pytest.skip(f"no PostgreSQL here: {e}")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database(postgres: Server) -> Generator[str]:
+    """The URL of an empty database that only this test has, as the superuser."""
+    name = postgres.create_database()
+    yield postgres.url(database=name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def module_database(postgres: Server) -> Generator[str]:
+    """The URL of a database that a module's tests share, as the superuser."""
+    name = postgres.create_database()
+    yield postgres.url(database=name)
+    postgres.drop_database(name)
