@@ -2,13 +2,17 @@
 
 import datetime
 import ipaddress
+import os
 import urllib.parse
-from typing import Any
+from typing import TYPE_CHECKING
 
 import obstore.store
 from obstore.store import ObjectStore
 
 from bridge.secrets import Tls, Token
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig
 
 BUCKET_SCHEMES = ("s3", "gs", "file")
 """What can be written to; `http` and `https` are only read."""
@@ -32,17 +36,20 @@ def open_place(url: str, *, token: Token | None = None, tls: Tls | None = None, 
     if parts.scheme == "file":
         return obstore.store.from_url(url, mkdir=True)
     timeout = datetime.timedelta(seconds=timeout_s)
-    options: dict[str, Any] = {"timeout": timeout, "connect_timeout": datetime.timedelta(seconds=min(10.0, timeout_s))}
+    options: ClientConfig = {"timeout": timeout, "connect_timeout": datetime.timedelta(seconds=min(10.0, timeout_s))}
     if tls is not None and tls.ca is not None:
         options["root_certificate"] = tls.ca.read_bytes()
     if parts.scheme in ("http", "https"):
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise ValueError(f"{url} is on another machine and not encrypted; serve snapshots by https")
-        options |= {"allow_http": parts.scheme == "http", "http1_only": True}
+        options["allow_http"], options["http1_only"] = parts.scheme == "http", True
         if token is not None:
             options["default_headers"] = {"Authorization": token.header}
         return obstore.store.HTTPStore.from_url(url, client_options=options)
     if parts.scheme in BUCKET_SCHEMES:
+        # obstore does not read this one from the environment once it is given any option (an endpoint for a trial).
+        if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+            options["allow_http"] = True
         return obstore.store.from_url(url, client_options=options)
     raise ValueError(f"{url} must begin with s3://, gs://, file:///, https:// or (on loopback) http://")
 

@@ -46,3 +46,17 @@ def compile_tpu() -> None:
     from launch.compile_tpu.command import main
 
     command_line.run(main)
+
+
+def store_server() -> None:
+    """`sluice-store-server`."""
+    from launch.store_server.command import main
+
+    command_line.run(main)
+
+
+def make_certificates() -> None:
+    """`sluice-make-certificates`."""
+    from launch.make_certificates import main
+
+    command_line.run(main)

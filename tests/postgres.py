@@ -17,7 +17,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from launch.store_server.cluster import SUPERUSER, Cluster
+from launch.store_server.cluster import SUPERUSER, Cluster, free_port
+from launch.store_server.tls_front import TlsFront
 
 PASSWORD = "a password of the tests"
 """Of every role that `create_role` makes; asked for over TLS only."""
@@ -51,14 +52,13 @@ class ServerTls:
 class Server:
     """A running PostgreSQL of this process."""
 
-    def __init__(self, cluster: Cluster, *, tls: bool) -> None:
-        self.cluster, self.tls = cluster, tls
-        self.host, self.port = cluster.host, cluster.port
+    def __init__(self, cluster: Cluster, front: TlsFront | None, *, host: str, port: int) -> None:
+        self.cluster, self.front, self.host, self.port = cluster, front, host, port
         self._names = itertools.count()
 
     def url(self, user: str = SUPERUSER, database: str = "postgres", **params: str) -> str:
         """Where a role reaches a database: over TCP, by password where the server has TLS, else without."""
-        login = urllib.parse.quote(user) + (f":{urllib.parse.quote(PASSWORD)}" if self.tls else "")
+        login = urllib.parse.quote(user) + (f":{urllib.parse.quote(PASSWORD)}" if self.front else "")
         query = f"?{urllib.parse.urlencode(params)}" if params else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"postgresql://{login}@{host}:{self.port}/{database}{query}"
@@ -92,8 +92,14 @@ class Server:
         self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def stop(self) -> None:
-        """An orderly end."""
+        """An orderly end; `restart` may follow."""
         self.cluster.stop()
+
+    def close(self) -> None:
+        """`stop`, for good."""
+        self.cluster.stop()
+        if self.front is not None:
+            self.front.stop()
 
     def kill(self) -> None:
         """SIGKILL of the whole server."""
@@ -101,8 +107,7 @@ class Server:
 
     def restart(self) -> None:
         """Starts it again at the same port, after `stop` or `kill`; where it still runs, it is stopped first."""
-        if self.cluster.is_running:
-            self.cluster.stop()
+        self.cluster.stop()
         self.cluster.start()
 
 
@@ -114,16 +119,19 @@ def start_server(folder: pathlib.Path, *, tls: ServerTls | None = None, listen: 
       tls: then only encrypted connections with a password; else anybody may be any role.
       listen: address.
     """
-    cluster = Cluster(folder, host=listen)
+    cluster = Cluster(folder, host=listen if tls is None else "127.0.0.1")
     cluster.create(sync=False)
-    secrets = {} if tls is None else {"server.pem": tls.certificate.read_bytes(), "server.key": tls.key.read_bytes()}
-    ssl = {} if tls is None else {"ssl": "on", "ssl_cert_file": "server.pem", "ssl_key_file": "server.key"}
-    hba = ["host all all all trust"] if tls is None else ["hostssl all all all scram-sha-256"]
-    cluster.configure(SETTINGS | ssl, hba=[*hba, "local all all trust"], secrets=secrets)
+    auth = "trust" if tls is None else "scram-sha-256"
+    cluster.configure(SETTINGS, hba=["local all all trust", f"host all all all {auth}"])
+    if tls is None:
+        cluster.start()
+        return Server(cluster, None, host=listen, port=cluster.port)
+    port = free_port(listen)
+    back = (cluster.host, cluster.port)
+    front = TlsFront(listen, port, backend=back, certificate=tls.certificate, key=tls.key)
     cluster.start()
-    server = Server(cluster, tls=tls is not None)
-    if tls is not None:
-        server.execute(sql.SQL("ALTER ROLE postgres PASSWORD {}").format(sql.Literal(PASSWORD)))
+    server = Server(cluster, front, host=listen, port=port)
+    server.execute(sql.SQL("ALTER ROLE postgres PASSWORD {}").format(sql.Literal(PASSWORD)))
     return server
 
 
@@ -144,7 +152,7 @@ def postgres(data_folder: pathlib.Path) -> Generator[Server]:
     except ValueError as e:
         pytest.skip(f"no PostgreSQL here: {e}")
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture

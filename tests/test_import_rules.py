@@ -17,7 +17,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("learner", "actor", "bridge", "configs", "launch")
-TOOLS = ("launch/plan", "launch/compile_tpu", "launch/profile_machine")
+TOOLS = ("launch/plan", "launch/compile_tpu", "launch/profile_machine", "launch/store_server")
 
 # Run in a fresh interpreter: argv is a JSON object, the answer is the last line of stdout.
 IMPORT_AND_REPORT = """

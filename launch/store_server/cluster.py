@@ -82,33 +82,33 @@ class Cluster:
         Raises:
           ValueError: the folder holds something else, or `initdb` failed.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if any(self.folder.iterdir()):
+        if self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder} is not empty and holds no PostgreSQL data; name a new folder")
-        self._runs_as.own(self.folder)
-        self._runs_as.check_reaches(self.folder)
+        # Whole or not at all: who was killed while he made one finds none.
+        part = self.folder.with_name(f"{self.folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True, mode=0o700)
+        self._runs_as.own(part)
+        self._runs_as.check_reaches(part)
         # Texts are ordered by their bytes, as SQLite orders them.
         flags = ["--auth=reject", "--encoding=UTF8", "--locale=C", "--no-instructions", f"--username={SUPERUSER}"]
         if not sync:
             flags.append("--no-sync")
-        self._runs_as.run([self._programs / "initdb", f"--pgdata={self.folder}", *flags])
+        self._runs_as.run([self._programs / "initdb", f"--pgdata={part}", *flags])
+        part.replace(self.folder)
 
-    def configure(
-        self, settings: Mapping[str, str | int], *, hba: Sequence[str], secrets: Mapping[str, bytes] | None = None
-    ) -> None:
+    def configure(self, settings: Mapping[str, str | int], *, hba: Sequence[str]) -> None:
         """Writes the server's settings, and who may connect how, in place of what was there; for the next start.
 
         Args:
           settings: of postgresql.conf.
           hba: lines of pg_hba.conf; the superuser's own socket is added.
-          secrets: files beside them that only the server reads, by name (certificate, key).
         """
         texts = {name: repr(value) if isinstance(value, int) else _quoted(value) for name, value in settings.items()}
         files = {
             "sluice.conf": "".join(f"{name} = {text}\n" for name, text in texts.items()).encode(),
             "postgresql.conf": b"include 'sluice.conf'\n",
             "pg_hba.conf": "\n".join([f"local all {SUPERUSER} trust", *hba, ""]).encode(),
-            **(secrets or {}),
         }
         for name, content in files.items():
             path = self.folder / name
@@ -131,7 +131,7 @@ class Cluster:
         at = {"listen_addresses": self.host, "port": self.port, "unix_socket_directories": self._sockets}
         options = [word for name, value in at.items() for word in ("-c", f"{name}={value}")]
         with open(self.log, "ab") as log:
-            process: subprocess.Popen[bytes] = subprocess.Popen(
+            process = subprocess.Popen(
                 [self._programs / "postgres", "-D", self.folder, *options],
                 cwd="/",
                 stdin=subprocess.DEVNULL,

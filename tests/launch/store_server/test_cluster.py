@@ -15,7 +15,7 @@ pytestmark = pytest.mark.heavy
 def server(postgres: Server, data_folder: pathlib.Path):
     server = start_server(data_folder / "killed")  # `postgres` has seen that it can run here
     yield server
-    server.stop()
+    server.close()
 
 
 def runs(pid: int) -> bool:

@@ -1,0 +1,173 @@
+"""A store of its own for a trial: a PostgreSQL with a database, the two roles, their passwords, and TLS."""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import secrets
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import sql
+
+from bridge.buckets import is_loopback
+from bridge.files import try_flock
+from launch.certificates import write_private
+from launch.store_server.cluster import Cluster
+from launch.store_server.tls_front import TlsFront
+
+DATABASE, LEARNER, ACTOR = "sluice", "sluice_learner", "sluice_actor"
+ROLES = {LEARNER: "learner", ACTOR: "actor"}
+"""Login role -> who it is for."""
+_MAX_LOG_BYTES = 16 * 2**20
+
+SETTINGS: dict[str, str | int] = {
+    "max_connections": 200,
+    "timezone": "UTC",
+    # A client that was stopped, or cut off, inside a transaction holds nobody up for longer.
+    "idle_in_transaction_session_timeout": "60s",
+    "client_connection_check_interval": "10s",
+    "tcp_keepalives_idle": "30s",
+    "tcp_keepalives_interval": "10s",
+    "tcp_keepalives_count": 3,
+    "tcp_user_timeout": "60s",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a trial store is kept, and where it is reached."""
+
+    folder: pathlib.Path
+    host: str
+    port: int
+    advertise: str
+    """The name or address that others dial."""
+    certificate: pathlib.Path | None = None
+    key: pathlib.Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what would show passwords or groups to others."""
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("--cert and --key go together")
+        for file in (self.certificate, self.key):
+            if file is not None and not os.access(file, os.R_OK):
+                raise ValueError(f"{file} can't be read; --cert and --key name PEM files")
+        if not self.has_tls and not is_loopback(self.host):
+            raise ValueError(
+                f"--listen={self.host} is reached by other machines, and nothing would be encrypted: give --cert and "
+                "--key (python -m launch.make_certificates makes some for a trial), or listen at 127.0.0.1"
+            )
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections are encrypted, all of them."""
+        return self.certificate is not None
+
+    def url(self, role: str) -> str:
+        """What `store.url` is for a role; its password is in `passfile`."""
+        host = f"[{self.advertise}]" if ":" in self.advertise else self.advertise
+        return (
+            f"postgresql://{role}@{host}:{self.port}/{DATABASE}?sslmode={'verify-full' if self.has_tls else 'disable'}"
+        )
+
+    def passfile(self, role: str) -> pathlib.Path:
+        """The file that PGPASSFILE names for a role."""
+        return self.folder / f"{ROLES[role]}.pgpass"
+
+    def describe(self) -> str:
+        """What either side sets, as lines of a shell."""
+        lines: list[str] = []
+        for role, side in ROLES.items():
+            lines += [
+                f"# {side}",
+                f"export PGPASSFILE={self.passfile(role)}",
+                f"--config.store.url={self.url(role)}",
+                "",
+            ]
+        if self.has_tls:
+            lines.append("# both: PGSSLROOTCERT=FILE names the authority of the server's certificate (ca.pem)")
+        return "\n".join(lines).rstrip()
+
+
+@contextlib.contextmanager
+def serving(place: Place) -> Iterator[Cluster]:
+    """The server of a place, as long as the context lasts; made the first time, later started on what is there.
+
+    Raises:
+      ValueError: another one serves this folder, or it can't be made or started.
+    """
+    folder = place.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    # The user that root's server runs as goes through it; the files in it have modes of their own.
+    folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if not try_flock(lock, fcntl.LOCK_EX):
+            raise ValueError(f"a server runs in {folder} already")
+        # Behind TLS it is on loopback, at any port.
+        at = ("127.0.0.1", 0) if place.has_tls else (place.host, place.port)
+        cluster = Cluster(folder / "data", host=at[0], port=at[1])
+        if cluster.is_new:
+            cluster.create()
+        elif cluster.log.exists() and cluster.log.stat().st_size > _MAX_LOG_BYTES:
+            cluster.log.replace(cluster.log.with_suffix(".log.1"))
+        cluster.configure(SETTINGS, hba=[f"host {DATABASE} {','.join(ROLES)} all scram-sha-256"])
+        with contextlib.ExitStack() as ending:
+            ending.callback(cluster.stop)
+            cluster.start()
+            _set_up(cluster, place)
+            if place.certificate is not None and place.key is not None:
+                back = (cluster.host, cluster.port)
+                front = TlsFront(place.host, place.port, backend=back, certificate=place.certificate, key=place.key)
+                ending.callback(front.stop)
+            yield cluster
+    finally:
+        os.close(lock)
+
+
+def administrators_sql(schema: str = "") -> str:
+    """What an administrator of a database of one's own runs once, with psql: roles, database, rights, schema."""
+    return _ADMINISTRATORS.format(database=DATABASE, learner=LEARNER, actor=ACTOR) + schema
+
+
+_ADMINISTRATORS = """\
+CREATE ROLE {learner} LOGIN;  -- then: \\password {learner}
+CREATE ROLE {actor} LOGIN;  -- then: \\password {actor}
+CREATE DATABASE {database} OWNER {learner} TEMPLATE template0 ENCODING 'UTF8';
+REVOKE ALL ON DATABASE {database} FROM PUBLIC;
+GRANT CONNECT ON DATABASE {database} TO {actor};
+"""
+
+
+def _set_up(cluster: Cluster, place: Place) -> None:
+    """Makes the roles and the database, or brings them to what they should be."""
+    with psycopg.connect(cluster.admin_url, autocommit=True) as db:
+        known = {name for (name,) in db.execute("SELECT rolname FROM pg_roles").fetchall()}
+        for role in ROLES:
+            name = sql.Identifier(role)
+            if role not in known:
+                db.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+            # Hashed here, so that the server's log can't have it.
+            hashed = db.pgconn.encrypt_password(_password(place, role).encode(), role.encode(), b"scram-sha-256")
+            db.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(hashed.decode())))
+        names = {
+            "database": sql.Identifier(DATABASE),
+            "learner": sql.Identifier(LEARNER),
+            "actor": sql.Identifier(ACTOR),
+        }
+        if db.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone() is None:
+            db.execute(sql.SQL("CREATE DATABASE {database} OWNER {learner}").format(**names))
+        db.execute(sql.SQL("REVOKE ALL ON DATABASE {database} FROM PUBLIC").format(**names))
+        db.execute(sql.SQL("GRANT CONNECT ON DATABASE {database} TO {actor}").format(**names))
+
+
+def _password(place: Place, role: str) -> str:
+    """A role's password, out of its file; made the first time."""
+    path = place.passfile(role)
+    if path.exists():
+        return path.read_text().strip().rpartition(":")[2]
+    password = secrets.token_urlsafe(32)
+    write_private(path, f"*:*:{DATABASE}:{role}:{password}\n".encode())
+    return password

