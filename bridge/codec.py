@@ -26,6 +26,7 @@ A type's number goes up with every change of its fields. What a store then holds
 MAX_BYTES = 64 * 2**20
 """Default limit on one message."""
 
+_MAX_ERROR_CHARS = 500
 _DTYPES = {"<i4": np.dtype(np.int32), "|b1": np.dtype(np.bool_), "<f4": np.dtype(np.float32)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Readers keep integers in 64 signed bits (SQLite's, numpy's), msgpack alone would allow 2**64 - 1.
@@ -87,7 +88,7 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
     try:
         message = msgspec.msgpack.decode(data, type=_Message)
         if message.type != type_.__name__:
-            raise ValueError(f"got a {message.type!r}, wanted a {type_.__name__}")
+            raise ValueError(f"got a {_brief(repr(message.type))}, wanted a {type_.__name__}")
         if message.format != FORMATS[type_]:
             raise OtherFormatError(
                 f"{message.type}: wire format {message.format}, this build reads {FORMATS[type_]}: update the older one"
@@ -95,12 +96,20 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
         fields = msgspec.msgpack.decode(message.body, type=_strict(type_))
         return msgspec.convert(fields, type_, from_attributes=True, dec_hook=_unpack)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as e:
-        raise ValueError(f"malformed {type_.__name__} message: {e}") from e
+        raise ValueError(f"malformed {type_.__name__} message: {_brief(str(e))}") from None
 
 
 def describe_formats() -> str:
     """The forms that this build speaks, as one line that is compared between machines."""
     return " ".join(f"{t.__name__}:{number}" for t, number in sorted(FORMATS.items(), key=lambda f: f[0].__name__))
+
+
+def _brief(text: str) -> str:
+    """What may stand in an error and a log of what somebody else wrote: one printable line, not megabytes."""
+    if len(text) > _MAX_ERROR_CHARS:
+        half = _MAX_ERROR_CHARS // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def _names() -> str:
@@ -114,7 +123,7 @@ def _strict(type_: type) -> Any:
     msgspec skips unknown keys of a dataclass and fills in its defaults; between two builds that
     disagree about a field, both would be silent losses.
     """
-    hints = typing.get_type_hints(type_)
+    hints = typing.get_type_hints(type_, include_extras=True)
     fields = [(f.name, _strict_field(hints[f.name])) for f in dataclasses.fields(type_)]
     return msgspec.defstruct(type_.__name__, fields, forbid_unknown_fields=True)
 
@@ -125,6 +134,8 @@ def _strict_field(hint: Any) -> Any:
     if hint is int:
         return _INT64
     args = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated and isinstance(args[1], msgspec.Meta):
+        return Annotated[_strict_field(args[0]), args[1]]
     if typing.get_origin(hint) is tuple:
         return tuple[tuple(a if a is ... else _strict_field(a) for a in args)]
     if isinstance(hint, types.UnionType):
@@ -148,7 +159,7 @@ def _pack(value: Any) -> Any:
 def _unpack(_: type, value: Any) -> np.ndarray:
     if not isinstance(value, _Array) or value.dtype not in _DTYPES:
         got = getattr(value, "dtype", type(value).__name__)
-        raise ValueError(f"an array's dtype must be one of {list(_DTYPES)}, got {got!r}")
+        raise ValueError(f"an array's dtype must be one of {list(_DTYPES)}, got {_brief(repr(got))}")
     if len(value.data) % _DTYPES[value.dtype].itemsize:
         raise ValueError(f"{len(value.data)} bytes are no whole number of {value.dtype}")
     if value.dtype == "|b1" and value.data.strip(b"\x00\x01"):

@@ -5,10 +5,13 @@ as good as what went in. Arrays are numpy; shapes use P (prompt tokens), T (resp
 """
 
 import dataclasses
-from typing import Any, Literal, get_args
+import math
+import urllib.parse
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
+from msgspec import Meta
 from typing_extensions import TypeIs
 
 TicketKind = Literal["train", "eval", "probe"]
@@ -21,6 +24,24 @@ Finish = Literal["stop", "length"]
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """What vLLM samples at as it is told, besides 0 (greedy): it raises what is lower to 0.01, so that every ratio would be
 another distribution's, and refuses what is higher."""
+
+
+MAX_SAMPLES = 2**14
+"""Responses that one ticket may ask for."""
+MAX_STOP_TOKENS = 2**12
+MAX_TENSORS = 2**18
+"""Tensors of a model; a large mixture of experts has 70,000."""
+MAX_DIMS = 8
+MAX_DELTA_CHUNKS = 2**16
+MAX_SOURCES = 16
+MAX_CARD_FILES = 64
+MAX_NAME_CHARS = 256
+MAX_URL_CHARS = 2048
+MAX_TEXT_CHARS = 2**20
+"""Of a run's config."""
+SOURCE_SCHEMES = ("https", "http", "s3", "gs", "file")
+"""From where a snapshot may be fetched."""
+# The lengths in `Meta` hold before a list's first element is read: 64 MiB of small ones would become gigabytes.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -67,7 +88,7 @@ class Sampling:
     """0 keeps the whole vocabulary."""
     min_tokens: int = 0
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
 
     def __post_init__(self) -> None:
         """Refuses values the engine would reject or read otherwise."""
@@ -126,6 +147,8 @@ class Ticket:
                 f"num_requests must be >= num_samples, got {self.num_requests} < {self.num_samples} "
                 f"for ticket {self.id}"
             )
+        if self.num_requests > MAX_SAMPLES:
+            raise ValueError(f"num_requests must be <= {MAX_SAMPLES}, got {self.num_requests} for ticket {self.id}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +201,7 @@ class Group:
     round: int
     order: int
     prompt_tokens: Int32[np.ndarray, " P"]
-    rollouts: tuple[Rollout, ...]
+    rollouts: Annotated[tuple[Rollout, ...], Meta(max_length=MAX_SAMPLES)]
     incarnation: int
     """Incarnation of the newest weights that made any of its tokens."""
     actor: str
@@ -194,6 +217,10 @@ class Group:
         _check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.rollouts:
             raise ValueError(f"group {self.ticket_id} has no rollouts")
+        for name in self.actor.split("+"):
+            _check_name("actor", name)
+        if not (math.isfinite(self.started_s) and math.isfinite(self.finished_s)):
+            raise ValueError(f"a group's times must be finite, got {self.started_s} to {self.finished_s}")
 
     @property
     def actors(self) -> frozenset[str]:
@@ -230,9 +257,17 @@ class TensorEntry:
     """Hugging Face name."""
     dtype: str
     """numpy's or ml_dtypes' name: float32, bfloat16, float16."""
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], Meta(max_length=MAX_DIMS)]
     offset_bytes: int
     num_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuses what lies nowhere."""
+        if min(self.offset_bytes, self.num_bytes, *self.shape) < 0 or len(self.shape) > MAX_DIMS:
+            raise ValueError(
+                f"tensor {self.name}: want counts >= 0 and {MAX_DIMS} dimensions at most, got shape "
+                f"{self.shape[: MAX_DIMS + 1]} offset_bytes={self.offset_bytes} num_bytes={self.num_bytes}"
+            )
 
 
 DIGEST_BYTES = 32
@@ -256,7 +291,8 @@ class FileEntry:
     """BLAKE3 of `chunk_hashes`, in hex: two files of one chunk size are the same if and only if this is."""
 
     def __post_init__(self) -> None:
-        """Refuses digests that are not one a chunk."""
+        """Refuses digests that are not one a chunk, and a name that leads out of the snapshot's folder."""
+        _check_file_name(self.name)
         if self.chunk_bytes < 1 or self.num_bytes < 0:
             raise ValueError(f"want chunk_bytes >= 1 and num_bytes >= 0, got {self.chunk_bytes}, {self.num_bytes}")
         if len(self.chunk_hashes) != self.num_chunks * DIGEST_BYTES:
@@ -290,11 +326,12 @@ class DeltaEntry:
     """How a chunk is compressed (`bridge.snapshots.delta`)."""
     name: str
     """The file's name."""
-    chunk_ends: tuple[int, ...]
+    chunk_ends: Annotated[tuple[int, ...], Meta(max_length=MAX_DELTA_CHUNKS)]
     """Where each compressed chunk ends in it; one for each chunk of the full file, 0 bytes where nothing changed."""
 
     def __post_init__(self) -> None:
-        """Refuses ends that decrease."""
+        """Refuses ends that decrease, and a name that leads out of the snapshot's folder."""
+        _check_file_name(self.name)
         if any(a > b for a, b in zip((0, *self.chunk_ends), self.chunk_ends, strict=False)):
             raise ValueError("a delta's chunk_ends must not decrease")
 
@@ -310,7 +347,7 @@ class WeightManifest:
 
     run: str
     version: Version
-    tensors: tuple[TensorEntry, ...]
+    tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
     file: FileEntry
     tokenizer_hash: str
     delta: DeltaEntry | None = None
@@ -321,12 +358,14 @@ class WeightManifest:
 
     def __post_init__(self) -> None:
         """Refuses overlapping or out-of-range tensors and double names."""
+        if not math.isfinite(self.created_s):
+            raise ValueError(f"created_s must be finite, got {self.created_s}")
         names = [t.name for t in self.tensors]
         if len(set(names)) != len(names):
             raise ValueError("a manifest names a tensor twice")
         end = 0
         for t in sorted(self.tensors, key=lambda t: t.offset_bytes):
-            if t.offset_bytes < end or t.num_bytes < 0:
+            if t.offset_bytes < end:
                 raise ValueError(f"tensor {t.name} overlaps the one before it at byte {t.offset_bytes}")
             end = t.offset_bytes + t.num_bytes
         if end > self.file.num_bytes:
@@ -340,9 +379,14 @@ class Announcement:
     """A version that is out, and from where those who don't share the learner's memory may fetch it."""
 
     manifest: WeightManifest
-    sources: tuple[str, ...]
+    sources: Annotated[tuple[str, ...], Meta(max_length=MAX_SOURCES)]
     """URLs under which the manifest's files lie (https://, http://, s3://, gs://, file://), the best one first; the
     learner's own memory is none of them."""
+
+    def __post_init__(self) -> None:
+        """Refuses what is no address of snapshots."""
+        for source in self.sources:
+            _check_source(source)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +396,12 @@ class CardFile:
     name: str
     num_bytes: int
     blake3: str
+
+    def __post_init__(self) -> None:
+        """Refuses a name that leads out of the model's folder."""
+        _check_file_name(self.name)
+        if self.num_bytes < 0:
+            raise ValueError(f"{self.name}: num_bytes must be >= 0, got {self.num_bytes}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,9 +414,9 @@ class RunCard:
     """The name it was given."""
     config: str
     """The run's config.json."""
-    files: tuple[CardFile, ...]
+    files: Annotated[tuple[CardFile, ...], Meta(max_length=MAX_CARD_FILES)]
     """config.json, tokenizer and what else an engine reads of the model's folder, weights left out."""
-    tensors: tuple[TensorEntry, ...]
+    tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
     """What every snapshot holds: names, dtypes, shapes (offsets as in a snapshot)."""
     sluice: str
     """Version of Sluice that the learner runs."""
@@ -374,6 +424,16 @@ class RunCard:
     """The wire formats that it speaks (`bridge.codec.describe_formats`)."""
     vllm: str
     """The vLLM version that an actor needs; empty where any will do."""
+
+    def __post_init__(self) -> None:
+        """Refuses a file named twice, and texts that are shown to people but can't be read."""
+        names = [f.name for f in self.files]
+        if len(set(names)) != len(names):
+            raise ValueError("a run card names a file twice")
+        for what in ("run", "name", "sluice", "formats", "vllm"):
+            _check_text(what, getattr(self, what))
+        if len(self.config) > MAX_TEXT_CHARS:
+            raise ValueError(f"a run's config may have {MAX_TEXT_CHARS} characters, got {len(self.config)}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,6 +498,12 @@ class Heartbeat:
     report: ActorReport | None = None
     """An actor's; None while its engine starts."""
 
+    def __post_init__(self) -> None:
+        """Refuses a name that can't be shown, and a time that is none."""
+        _check_name("process", self.process)
+        if not math.isfinite(self.time_s):
+            raise ValueError(f"time_s must be finite, got {self.time_s}")
+
 
 def is_array(value: object) -> TypeIs[np.ndarray[Any, np.dtype[Any]]]:
     """Whether a value is an array, of whatever shape and dtype."""
@@ -455,3 +521,32 @@ def _check_vector(name: str, value: object, dtype: type[np.generic]) -> None:
         raise ValueError(f"{name} must be a {np.dtype(dtype).name} vector, got {got}")
     if value.size == 0:
         raise ValueError(f"{name} must not be empty")
+
+
+def _check_text(what: str, text: str) -> None:
+    """Refuses what would forge lines of a log, or move a terminal's cursor."""
+    if len(text) > MAX_NAME_CHARS or not text.isprintable():
+        raise ValueError(f"{what} must be {MAX_NAME_CHARS} printable characters at most, got {text[:40]!r}")
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name:
+        raise ValueError(f"{what} must not be empty")
+    _check_text(what, name)
+
+
+def _check_file_name(name: str) -> None:
+    """Refuses what is not a plain file's name: it is joined to a folder by whoever reads it."""
+    _check_name("a file's name", name)
+    if "/" in name or "\\" in name or name.startswith("."):
+        raise ValueError(f"a file's name must be plain, with no folder before it, got {name!r}")
+
+
+def _check_source(url: str) -> None:
+    if len(url) > MAX_URL_CHARS or not url.isprintable():
+        raise ValueError(f"a source must be a URL of {MAX_URL_CHARS} characters at most, got {url[:40]!r}")
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in SOURCE_SCHEMES:
+        raise ValueError(f"a source must begin with one of {', '.join(SOURCE_SCHEMES)}, got {url[:40]!r}")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("a source must hold no user, password, query or fragment; secrets come from the environment")

@@ -10,12 +10,16 @@ from hypothesis.extra import numpy as npst
 
 from bridge import codec
 from bridge.types import (
+    MAX_SAMPLES,
     ActorReport,
+    Announcement,
+    CardFile,
     DeltaEntry,
     FileEntry,
     Group,
     Heartbeat,
     Rollout,
+    RunCard,
     Sampling,
     Task,
     TensorEntry,
@@ -29,6 +33,9 @@ UNHURRIED = settings(deadline=None, max_examples=200)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 COUNTS = st.integers(0, 2**63 - 1)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+NAMES = st.text(
+    st.characters(exclude_categories=("C", "Z"), exclude_characters="+/\\"), min_size=1, max_size=20
+).filter(lambda name: not name.startswith("."))
 KINDS = st.sampled_from(["train", "eval", "probe"])
 PROMPTS = npst.arrays(np.int32, st.integers(1, 20))
 VERSIONS = st.builds(Version, incarnation=COUNTS, step=COUNTS)
@@ -50,8 +57,8 @@ TICKETS = st.builds(
     order=INT64,
     prompt_tokens=PROMPTS,
     task=st.builds(Task, verifier=st.text(), answer=st.text(), metadata=st.text()),
-    num_samples=st.integers(1, 2**31),
-    num_requests=st.integers(2**31, 2**63 - 1),
+    num_samples=st.integers(1, 20),
+    num_requests=st.integers(20, MAX_SAMPLES),
     sampling=SAMPLINGS,
     min_version=VERSIONS,
 )
@@ -81,7 +88,7 @@ GROUPS = st.builds(
     prompt_tokens=PROMPTS,
     rollouts=st.lists(rollouts(), min_size=1, max_size=3).map(tuple),
     incarnation=INT64,
-    actor=st.text(),
+    actor=st.lists(NAMES, min_size=1, max_size=3).map("+".join),
     started_s=FINITE,
     finished_s=FINITE,
 )
@@ -97,7 +104,7 @@ REPORTS = st.builds(
 )
 HEARTBEATS = st.builds(
     Heartbeat,
-    process=st.text(),
+    process=NAMES,
     role=st.sampled_from(["learner", "actor"]),
     pid=INT64,
     time_s=FINITE,
@@ -115,7 +122,7 @@ def manifests(draw) -> WeightManifest:
     )
     num_chunks = 2 * len(names)
     ends = tuple(sorted(draw(st.lists(st.integers(0, 2**40), min_size=num_chunks, max_size=num_chunks))))
-    delta = st.builds(DeltaEntry, base_version=VERSIONS, codec=st.text(), name=st.text(), chunk_ends=st.just(ends))
+    delta = st.builds(DeltaEntry, base_version=VERSIONS, codec=st.text(), name=NAMES, chunk_ends=st.just(ends))
     return WeightManifest(
         run=draw(st.text()),
         version=draw(VERSIONS),
@@ -134,8 +141,26 @@ def manifests(draw) -> WeightManifest:
     )
 
 
-VALUES = TICKETS | GROUPS | HEARTBEATS | manifests()
-TYPES = (Ticket, Group, WeightManifest, Heartbeat)
+ANNOUNCEMENTS = st.builds(
+    Announcement,
+    manifest=manifests(),
+    sources=st.lists(st.sampled_from(["https://l.example:8443/v", "s3://b/p", "file:///f"]), max_size=3).map(tuple),
+)
+CARDS = st.builds(
+    RunCard,
+    run=NAMES,
+    name=NAMES,
+    config=st.text(),
+    files=st.lists(
+        st.builds(CardFile, name=NAMES, num_bytes=COUNTS, blake3=st.text()), max_size=3, unique_by=lambda f: f.name
+    ).map(tuple),
+    tensors=manifests().map(lambda m: m.tensors),
+    sluice=NAMES,
+    formats=NAMES,
+    vllm=NAMES,
+)
+VALUES = TICKETS | GROUPS | HEARTBEATS | manifests() | ANNOUNCEMENTS | CARDS
+TYPES = (Ticket, Group, WeightManifest, Heartbeat, Announcement, RunCard)
 
 
 def change(data: bytes, edit) -> bytes:
@@ -318,8 +343,10 @@ def test_formats_of_what_old_stores_hold_stay_as_they_were():
     assert {t.__name__: f for t, f in codec.FORMATS.items()} == {
         "Ticket": 2,
         "Group": 2,
-        "WeightManifest": 2,
+        "WeightManifest": 3,
         "Heartbeat": 3,
+        "Announcement": 1,
+        "RunCard": 1,
     }
     assert codec.FORMATS.keys() == set(TYPES)
 

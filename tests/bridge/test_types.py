@@ -1,9 +1,24 @@
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bridge.types import FileEntry, Sampling, TensorEntry, Version, WeightManifest
+from bridge.types import (
+    MAX_NAME_CHARS,
+    MAX_SAMPLES,
+    MAX_TEXT_CHARS,
+    Announcement,
+    CardFile,
+    DeltaEntry,
+    FileEntry,
+    Heartbeat,
+    RunCard,
+    Sampling,
+    TensorEntry,
+    Version,
+    WeightManifest,
+)
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 
 
@@ -159,3 +174,117 @@ def test_report_of_what_cannot_be_refused(fields, said):
     assert make_report().pause_s is None  # not known yet
     with pytest.raises(ValueError, match=said):
         make_report(**fields)
+
+
+LEADS_ELSEWHERE = [
+    "../slot-0",
+    "/etc/passwd",
+    "a/b",
+    "..",
+    ".",
+    ".ssh",
+    "",
+    "a\\b",
+    "slot-0\0",
+    "a\nb",
+    "x" * (MAX_NAME_CHARS + 1),
+]
+
+
+@pytest.mark.parametrize("name", LEADS_ELSEWHERE)
+def test_file_name_that_leads_out_of_its_folder_refused(name):
+    version = Version(incarnation=0, step=0)
+    for make in (
+        lambda: FileEntry(name=name, num_bytes=0, chunk_bytes=1, chunk_hashes=b"", blake3=""),
+        lambda: DeltaEntry(base_version=version, codec="zstd", name=name, chunk_ends=()),
+        lambda: CardFile(name=name, num_bytes=0, blake3=""),
+    ):
+        with pytest.raises(ValueError, match="a file's name must"):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"shape": (-1, -3)}, "counts >= 0"),
+        ({"offset_bytes": -64}, "counts >= 0"),
+        ({"num_bytes": -1}, "counts >= 0"),
+        ({"shape": (2**62,) * 9}, "8 dimensions at most"),  # the product of many takes hours
+    ],
+)
+def test_tensor_that_lies_nowhere_refused(fields, said):
+    values = {"name": "a", "dtype": "float32", "shape": (1,), "offset_bytes": 0, "num_bytes": 4}
+    with pytest.raises(ValueError, match=said):
+        TensorEntry(**(values | fields))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("ftp://learner/v", "must begin with one of"),
+        ("/etc", "must begin with one of"),
+        ("javascript:x", "must begin with one of"),
+        ("https://user:hunter2@learner/v", "no user, password"),
+        ("https://hunter2@learner/v", "no user, password"),
+        ("https://learner/v?token=hunter2", "no user, password"),
+        ("https://learner/" + "v" * 2048, "2048 characters at most"),
+        ("https://learner/\r\nAuthorization: x", "characters at most"),
+    ],
+)
+def test_announcement_source_that_is_no_address_of_snapshots_refused_without_telling_it(source, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        Announcement(manifest=make_manifest(num_bytes=12), sources=("https://learner:8443/v", source))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a\nERROR forged line", "\x1b[2Jcleared", "a+", "+", "x" * (MAX_NAME_CHARS + 1), "\u202egpj"]
+)
+def test_actor_whose_name_cannot_be_shown_refused(name):
+    with pytest.raises(ValueError, match="actor must"):
+        make_group(make_ticket(), actor=name)
+    if "+" not in name:
+        with pytest.raises(ValueError, match="process must"):
+            Heartbeat(process=name, role="actor", pid=1, time_s=0.0)
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), float("-inf")])
+def test_time_that_is_none_refused(time_s):
+    for make in (
+        lambda: make_group(make_ticket(), started_s=time_s),
+        lambda: make_group(make_ticket(), finished_s=time_s),
+        lambda: Heartbeat(process="p", role="actor", pid=1, time_s=time_s),
+        lambda: dataclasses.replace(make_manifest(num_bytes=12), created_s=time_s),
+    ):
+        with pytest.raises(ValueError, match="finite"):
+            make()
+
+
+def test_ticket_that_asks_for_more_than_any_engine_serves_refused():
+    make_ticket(num_samples=1, num_requests=MAX_SAMPLES)
+    with pytest.raises(ValueError, match="num_requests must be <="):
+        make_ticket(num_samples=1, num_requests=MAX_SAMPLES + 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"files": (CardFile(name="a", num_bytes=0, blake3=""),) * 2}, "a file twice"),
+        ({"sluice": "1.0\nall is well"}, "sluice must be"),
+        ({"run": "x" * (MAX_NAME_CHARS + 1)}, "run must be"),
+        ({"config": "x" * (MAX_TEXT_CHARS + 1)}, "config may have"),
+    ],
+)
+def test_run_card_that_contradicts_itself_or_cannot_be_shown_refused(fields, said):
+    values = {
+        "run": "r",
+        "name": "n",
+        "config": "{}",
+        "files": (),
+        "tensors": (),
+        "sluice": "1",
+        "formats": "",
+        "vllm": "",
+    }
+    with pytest.raises(ValueError, match=said):
+        RunCard(**(values | fields))
