@@ -8,6 +8,7 @@ import dataclasses
 import hmac
 import os
 import pathlib
+import stat
 from collections.abc import Mapping
 
 import blake3
@@ -40,7 +41,8 @@ class Token:
 
     def is_shown_by(self, header: str) -> bool:
         """Whether an Authorization header shows this token; in a time that tells nothing of it."""
-        return hmac.compare_digest(header.encode(), self.header.encode())
+        # A server hands on bytes that are no text as lone surrogates.
+        return hmac.compare_digest(header.encode(errors="surrogateescape"), self.header.encode())
 
     def sign(self, message: bytes) -> str:
         """A keyed hash of a message (BLAKE3, its key derived from the token), in hex."""
@@ -56,10 +58,11 @@ def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
     """The token that the environment gives, itself or by a file; None if neither.
 
     Raises:
-      ValueError: the file can't be read, or what is there is no token.
+      ValueError: the file can't be read, others may, or what is there is no token.
     """
     if path := environ.get(TOKEN_FILE):
         try:
+            _check_private(path)
             return Token(pathlib.Path(path).read_text(encoding="ascii").strip())
         except (OSError, UnicodeDecodeError) as e:
             raise ValueError(f"{TOKEN_FILE}={path} can't be read: {e}") from e
@@ -80,7 +83,7 @@ def read_tls(environ: Mapping[str, str] = os.environ) -> Tls:
     """The files that the environment names.
 
     Raises:
-      ValueError: one doesn't exist, or a certificate and its key are not both there.
+      ValueError: one doesn't exist, a certificate and its key are not both there, or others may read the key.
     """
     given = {field: environ.get(name) for field, name in (("certificate", CERTIFICATE), ("key", KEY), ("ca", CA))}
     if bool(given["certificate"]) != bool(given["key"]):
@@ -88,4 +91,12 @@ def read_tls(environ: Mapping[str, str] = os.environ) -> Tls:
     for name in given.values():
         if name and not os.access(name, os.R_OK):
             raise ValueError(f"{name} can't be read; {CERTIFICATE}, {KEY} and {CA} name PEM files")
+    if key := given["key"]:
+        _check_private(key)
     return Tls(**{field: pathlib.Path(name) for field, name in given.items() if name})
+
+
+def _check_private(path: str) -> None:
+    """Refuses a secret that everyone on this machine may read or replace."""
+    if os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise ValueError(f"{path} holds a secret, and everyone on this machine may read it: chmod 600 {path}")

@@ -1,0 +1,98 @@
+import pathlib
+import stat
+import traceback
+
+import pytest
+
+from bridge.secrets import CA, CERTIFICATE, KEY, TOKEN, TOKEN_FILE, Tls, Token, read_tls, read_token
+
+SECRET = "0123456789abcdef" * 4
+
+
+def test_token_shows_itself_nowhere():
+    token = Token(SECRET)
+    assert SECRET not in f"{token!r} {token} {[token]} "
+    try:
+        raise ValueError(token)
+    except ValueError:
+        assert SECRET not in traceback.format_exc()
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 31, "x" * 31 + "\n", "x" * 40 + "\r\nX: y", "é" * 40])
+def test_token_that_can_be_guessed_or_does_not_travel_refused_without_telling_it(text):
+    with pytest.raises(ValueError, match="32 or more printable ASCII") as caught:
+        Token(text)
+    assert not text or text not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer ",
+        SECRET,
+        f"Bearer {SECRET[:-1]}",
+        f"Bearer {SECRET}x",
+        f"bearer {SECRET}",
+        f"Basic {SECRET}",
+        f"Bearer {SECRET} ",
+        "Bearer \udcff\udc80",  # how a server hands on bytes that are no text
+        "Bearer é",
+    ],
+)
+def test_token_is_shown_by_its_own_header_alone(header):
+    assert Token(SECRET).is_shown_by(f"Bearer {SECRET}")
+    assert not Token(SECRET).is_shown_by(header)
+
+
+def test_token_signs_a_message_and_no_other():
+    signature = Token(SECRET).sign(b"manifest")
+    assert Token(SECRET).has_signed(b"manifest", signature)
+    for token, message, shown in (
+        (Token(SECRET), b"manifesT", signature),
+        (Token(SECRET[::-1]), b"manifest", signature),
+        (Token(SECRET), b"manifest", signature[:-1]),
+        (Token(SECRET), b"manifest", ""),
+        (Token(SECRET), b"manifest", None),
+    ):
+        assert not token.has_signed(message, shown)
+    assert signature != Token(SECRET).sign(b"manifest" * 2) and SECRET not in signature
+
+
+def test_read_token_takes_a_file_before_a_value_and_strips_its_line_end(tmp_path: pathlib.Path):
+    file = tmp_path / "token"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
+    assert read_token({}) is None
+    assert read_token({TOKEN: SECRET}) == Token(SECRET)
+    assert read_token({TOKEN_FILE: str(file), TOKEN: "x" * 40}) == Token(SECRET)
+    with pytest.raises(ValueError, match="can't be read"):
+        read_token({TOKEN_FILE: str(tmp_path / "none")})
+
+
+def test_read_token_of_a_file_that_others_may_read_refused(tmp_path: pathlib.Path):
+    file = tmp_path / "token"
+    file.write_text(SECRET)
+    for mode in (0o644, 0o640 | stat.S_IROTH, 0o602):
+        file.chmod(mode)
+        with pytest.raises(ValueError, match="chmod 600") as caught:
+            read_token({TOKEN_FILE: str(file)})
+        assert SECRET not in str(caught.value)
+    for mode in (0o600, 0o400, 0o640):
+        file.chmod(mode)
+        assert read_token({TOKEN_FILE: str(file)}) == Token(SECRET)
+
+
+def test_read_tls_refuses_half_a_pair_a_file_that_is_not_there_and_a_key_that_others_may_read(tmp_path: pathlib.Path):
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+    certificate.write_text("x")
+    key.write_text("x")
+    key.chmod(0o600)
+    with pytest.raises(ValueError, match="go together"):
+        read_tls({CERTIFICATE: str(certificate)})
+    with pytest.raises(ValueError, match="can't be read"):
+        read_tls({CA: str(tmp_path / "none")})
+    assert read_tls({CERTIFICATE: str(certificate), KEY: str(key)}) == Tls(certificate=certificate, key=key)
+    key.chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        read_tls({CERTIFICATE: str(certificate), KEY: str(key)})
