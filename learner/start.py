@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -74,7 +75,7 @@ def open_run(
 
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
     store = _open_store(config, folder)
-    incarnation = store.next_incarnation()
+    incarnation = store.lead(f"{socket.gethostname()}:{folder.absolute()}", lease_s=config.store.lead_s)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

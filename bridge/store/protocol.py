@@ -294,6 +294,11 @@ class LearnerLivesError(ValueError):
 class SupersededLearnerError(RuntimeError):
     """Another learner leads the run now: this one is of an older incarnation, and must end."""
 
+    @classmethod
+    def of(cls, incarnation: int, leading: object) -> "SupersededLearnerError":
+        """The error of a learner of `incarnation`, when `leading` is the one that leads."""
+        return cls(f"another learner leads this run now: its incarnation is {leading}, this one's {incarnation}")
+
 
 class UnfitGroupError(ValueError):
     """A group does not answer the ticket that has its id: another prompt may have taken the place of the one it had."""

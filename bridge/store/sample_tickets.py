@@ -6,13 +6,13 @@ scheduling and prompt replication). Of an over-provisioned group the first K sam
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from typing_extensions import override
 
-from bridge.store.protocol import LearnerStore, StoredGroup
-from bridge.types import Group, Heartbeat, Ticket
+from bridge.store.protocol import LearnerStore, Mark, StoredGroup, Topic
+from bridge.types import Announcement, Group, Heartbeat, RunCard, Ticket
 
 
 class SampleTickets(LearnerStore):
@@ -31,7 +31,7 @@ class SampleTickets(LearnerStore):
         self._start_over()
 
     @override
-    def put_tickets(self, tickets: Iterable[Ticket]) -> int:
+    def put_tickets(self, tickets: Iterable[Ticket], *, only_for: str | None = None) -> int:
         # A sample that is here already, from before a restart, and answers another prompt is dropped.
         parts: list[Ticket] = []
         for ticket in tickets:
@@ -42,7 +42,7 @@ class SampleTickets(LearnerStore):
                         del self._parts[ticket.id][index]
                         self._store.withdraw([part.ticket_id])
             parts += split(ticket)
-        return self._store.put_tickets(parts)
+        return self._store.put_tickets(parts, only_for=only_for)
 
     @override
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
@@ -130,8 +130,44 @@ class SampleTickets(LearnerStore):
         return self._store.counts()
 
     @override
-    def next_incarnation(self) -> int:
-        return self._store.next_incarnation()
+    def lead(self, holder: str, *, lease_s: float) -> int:
+        return self._store.lead(holder, lease_s=lease_s)
+
+    @override
+    def keep_lead(self, *, lease_s: float) -> None:
+        self._store.keep_lead(lease_s=lease_s)
+
+    @override
+    def resign(self) -> None:
+        self._store.resign()
+
+    @override
+    def announce(self, announcement: Announcement) -> None:
+        self._store.announce(announcement)
+
+    @override
+    def announced(self) -> Announcement | None:
+        return self._store.announced()
+
+    @override
+    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+        self._store.put_card(card, blobs)
+
+    @override
+    def unfence(self, actor: str) -> None:
+        self._store.unfence(actor)
+
+    @override
+    def mark(self) -> Mark:
+        return self._store.mark()
+
+    @override
+    def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        self._store.wait(mark, topics, timeout_s=timeout_s)
+
+    @override
+    def now_s(self) -> float:
+        return self._store.now_s()
 
     @override
     def record_restore(self, incarnation: int, step: int) -> None:

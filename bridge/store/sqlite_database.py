@@ -1,4 +1,4 @@
-"""The SQLite file behind `sqlite`: opening, schema, transactions.
+"""The SQLite file behind `sqlite`: opening, transactions, scripts, changes.
 
 Write transactions begin with BEGIN IMMEDIATE, so there is one writer at a time over all processes
 and rows are numbered in the order in which they are committed. WAL lets readers go on meanwhile;
@@ -6,44 +6,25 @@ synchronous=FULL puts a transaction on disk before it returns.
 """
 
 import contextlib
+import functools
+import json
 import os
 import pathlib
 import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any
 
-APPLICATION_ID = 0x534C5543  # "SLUC", in the file's header
-SCHEMA_VERSION = 3
+from typing_extensions import override
 
-_SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE tickets (
-        id TEXT PRIMARY KEY, "order" INTEGER NOT NULL, kind TEXT NOT NULL, payload BLOB NOT NULL,
-        state TEXT NOT NULL, actor TEXT, lease_expires_s REAL, attempts INTEGER NOT NULL DEFAULT 0,
-        served INTEGER NOT NULL DEFAULT 0, failure TEXT)""",  # why its last attempt made no group
-    """CREATE INDEX tickets_by_order ON tickets (state, "order")""",
-    # AUTOINCREMENT: without it SQLite gives the number of a deleted last row out again.
-    """CREATE TABLE groups (
-        seq INTEGER PRIMARY KEY AUTOINCREMENT, ticket_id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
-        payload BLOB NOT NULL)""",
-    "CREATE INDEX groups_by_kind ON groups (kind, seq)",
-    "CREATE TABLE heartbeats (process TEXT PRIMARY KEY, payload BLOB NOT NULL)",
-    "CREATE TABLE fences (actor TEXT PRIMARY KEY, reason TEXT NOT NULL)",
-    f"INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}), ('incarnations', 0), ('reissued', 0)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-)
-_MIGRATIONS = {
-    # A failed ticket's reason stood in the column of its actor. Heartbeats are of another form, and only signs of life.
-    2: (
-        "ALTER TABLE tickets ADD COLUMN failure TEXT",
-        "UPDATE tickets SET failure = actor, actor = NULL WHERE state = 'failed'",
-        "DELETE FROM heartbeats",
-    ),
-}
-"""Schema version -> what makes such a file one of the next version, so that a run goes on that an older build began."""
+from bridge.store.protocol import TOPICS, Mark, SupersededLearnerError, Topic
+from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedError, list_names, translate
+from bridge.store.sqlite_schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION, add_migration_functions
+
+LOOK_S = 0.005
+"""How often `wait` looks whether the file was changed; no statement is run for it."""
 
 
 class StoreBusyError(TimeoutError):
@@ -54,11 +35,13 @@ class _Connection(sqlite3.Connection):
     """Python's own class takes no weak references."""
 
 
-class SqliteDatabase:
+class SqliteDatabase(Database):
     """One SQLite file, one connection a thread."""
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float) -> None:
-        """Opens the file, or makes it and its folder.
+    def __init__(
+        self, path: str | os.PathLike[str], *, busy_timeout_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Opens the file, or makes it and its folder; `clock` gives Unix seconds.
 
         Raises:
           ValueError: the file is something else, or has a schema version that this build can't bring up to its own.
@@ -66,6 +49,10 @@ class SqliteDatabase:
         """
         self._path = pathlib.Path(path).absolute()
         self._busy_timeout_s = busy_timeout_s
+        self._clock = clock
+        self._watch_lock = threading.Lock()
+        self._watcher: _Connection | None = None
+        self._seen_version, self._num_changes = 0, 0
         self._pid = os.getpid()
         self._local = threading.local()
         self._changed = threading.Condition()
@@ -74,7 +61,7 @@ class SqliteDatabase:
         self._open: weakref.WeakSet[_Connection] | None = weakref.WeakSet()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with self.write() as db:
+            with self.transaction() as db:
                 self._check_or_create(db)
             self._switch_to_wal()
         except sqlite3.DatabaseError as e:
@@ -86,10 +73,42 @@ class SqliteDatabase:
             self.close()
             raise
 
+    @override
+    def write(self, run: str, script: Script) -> list[list[Row]]:
+        # What waits for the script need not be told: it looks at the file's version.
+        now_s = self._clock()
+        with self.transaction() as db:
+            if script.incarnation is not None:
+                _refuse_older_incarnation(db, run, script.incarnation)
+            for step in script.before_lock:
+                _execute(db, step, now_s)
+            return [_execute(db, step, now_s) for step in script.steps]
+
+    @override
+    def read(self, run: str, step: Step) -> list[Row]:
+        with self.connection() as db:
+            return _execute(db, step, self._clock())
+
+    @override
+    def mark(self, run: str) -> Mark:
+        # The file's version is one for all topics.
+        return dict.fromkeys(TOPICS, self._count_changes())
+
+    @override
+    def wait(self, run: str, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(StoreClosedError):
+            while not any(self._count_changes() != mark[t] for t in topics):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return
+                with self._changed:
+                    self._changed.wait_for(lambda: self._open is None, min(left_s, LOOK_S))
+
     @contextlib.contextmanager
-    def write(self) -> Generator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection]:
         """One write transaction: all of it is on disk afterwards, or, on any exception, none."""
-        with self.read() as db:
+        with self.connection() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -100,7 +119,7 @@ class SqliteDatabase:
                 raise
 
     @contextlib.contextmanager
-    def read(self) -> Generator[sqlite3.Connection]:
+    def connection(self) -> Generator[sqlite3.Connection]:
         """This thread's connection, with SQLite's errors put into words; one statement, one snapshot."""
         connection = self._begin_use()
         try:
@@ -119,6 +138,7 @@ class SqliteDatabase:
                 self._num_uses -= 1
                 self._changed.notify_all()
 
+    @override
     def close(self) -> None:
         """Closes every thread's connection, when what uses one has ended; nothing may begin after that.
 
@@ -138,31 +158,52 @@ class SqliteDatabase:
             raise RuntimeError(f"{self._path} was opened before a fork; each process opens its own store")
         with self._changed:
             if self._open is None:
-                raise RuntimeError(f"{self._path} was closed")
+                raise StoreClosedError(f"{self._path} was closed")
             db: _Connection | None = getattr(self._local, "db", None)
             if db is None:
-                db = sqlite3.connect(
-                    self._path,
-                    timeout=self._busy_timeout_s,
-                    isolation_level=None,  # we say BEGIN and COMMIT ourselves
-                    check_same_thread=False,  # close() runs in one thread for all
-                    factory=_Connection,
-                )
-                db.execute("PRAGMA synchronous = FULL")
-                self._local.db = db
+                db = self._local.db = self._connect()
                 self._open.add(db)
             self._num_uses += 1
             return db
 
+    def _connect(self) -> _Connection:
+        db = sqlite3.connect(
+            self._path,
+            timeout=self._busy_timeout_s,
+            isolation_level=None,  # we say BEGIN and COMMIT ourselves
+            check_same_thread=False,  # close() runs in one thread for all
+            factory=_Connection,
+        )
+        db.execute("PRAGMA synchronous = FULL")
+        return db
+
+    def _count_changes(self) -> int:
+        """How often the file was seen to have changed.
+
+        By a connection that never writes: it is told of every commit, also of this process's other connections.
+        """
+        with self._watch_lock, self.connection():
+            if self._watcher is None:
+                self._watcher = self._connect()
+                with self._changed:
+                    if self._open is not None:
+                        self._open.add(self._watcher)
+            version = _value(self._watcher, "PRAGMA data_version")
+            if version != self._seen_version:
+                self._seen_version = version
+                self._num_changes += 1
+            return self._num_changes
+
     def _check_or_create(self, db: sqlite3.Connection) -> None:
         if _value(db, "SELECT count(*) FROM sqlite_master") == 0:
-            for statement in _SCHEMA:
+            for statement in CREATE:
                 db.execute(statement)
         if _value(db, "PRAGMA application_id") != APPLICATION_ID:
             raise ValueError(f"{self._path} is a database, but not a Sluice store")
         version = _value(db, "SELECT value FROM meta WHERE key = 'schema_version'")
-        while version in _MIGRATIONS:
-            for statement in _MIGRATIONS[version]:
+        add_migration_functions(db)
+        while version in MIGRATIONS:
+            for statement in MIGRATIONS[version]:
                 db.execute(statement)
             version += 1
             db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
@@ -177,7 +218,7 @@ class SqliteDatabase:
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:
-                with self.read() as db:
+                with self.connection() as db:
                     mode = _value(db, "PRAGMA journal_mode = WAL")
             except StoreBusyError:
                 if time.monotonic() > deadline:
@@ -192,3 +233,21 @@ class SqliteDatabase:
 def _value(db: sqlite3.Connection, query: str) -> Any:
     row = db.execute(query).fetchone()
     return None if row is None else row[0]
+
+
+@functools.cache
+def _in_sqlite(sql: str) -> tuple[str, tuple[str, ...]]:
+    """A shared text in SQLite's words, and its parameters that go in as JSON."""
+    form = r"IN (SELECT value FROM json_each(:\1))"
+    return translate(sql, now=":now_s", list_form=form, parameter_form=r":\1"), tuple(list_names(sql))
+
+
+def _execute(db: sqlite3.Connection, step: Step, now_s: float) -> list[Row]:
+    sql, lists = _in_sqlite(step.sql)
+    return db.execute(sql, {**step.params, "now_s": now_s, **{n: json.dumps(step.params[n]) for n in lists}}).fetchall()
+
+
+def _refuse_older_incarnation(db: sqlite3.Connection, run: str, incarnation: int) -> None:
+    (leading,) = db.execute("SELECT incarnation FROM runs WHERE run = ?", (run,)).fetchone()
+    if leading != incarnation:
+        raise SupersededLearnerError.of(incarnation, leading)

@@ -1,7 +1,7 @@
 """Several actors on one real store: eq. 5-6 over all engines, under random completions and deaths."""
 
+import contextlib
 import random
-import tempfile
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from actor.admission import Admission, Policy
 from bridge.store.frontier import Offer, choose, fair_share
-from bridge.store.sqlite import SqliteStore
 from bridge.types import Version
 from tests.bridge.factories import make_group, make_ticket
 
 SERVED = Version(incarnation=0, step=0)
+STATES = ("open", "mine", "theirs", "served", "expired", "mine, expired")
+"""A ticket's, as the actor "me" sees it."""
 
 
 class Cluster:
@@ -79,14 +80,13 @@ class Cluster:
     seed=st.integers(0, 10**6),
 )
 @example(width=1, num_actors=2, num_groups=7, by_sample=True, seed=2)
-def test_one_frontier_over_all_engines(width, num_actors, num_groups, by_sample, seed):
+def test_one_frontier_over_all_engines(engine, tmp_path_factory, width, num_actors, num_groups, by_sample, seed):
     rng = random.Random(seed)
     parts = 2 if by_sample else 1
     tickets = [
         make_ticket(f"{o}.{i}", order=o, num_samples=2 // parts) for o in range(num_groups) for i in range(parts)
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(f"{folder}/s.sqlite")
+    with contextlib.closing(engine.new_place(tmp_path_factory.mktemp("store")).open()) as store:
         store.put_tickets(tickets)
         cluster = Cluster(store, num_actors, width=width, tickets_per_group=parts)
         emitted: list[str] = []
@@ -121,14 +121,12 @@ def test_one_frontier_over_all_engines(width, num_actors, num_groups, by_sample,
                         assert store.put_group(make_group(held.pop(id_), actor=name))
                         emitted.append(id_)
         assert sorted(emitted) == sorted(t.id for t in tickets)
-        store.close()
 
 
 @settings(deadline=None, max_examples=20)
 @given(num_actors=st.integers(2, 5), num_tickets=st.integers(1, 30), seed=st.integers(0, 10**6))
-def test_actors_share_what_there_is_whoever_asks_first(num_actors, num_tickets, seed):
-    with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(f"{folder}/s.sqlite")
+def test_actors_share_what_there_is_whoever_asks_first(engine, tmp_path_factory, num_actors, num_tickets, seed):
+    with contextlib.closing(engine.new_place(tmp_path_factory.mktemp("store")).open()) as store:
         store.put_tickets(make_ticket(str(n), order=n) for n in range(num_tickets))
         cluster = Cluster(store, num_actors, policy="fifo", width=0, tickets_per_group=1, max_sequences=1000)
         for name in random.Random(seed).sample(sorted(cluster.actors), num_actors):
@@ -136,7 +134,59 @@ def test_actors_share_what_there_is_whoever_asks_first(num_actors, num_tickets, 
         counts = [len(held) for held in cluster.held.values()]
         assert sum(counts) == num_tickets and max(counts) - min(counts) <= -(-num_tickets // num_actors)
         assert max(counts) == -(-num_tickets // num_actors)
-        store.close()
+
+
+ORDERS = st.integers(-2, 4)
+
+
+@settings(max_examples=60)
+@given(
+    tickets=st.lists(
+        st.tuples(ORDERS, st.sampled_from(["train", "train", "train", "eval"]), st.sampled_from(STATES)), max_size=12
+    ),
+    limit=st.integers(0, 6),
+    width=st.none() | st.integers(0, 4),
+    among=st.integers(0, 3),
+)
+def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tickets, limit, width, among):
+    """The oracle: `frontier.choose` and `fair_share`, over the same tickets kept in a list."""
+    place = engine.new_place(tmp_path_factory.mktemp("store"))
+    with contextlib.closing(place.open()) as store:
+        rows = [(str(n), order, kind, state) for n, (order, kind, state) in enumerate(tickets)]
+        store.put_tickets(make_ticket(i, order=order, kind=kind) for i, order, kind, _ in rows)
+        store.fence("f", "why")
+        store.put_tickets([make_ticket("f-alone", order=-9, kind="probe")], only_for="f")
+        put_in_states(store, place.clock, rows)
+        got = [t.id for t in store.claim("me", limit=limit, lease_s=60, width=width, among=among)]
+
+    by_order = sorted(rows, key=lambda r: (r[1], int(r[0])))
+    is_unserved = [r for r in by_order if r[2] == "train" and r[3] != "served"]
+    frontier = sorted({r[1] for r in is_unserved})[:width]
+    parts = [r for r in is_unserved if r[1] in frontier]
+    mine = sum(r[3] in ("mine", "mine, expired") for r in parts)
+    want = choose(
+        [Offer(i, o, k == "train") for i, o, k, s in by_order if s in ("open", "expired", "mine, expired")],
+        limit=limit,
+        max_train=fair_share(len(parts), mine=mine, among=among) if among > 1 else None,
+        width=width,
+        in_service={o for _, o, k, s in rows if k == "train" and s in ("mine", "theirs")},
+    )
+    assert got == want
+
+
+def put_in_states(store, clock, rows):
+    """Claims tickets as "me" and "they", some for a lease that then runs out, and tells that some were served."""
+    holders = {"mine": "me", "theirs": "they", "served": "they", "expired": "they", "mine, expired": "me"}
+    short = {i for i, *_, s in rows if s.endswith("expired")}
+    for lease_s in (1.0, 100.0):
+        everything = {i: s for i, *_, s in rows if s != "open" and (i in short) == (lease_s == 1.0)}
+        for holder in ("me", "they"):
+            claimed = {t.id for t in store.claim(holder, limit=100, lease_s=lease_s)}
+            store.release(holder, sorted(claimed - {i for i, s in everything.items() if holders[s] == holder}))
+        if lease_s == 1.0:
+            clock.now_s += 0.5
+    store.claim("they", limit=0, lease_s=1.0, served=[i for i, *_, s in rows if s == "served"])
+    clock.now_s += 0.5
 
 
 def test_choose_takes_pinned_ones_whatever_the_frontier():

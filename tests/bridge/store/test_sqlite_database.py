@@ -11,7 +11,7 @@ import pytest
 from bridge.store import sqlite_database
 from bridge.store.sqlite import SqliteStore
 from bridge.store.sqlite_database import SqliteDatabase, StoreBusyError
-from tests.bridge.store.test_sqlite import claim_ids, put
+from tests.bridge.store.test_store import claim_ids, put
 from tests.integration.support.processes import wait_until
 
 
@@ -92,7 +92,7 @@ def test_close_waits_for_what_a_left_behind_thread_does(tmp_path):
     inside, is_closing, done = threading.Event(), threading.Event(), []
 
     def use() -> None:
-        with database.write() as db:
+        with database.transaction() as db:
             inside.set()
             is_closing.wait()
             done.append(db.execute("SELECT count(*) FROM tickets").fetchone())
@@ -112,7 +112,7 @@ def test_close_waits_for_what_a_left_behind_thread_does(tmp_path):
 
 def is_closed(database: SqliteDatabase) -> bool:
     try:
-        with database.read():
+        with database.connection():
             return False
     except RuntimeError:
         return True

@@ -41,7 +41,7 @@ class Learner:
     def __init__(self, store, config, *, step=0, while_waiting=None):
         self.store = store
         self.marks: Any = Marks()
-        self.incarnation = store.next_incarnation()
+        self.incarnation = store.lead("here", lease_s=60)
         store.record_restore(self.incarnation, step)
         self.prompts = Problems(2)
         self.num_waits = 0

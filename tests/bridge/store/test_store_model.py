@@ -1,17 +1,18 @@
 """The store against a model in plain dictionaries, under random calls in random order."""
 
 import dataclasses
+import pathlib
 import tempfile
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from bridge.store.protocol import FencedError
-from bridge.store.sqlite import SqliteStore
 from bridge.types import Ticket
 from tests.bridge.factories import make_group, make_ticket
+from tests.bridge.store.engines import Engine
 
 IDS = st.sampled_from([f"t{i}" for i in range(6)])
 ID_LISTS = st.lists(IDS, max_size=4)
@@ -28,11 +29,14 @@ class Entry:
 
 
 class StoreMachine(RuleBasedStateMachine):
+    engine: Engine
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.now_s = 0.0
-        self.store = self.open()
+        self.place = self.engine.new_place(pathlib.Path(self.folder.name))
+        self.clock = self.place.clock
+        self.store = self.place.open()
         self.entries: dict[str, Entry] = {}  # in the order in which they were put
         self.arrivals: list[tuple[str, float]] = []  # (ticket id, number) of the groups held, as they came
         self.num_arrived = 0
@@ -41,11 +45,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.num_incarnations = 0
         self.seqs: dict[int, float] = {}  # every seq ever seen, and which arrival it was
 
-    def open(self) -> SqliteStore:
-        return SqliteStore(f"{self.folder.name}/store.db", clock=lambda: self.now_s)
-
     def teardown(self) -> None:
         self.store.close()
+        self.place.close()
         self.folder.cleanup()
 
     @initialize(order=st.integers(-2, 2))
@@ -54,12 +56,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 6))
     def time_passes(self, seconds):
-        self.now_s += seconds
+        self.clock.now_s += seconds
 
     @rule()
     def reopen(self):
         self.store.close()
-        self.store = self.open()
+        self.store = self.place.open()
 
     @rule(ids=ID_LISTS, order=st.integers(-2, 2))
     def put_tickets(self, ids, order):
@@ -79,20 +81,20 @@ class StoreMachine(RuleBasedStateMachine):
         offered = [
             e
             for e in self.entries.values()
-            if e.state == "open" or (e.state == "claimed" and e.expires_s <= self.now_s)
+            if e.state == "open" or (e.state == "claimed" and e.expires_s <= self.clock.now_s)
         ]
         want = sorted(offered, key=lambda e: e.ticket.order)[:limit]  # stable: ties as they were put
         got = self.store.claim(actor, limit=limit, lease_s=lease_s)
         assert [(t.id, t.order) for t in got] == [(e.ticket.id, e.ticket.order) for e in want]
         for e in want:
-            e.state, e.actor, e.expires_s = "claimed", actor, self.now_s + lease_s
+            e.state, e.actor, e.expires_s = "claimed", actor, self.clock.now_s + lease_s
 
     @rule(actor=ACTORS, ids=st.lists(IDS, max_size=4, unique=True), lease_s=LEASES_S)
     def renew(self, actor, ids, lease_s):
         held = [i for i in ids if self.holds(actor, i)]
         assert self.store.renew(actor, ids, lease_s=lease_s) == held
         for i in held:
-            self.entries[i].expires_s = self.now_s + lease_s
+            self.entries[i].expires_s = self.clock.now_s + lease_s
 
     @rule(actor=ACTORS, ids=ID_LISTS)
     def release(self, actor, ids):
@@ -154,8 +156,8 @@ class StoreMachine(RuleBasedStateMachine):
                 self.arrivals = [a for a in self.arrivals if a[0] != e.ticket.id]
 
     @rule()
-    def next_incarnation(self):
-        assert self.store.next_incarnation() == self.num_incarnations
+    def lead(self):
+        assert self.store.lead("here", lease_s=1) == self.num_incarnations
         self.num_incarnations += 1
 
     @rule(limit=st.integers(0, 3), skip=st.integers(0, 3))
@@ -192,5 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.arrivals = [a for a in self.arrivals if a[0] not in ids]
 
 
-TestStoreAgainstModel = StoreMachine.TestCase
-TestStoreAgainstModel.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+@pytest.mark.heavy
+def test_store_is_the_models_under_random_calls(engine):
+    machine = type("Machine", (StoreMachine,), {"engine": engine})
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))

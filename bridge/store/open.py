@@ -1,0 +1,92 @@
+"""Opening the store that a URL names, whatever is behind it."""
+
+import pathlib
+
+from bridge import codec
+from bridge.store.postgres.store import PostgresStore, find_runs, make_run
+from bridge.store.sql.store import SqlStore
+from bridge.store.sqlite import SqliteStore
+
+_SQLITE = "sqlite:///"
+_POSTGRES = ("postgresql://", "postgres://")
+
+
+def open_store(
+    url: str,
+    *,
+    run: str,
+    busy_timeout_s: float = 30.0,
+    retry_s: float = 600.0,
+    max_message_bytes: int = codec.MAX_BYTES,
+) -> SqlStore:
+    """A run's store: what actors open, and the learner after `create_run`.
+
+    Args:
+      url: sqlite:///FILE (one run a file) or postgresql://user@host/database?sslmode=verify-full.
+      run: the run's id; a SQLite file holds one run, whatever its id.
+      busy_timeout_s: how long a SQLite file that others keep locked is waited for.
+      retry_s: how long a PostgreSQL server that can't be reached is tried again, now and in every call.
+      max_message_bytes: size of the largest message.
+
+    Raises:
+      ValueError: there is no such store, or it refuses us; one line says why.
+      StoreLostError, StoreBusyError: it could not be reached, or not be locked, in time.
+    """
+    if path := sqlite_path(url):
+        return SqliteStore(path, busy_timeout_s=busy_timeout_s, max_message_bytes=max_message_bytes)
+    return PostgresStore(url, run=run, retry_s=retry_s, max_message_bytes=max_message_bytes)
+
+
+def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float = 600.0) -> None:
+    """Makes a run in its store, and the store where there is none; what is there stays. For the learner.
+
+    Args:
+      url: as in `open_store`.
+      run: the run's id.
+      name: what people call it.
+      actor_role: role of the database whose members may serve it.
+      retry_s: as in `open_store`.
+
+    Raises:
+      ValueError: the store refuses us; one line says why.
+      StoreLostError: it could not be reached.
+    """
+    if not sqlite_path(url):
+        make_run(url, run=run, name=name, actor_role=actor_role, retry_s=retry_s)
+
+
+def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
+    """The id of the run that people call so, for `open_store`.
+
+    Raises:
+      ValueError: none that this role may serve, or several (with their ids); or the store refuses us.
+      StoreLostError: it could not be reached.
+    """
+    if sqlite_path(url):
+        return name_or_id
+    found = find_runs(url, name_or_id, retry_s=retry_s)
+    if not found:
+        raise ValueError(f"the store has no run {name_or_id!r} that this role may serve; is its learner started?")
+    if len(found) > 1 and name_or_id not in found:
+        raise ValueError(
+            f"{len(found)} runs are called {name_or_id!r}; give one's id, the newest first: {', '.join(found)}"
+        )
+    return name_or_id if name_or_id in found else found[0]
+
+
+def sqlite_path(url: str) -> pathlib.Path | None:
+    """The file of a sqlite:/// URL; None for PostgreSQL's.
+
+    Raises:
+      ValueError: neither.
+    """
+    if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
+        return pathlib.Path(url.removeprefix(_SQLITE))
+    if not url.startswith(_POSTGRES):
+        raise ValueError(f"a store's URL is sqlite:///FILE or postgresql://user@host/database, got {_scheme(url)!r}")
+    return None
+
+
+def _scheme(url: str) -> str:
+    """What may be shown of a URL that may hold a password."""
+    return f"{url.partition('://')[0]}://..." if "://" in url else url

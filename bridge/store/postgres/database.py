@@ -1,0 +1,165 @@
+"""Scripts on a PostgreSQL server: one round trip each, tried again until the server is there.
+
+A script goes out as one pipeline, BEGIN and COMMIT included, so nobody waits for a client between two statements.
+Where the connection is lost nobody knows whether it was committed; it is run again, and finds by the name of its call
+what it did (docs/exactly_once.md).
+"""
+
+import functools
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
+
+import psycopg
+from absl import logging
+from psycopg import sql
+from typing_extensions import override
+
+from bridge.store.postgres.connections import Connection, Connections
+from bridge.store.postgres.errors import explain, heals
+from bridge.store.postgres.listener import Listener, channel_of
+from bridge.store.protocol import Mark, StoreLostError, SupersededLearnerError, Topic
+from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedError, translate
+
+SUPERSEDED, NO_RUN = "SL001", "SL002"  # schema.sql: lock_run
+LOCKED_AT_MOST = "5s"
+"""How long a transaction may go on that holds a run's lock."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_LOCK = Step("SELECT lock_run(:run, CAST(:incarnation AS bigint), :at_most)", {})
+_NOTIFY = "SELECT pg_notify(:channel, :topic) WHERE {condition}"
+
+T = TypeVar("T")
+
+
+class PostgresDatabase(Database):
+    """One database; a process has one of these a run."""
+
+    def __init__(self, url: str, *, retry_s: float) -> None:
+        """Connects to nothing yet.
+
+        Args:
+          url: postgresql://user@host/database?sslmode=...; passwords come from PGPASSFILE or PGPASSWORD.
+          retry_s: how long a server that can't be reached is tried again.
+
+        Raises:
+          ValueError: the URL is none of PostgreSQL's.
+        """
+        self._connections = Connections(url)
+        self._retry_s = retry_s
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
+
+    @override
+    def write(self, run: str, script: Script) -> list[list[Row]]:
+        try:
+            return self.insist(lambda db: _run_script(db, run, script), patience_s=script.patience_s)
+        except psycopg.Error as e:
+            if e.sqlstate == SUPERSEDED and script.incarnation is not None:
+                raise SupersededLearnerError.of(script.incarnation, e.diag.message_primary) from None
+            raise self._in_words(e) from e
+
+    @override
+    def read(self, run: str, step: Step) -> list[Row]:
+        try:
+            return self.insist(lambda db: _execute(db, step).fetchall())
+        except psycopg.Error as e:
+            raise self._in_words(e) from e
+
+    def insist(self, act: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
+        """What `act` returns, which may be called again after the connection was lost in its middle.
+
+        Raises:
+          StoreLostError: the server could not be reached, or not do it, for as long as we were told to try.
+          StoreClosedError: `close` was called.
+          ValueError: the server refuses us.
+          psycopg.Error: the server says that what was asked is wrong.
+        """
+        patience_s = self._retry_s if patience_s is None else patience_s
+        deadline, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                with self._connections.borrow() as connection:
+                    return act(connection)
+            except psycopg.Error as e:
+                if not heals(e):
+                    raise
+                why = explain(e, place=self._connections.place)
+                self._connections.drop_idle()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise StoreLostError(f"the store could not be reached for {patience_s:.0f} s: {why}")
+            logging.log_every_n_seconds(logging.WARNING, "the store can't be reached, trying again: %s", 10, why)
+            # Jitter: or all who lost a server would be back at the same moment.
+            if self._connections.closed.wait(min(left_s, pause_s * random.uniform(0.5, 1.0))):
+                raise StoreClosedError(f"the store at {self._connections.place} was closed")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @override
+    def mark(self, run: str) -> Mark:
+        return self._listen(run).mark()
+
+    @override
+    def wait(self, run: str, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        self._listen(run).wait(mark, topics, timeout_s=timeout_s)
+
+    @override
+    def close(self) -> None:
+        with self._lock:
+            self._connections.closed.set()
+            listener = self._listener
+        if listener is not None:
+            listener.close()
+        self._connections.close()
+
+    def _listen(self, run: str) -> Listener:
+        with self._lock:
+            if self._listener is None:
+                if self._connections.closed.is_set():
+                    raise StoreClosedError(f"the store at {self._connections.place} was closed")
+                self._listener = Listener(self._connections, run)
+            return self._listener
+
+    def _in_words(self, error: psycopg.Error) -> Exception:
+        if isinstance(error, psycopg.DataError):  # a NUL in a text, an integer beyond 64 bits
+            return ValueError(f"PostgreSQL can't keep this: {str(error).splitlines()[0]}")
+        if error.sqlstate == NO_RUN:
+            return ValueError(f"{self._connections.place}: {error.diag.message_primary}")
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            return PermissionError(f"{self._connections.place}: {str(error).splitlines()[0]}")
+        return error
+
+
+def _run_script(db: Connection, run: str, script: Script) -> list[list[Row]]:
+    with db.pipeline():
+        db.execute("BEGIN")
+        for step in script.before_lock:
+            _execute(db, step)
+        if script.locks:
+            given = {"run": run, "incarnation": script.incarnation, "at_most": LOCKED_AT_MOST}
+            _execute(db, Step(_LOCK.sql, given))
+        for topic in script.changes:
+            _execute(db, _notification(run, topic, script.notify_if))
+        cursors = [_execute(db, step) for step in script.steps]
+        db.execute("COMMIT")
+    # Out here the server has answered to all of it.
+    return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+
+def _notification(run: str, topic: Topic, condition: Step | None) -> Step:
+    asked = "true" if condition is None else f"EXISTS ({condition.sql})"
+    params: Mapping[str, object] = {} if condition is None else condition.params
+    return Step(_NOTIFY.replace("{condition}", asked), {**params, "channel": channel_of(run), "topic": topic})
+
+
+def _execute(db: Connection, step: Step) -> "psycopg.Cursor[Row]":
+    return db.cursor(binary=True).execute(_in_postgres(step.sql), dict(step.params))
+
+
+@functools.cache
+def _in_postgres(text: str) -> sql.SQL:
+    """A shared text in PostgreSQL's words."""
+    form = r"= ANY (CAST(:\1 AS text[]))"
+    words = translate(text.replace("%", "%%"), now="now_s()", list_form=form, parameter_form=r"%(\1)s")
+    return sql.SQL(words)  # pyright: ignore[reportArgumentType] a text of ours

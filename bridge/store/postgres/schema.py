@@ -1,0 +1,124 @@
+"""The tables of a PostgreSQL store, its two roles, and what they may do.
+
+`python -m bridge.store.postgres.schema` prints the SQL, for an administrator who makes them by hand.
+"""
+
+import pathlib
+
+import psycopg
+from psycopg import sql
+
+FORMAT = 1
+"""Number of the tables' form; another one is refused."""
+LEARNER, ACTOR = "sluice_learner", "sluice_actor"
+_FOLDER = pathlib.Path(__file__).parent
+_MAKER_LOCK = 0x534C5543  # whoever makes the schema holds it; any number that others are unlikely to use
+_ERRORS_WITHOUT_RIGHTS = (psycopg.errors.InsufficientPrivilege,)
+
+
+def schema_sql() -> str:
+    """All of it: roles, tables and grants."""
+    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("roles.sql", "schema.sql", "grants.sql"))
+
+
+def read_format(db: psycopg.Connection) -> int | None:
+    """The number of the form that is there; None if there is none.
+
+    Raises:
+      ValueError: there is one that this role may not read.
+    """
+    if _one(db, "SELECT to_regclass('sluice.format')") is None:
+        # Hidden from a role without a grant on the schema.
+        if _one(db, "SELECT 1 FROM pg_namespace WHERE nspname = 'sluice'") is None:
+            return None
+        return _refuse_stranger(db)
+    try:
+        return _one(db, "SELECT number FROM sluice.format")
+    except psycopg.errors.InsufficientPrivilege:
+        return _refuse_stranger(db)
+
+
+def check_schema(db: psycopg.Connection) -> None:
+    """Whether this build's tables are there.
+
+    Raises:
+      ValueError: none, another form, or this role may not use them.
+    """
+    number = read_format(db)
+    if number is None:
+        raise ValueError(
+            f"database {db.info.dbname} holds no Sluice store yet: start the learner first, or have an administrator "
+            "run what `python -m bridge.store.postgres.schema` prints"
+        )
+    if number != FORMAT:
+        raise ValueError(
+            f"database {db.info.dbname} holds a store of format {number}, this build reads {FORMAT}: finish its runs "
+            "with the build that began them, or use another database"
+        )
+
+
+def make_schema(db: psycopg.Connection) -> None:
+    """Makes roles and tables where there are none; one maker at a time. `db` commits by itself (autocommit).
+
+    Raises:
+      ValueError: this role may not, or what is there has another form.
+    """
+    with db.transaction():
+        db.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKER_LOCK,))
+        if read_format(db) is None:
+            try:
+                db.execute(sql.SQL(schema_sql()))  # pyright: ignore[reportArgumentType] a file of ours
+            except psycopg.errors.InsufficientPrivilege as e:
+                raise ValueError(
+                    f"role {db.info.user} may not make the store's tables in database {db.info.dbname} "
+                    f"({_first_line(e)}): have an administrator run what `python -m bridge.store.postgres.schema` "
+                    f"prints, and then GRANT {LEARNER} TO {db.info.user}"
+                ) from e
+    check_schema(db)
+
+
+def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) -> None:
+    """Makes a run of this role's, to be served by `actor_role`; one that is there stays.
+
+    Raises:
+      ValueError: there is one of another role's, or this role may not make any.
+    """
+    try:
+        db.execute(
+            """INSERT INTO sluice.runs (run, name, actor_role) VALUES (%s, %s, %s) ON CONFLICT (run) DO NOTHING""",
+            (run, name, actor_role),
+        )
+        is_mine = _one(db, "SELECT sluice.owns(%s)", run)
+    except psycopg.errors.InsufficientPrivilege as e:
+        raise ValueError(
+            f"role {db.info.user} may not hold runs ({_first_line(e)}): have an administrator GRANT {LEARNER} TO "
+            f"{db.info.user}"
+        ) from e
+    if not is_mine:
+        raise ValueError(f"run {run} is another role's: connect as the one that began it, or begin a run of your own")
+
+
+def find_runs(db: psycopg.Connection, name_or_id: str) -> list[str]:
+    """Ids of the runs of that name or id that this role may serve or lead, the newest first."""
+    found = "SELECT run FROM sluice.runs WHERE run = %s OR name = %s ORDER BY created_s DESC, run"
+    return [run for (run,) in db.execute(found, (name_or_id, name_or_id)).fetchall()]
+
+
+def _refuse_stranger(db: psycopg.Connection) -> int:
+    raise ValueError(
+        f"role {db.info.user} may not use the store in database {db.info.dbname}: have an administrator GRANT "
+        f"{LEARNER} or {ACTOR} TO {db.info.user}"
+    )
+
+
+def _one(db: psycopg.Connection, query: str, *params: object):
+    row = db.execute(sql.SQL(query), params).fetchone()  # pyright: ignore[reportArgumentType] texts of ours
+    return None if row is None else row[0]
+
+
+def _first_line(e: psycopg.Error) -> str:
+    return str(e).split("\n")[0]
+
+
+if __name__ == "__main__":
+    print(schema_sql())

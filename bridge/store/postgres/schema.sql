@@ -1,0 +1,84 @@
+-- The store of any number of runs. sqlite_schema.py has the same columns, so that both take the same statements.
+CREATE SCHEMA sluice;
+
+CREATE TABLE sluice.format (number integer NOT NULL);
+INSERT INTO sluice.format VALUES (1);
+
+-- What leases and heartbeats are counted by: this server's clock, in Unix seconds; one moment a statement.
+CREATE FUNCTION sluice.now_s() RETURNS float8 LANGUAGE sql STABLE
+    RETURN extract(epoch FROM statement_timestamp())::float8;
+
+CREATE TABLE sluice.runs (
+    run text PRIMARY KEY,
+    name text NOT NULL,
+    owner name NOT NULL DEFAULT current_user,       -- whose learner may lead it
+    actor_role name NOT NULL,                       -- whose members may serve it
+    created_s float8 NOT NULL DEFAULT sluice.now_s(),
+    last_seq bigint NOT NULL DEFAULT 0,             -- the last group's number
+    reissued bigint NOT NULL DEFAULT 0,
+    incarnation bigint NOT NULL DEFAULT -1,         -- of the learner that leads, or led last
+    holder text,                                    -- where it lives
+    lead_expires_s float8,
+    lead_by text
+) WITH (fillfactor = 50);                           -- room for its own next version: it changes with every group
+CREATE TABLE sluice.restores (
+    run text NOT NULL, incarnation bigint NOT NULL, step bigint NOT NULL, PRIMARY KEY (run, incarnation)
+);
+-- offered_by, claim, given_up_by, done_by: the call that did it last, so that it may be made again.
+CREATE TABLE sluice.tickets (
+    number bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    run text NOT NULL, id text NOT NULL, "order" bigint NOT NULL, kind text NOT NULL,
+    payload bytea NOT NULL, fit text NOT NULL, only_for text,
+    state text NOT NULL CHECK (state IN ('open', 'claimed', 'done', 'acknowledged', 'failed')),
+    actor text, lease_expires_s float8, served smallint NOT NULL DEFAULT 0,
+    attempts bigint NOT NULL DEFAULT 0, failure text,
+    offered_by text, claim text, given_up_by text, done_by text,
+    UNIQUE (run, id)
+);
+CREATE INDEX tickets_by_order ON sluice.tickets (run, state, "order", number);
+CREATE INDEX tickets_by_claim ON sluice.tickets (run, claim) WHERE state = 'claimed';
+CREATE TABLE sluice.groups (
+    run text NOT NULL, seq bigint NOT NULL, ticket_id text NOT NULL, kind text NOT NULL, actor text NOT NULL,
+    max_step bigint NOT NULL, call text NOT NULL,
+    PRIMARY KEY (run, seq), UNIQUE (run, ticket_id), UNIQUE (run, call)
+);
+CREATE INDEX groups_by_kind ON sluice.groups (run, kind, seq);
+-- Sent before the run's lock is taken, so that a large one on a slow way holds up nobody.
+CREATE TABLE sluice.payloads (run text NOT NULL, call text NOT NULL, payload bytea NOT NULL, PRIMARY KEY (run, call));
+ALTER TABLE sluice.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;  -- numbers that don't compress
+CREATE TABLE sluice.heartbeats (
+    run text NOT NULL, process text NOT NULL, payload bytea NOT NULL, time_s float8 NOT NULL, PRIMARY KEY (run, process)
+) WITH (fillfactor = 50);
+CREATE TABLE sluice.fences (run text NOT NULL, actor text NOT NULL, reason text NOT NULL, PRIMARY KEY (run, actor));
+CREATE TABLE sluice.announcements (
+    run text PRIMARY KEY, incarnation bigint NOT NULL, step bigint NOT NULL, call text NOT NULL, payload bytea NOT NULL
+);
+CREATE TABLE sluice.cards (run text PRIMARY KEY, payload bytea NOT NULL);
+CREATE TABLE sluice.blobs (run text NOT NULL, blake3 text NOT NULL, content bytea NOT NULL, PRIMARY KEY (run, blake3));
+
+CREATE FUNCTION sluice.drop_payload() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM sluice.payloads WHERE run = OLD.run AND call = OLD.call;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER payload_goes_with_its_group AFTER DELETE ON sluice.groups
+    FOR EACH ROW EXECUTE FUNCTION sluice.drop_payload();
+
+-- The writers of a run take turns from here to the end of their transactions. Whoever holds the lock has sent all that
+-- it wants already; should the rest be lost on its way, the server ends the transaction (PostgreSQL 17 and later; those
+-- before rely on the keepalives of the session).
+CREATE FUNCTION sluice.lock_run(this_run text, mine bigint, at_most text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    leader bigint;
+BEGIN
+    SELECT incarnation INTO leader FROM sluice.runs WHERE run = this_run FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no run % here, or it is not for role %', this_run, current_user USING ERRCODE = 'SL002';
+    END IF;
+    IF leader <> mine THEN
+        RAISE EXCEPTION '%', leader USING ERRCODE = 'SL001';
+    END IF;
+    IF current_setting('server_version_num')::int >= 170000 THEN
+        PERFORM set_config('transaction_timeout', at_most, true);
+    END IF;
+END $$;

@@ -1,0 +1,1 @@
+"""The store in SQL: one set of statements for every database."""

@@ -1,0 +1,215 @@
+"""What an actor asks of a store, in SQL. An actor's role may do this much and no more (`postgres/schema.sql`)."""
+
+from collections.abc import Sequence
+
+import blake3
+from typing_extensions import override
+
+from bridge.store.protocol import ActorStore, FencedError, UnfitGroupError
+from bridge.store.sql.claim import CLAIM
+from bridge.store.sql.fit import describe_misfit, fit_of
+from bridge.store.sql.script import NO_LIMIT
+from bridge.store.sql.shared import SqlShared, check_lease, check_limit, new_call
+from bridge.types import Group, RunCard, Ticket
+
+_FENCE = "SELECT reason FROM fences WHERE run = :run AND actor = :actor"
+# A group is taken once: a call that is made again finds its own name in `done_by`, whatever became of the group since.
+_TAKES = """EXISTS (SELECT 1 FROM tickets
+    WHERE run = :run AND id = :ticket_id AND fit = :fit AND state NOT IN ('done', 'acknowledged')
+        AND coalesce(done_by, '') <> :call
+        AND (only_for = :actor OR (only_for IS NULL
+            AND NOT EXISTS (SELECT 1 FROM fences WHERE run = :run AND actor = :actor))))"""
+
+
+class SqlActorSide(SqlShared, ActorStore):
+    """Claims, leases and groups."""
+
+    @override
+    def card(self) -> RunCard | None:
+        rows = self._read("SELECT payload FROM cards WHERE run = :run")
+        return self._decode(RunCard, rows[0][0]) if rows else None
+
+    @override
+    def blob(self, blake3: str) -> bytes:
+        rows = self._read("SELECT content FROM blobs WHERE run = :run AND blake3 = :blake3", blake3=blake3)
+        if not rows:
+            raise KeyError(f"the store has no file of hash {blake3}")
+        (content,) = rows[0]
+        check_blob(blake3, content)
+        return content
+
+    @override
+    def claim(
+        self,
+        actor: str,
+        *,
+        limit: int,
+        lease_s: float,
+        width: int | None = None,
+        among: int = 1,
+        served: Sequence[str] = (),
+    ) -> list[Ticket]:
+        check_limit(limit)
+        check_lease(lease_s)
+        # A claim that is made again gets the tickets it got.
+        who = {"actor": actor, "call": new_call()}
+        _, _, fences, rows = self._write(
+            self._step(
+                """UPDATE tickets SET served = 1
+                WHERE run = :run AND id IN [served] AND state = 'claimed' AND actor = :actor""",
+                served=list(served),
+                **who,
+            ),
+            self._step(
+                CLAIM,
+                limit=limit,
+                lease_s=lease_s,
+                width=NO_LIMIT if width is None else width,
+                num_train_offers=limit if width is None else NO_LIMIT,
+                among=max(1, among),
+                **who,
+            ),
+            self._step(
+                _FENCE
+                + """ AND NOT EXISTS (SELECT 1 FROM tickets
+                    WHERE run = :run AND only_for = :actor AND state IN ('open', 'claimed'))""",
+                **who,
+            ),
+            self._step(
+                """SELECT payload FROM tickets WHERE run = :run AND state = 'claimed' AND claim = :call
+                ORDER BY "order", number""",
+                **who,
+            ),
+            changes=("tickets",),
+            notify_if=self._step(
+                """SELECT 1 FROM tickets
+                WHERE run = :run AND state = 'claimed' AND lease_expires_s <= {now} AND actor <> :actor LIMIT 1""",
+                **who,
+            ),
+        )
+        if fences and not rows:
+            raise FencedError(f"actor {actor} is fenced: {fences[0][0]}")
+        return self._tickets(rows)
+
+    @override
+    def leased(self, actor: str) -> set[str]:
+        rows = self._read(
+            "SELECT id FROM tickets WHERE run = :run AND state = 'claimed' AND actor = :actor", actor=actor
+        )
+        return {id_ for (id_,) in rows}
+
+    @override
+    def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
+        check_lease(lease_s)
+        held = "WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor"
+        params = {"ids": list(ticket_ids), "actor": actor, "lease_s": lease_s}
+        _, rows = self._write(
+            self._step(f"UPDATE tickets SET lease_expires_s = {{now}} + :lease_s {held}", **params),
+            self._step(f"SELECT id FROM tickets {held}", **params),
+        )
+        still = {id_ for (id_,) in rows}
+        return [i for i in ticket_ids if i in still]
+
+    @override
+    def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
+        self._write(
+            self._step(
+                """UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL
+                WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor""",
+                ids=list(ticket_ids),
+                actor=actor,
+            ),
+            changes=("tickets",),
+        )
+
+    @override
+    def put_group(self, group: Group) -> bool:
+        params = {
+            "ticket_id": group.ticket_id,
+            "kind": group.kind,
+            "actor": group.actor,
+            "max_step": group.max_step,
+            "fit": fit_of(group),
+            "call": new_call(),
+        }
+        *_, fences, rows = self._write(
+            self._step(f"UPDATE runs SET last_seq = last_seq + 1 WHERE run = :run AND {_TAKES}", **params),
+            self._step(
+                f"""INSERT INTO groups (run, seq, ticket_id, kind, actor, max_step, call)
+                SELECT run, last_seq, :ticket_id, :kind, :actor, :max_step, :call FROM runs
+                WHERE run = :run AND {_TAKES}""",
+                **params,
+            ),
+            self._step(
+                f"""UPDATE tickets SET state = 'done', actor = :actor, lease_expires_s = NULL, done_by = :call
+                WHERE run = :run AND id = :ticket_id AND {_TAKES}""",
+                **params,
+            ),
+            self._step(
+                """DELETE FROM payloads WHERE run = :run AND call = :call
+                AND NOT EXISTS (SELECT 1 FROM groups WHERE run = :run AND call = :call)""",
+                **params,
+            ),
+            self._step(_FENCE, **params),
+            self._step(
+                """SELECT fit, done_by, only_for, CASE WHEN fit <> :fit THEN payload END FROM tickets
+                WHERE run = :run AND id = :ticket_id""",
+                **params,
+            ),
+            before_lock=[
+                self._step(
+                    """INSERT INTO payloads (run, call, payload) VALUES (:run, :call, :payload)
+                    ON CONFLICT DO NOTHING""",
+                    call=params["call"],
+                    payload=self._encode(group),
+                )
+            ],
+            changes=("groups",),
+        )
+        if rows and rows[0][1] == params["call"]:
+            return True
+        is_alone = bool(rows) and rows[0][2] == group.actor
+        if fences and not is_alone:
+            raise FencedError(f"actor {group.actor} is fenced: {fences[0][0]}")
+        if not rows:
+            raise KeyError(f"the store knows no ticket {group.ticket_id!r}")
+        fit, _, only_for, payload = rows[0]
+        if fit != params["fit"]:
+            raise UnfitGroupError(describe_misfit(self._decode(Ticket, payload), group))
+        if only_for is not None and not is_alone:
+            raise UnfitGroupError(f"ticket {group.ticket_id} is for actor {only_for} alone, not for {group.actor}")
+        return False
+
+    @override
+    def fenced(self, actor: str) -> str | None:
+        rows = self._read(_FENCE, actor=actor)
+        return rows[0][0] if rows else None
+
+    @override
+    def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
+        params = {"id": ticket_id, "reason": reason, "max_attempts": max_attempts, "call": new_call()}
+        mine = "run = :run AND id = :id AND state = 'claimed' AND coalesce(given_up_by, '') <> :call"
+        self._write(
+            self._step(
+                f"""UPDATE runs SET reissued = reissued + 1 WHERE run = :run
+                AND EXISTS (SELECT 1 FROM tickets WHERE {mine} AND attempts + 1 < :max_attempts)""",
+                **params,
+            ),
+            self._step(
+                f"""UPDATE tickets SET attempts = attempts + 1, failure = :reason, actor = NULL, lease_expires_s = NULL,
+                given_up_by = :call, state = CASE WHEN attempts + 1 >= :max_attempts THEN 'failed' ELSE 'open' END
+                WHERE {mine}""",
+                **params,
+            ),
+            changes=("tickets",),
+        )
+
+
+def check_blob(hash_: str, content: bytes) -> None:
+    """Refuses bytes of another hash.
+
+    Raises:
+      ValueError: they were changed on their way or where they lay.
+    """
+    if blake3.blake3(content).hexdigest() != hash_:
+        raise ValueError(f"the file of hash {hash_} has another one: it was changed; start the learner again")

@@ -1,0 +1,24 @@
+"""All that a store does, in SQL, over any database."""
+
+import contextlib
+
+from typing_extensions import override
+
+from bridge.store.protocol import GroupStore, StoreLostError
+from bridge.store.sql.actor import SqlActorSide
+from bridge.store.sql.learner import SqlLearnerSide
+
+_FAREWELL_S = 2.0
+
+
+class SqlStore(SqlLearnerSide, SqlActorSide, GroupStore):
+    """One run in a database; safe to use from several threads, closed before a fork."""
+
+    @override
+    def close(self) -> None:
+        # Whoever can't say so ends its lead by the database's clock.
+        try:
+            with contextlib.suppress(StoreLostError, RuntimeError):
+                self._resign(patience_s=_FAREWELL_S)
+        finally:
+            super().close()
