@@ -8,6 +8,7 @@ writer              held locked by the one process that publishes here
 import math
 import os
 import pathlib
+import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 
 import ml_dtypes
@@ -16,7 +17,7 @@ import numpy as np
 from bridge import codec
 from bridge.snapshots.chunks import MAX_CHUNKS, hash_of_hashes
 from bridge.snapshots.segment import ALIGN_BYTES, Segment
-from bridge.types import TensorEntry, WeightManifest
+from bridge.types import TensorEntry, Version, WeightManifest
 
 MANIFEST = "manifest"
 SLOTS = ("slot-0", "slot-1")
@@ -65,6 +66,21 @@ def read_manifest(path: pathlib.Path) -> WeightManifest | None:
         raise SnapshotError(f"{path} cannot be read; if no run uses it, delete it: {e}") from e
 
 
+def manifest_path(into: pathlib.Path) -> pathlib.Path:
+    """Where it is written which version a reader's copy holds; there only while the copy is whole."""
+    return into.with_name(f"{into.name}.manifest")
+
+
+def part_path(into: pathlib.Path) -> pathlib.Path:
+    """Where it is written which version a reader's copy is being filled with; there only while it is not whole."""
+    return into.with_name(f"{into.name}.part")
+
+
+def place_of(base: str, run: str, version: Version) -> str:
+    """The URL under which a version's files lie, on the server or in the bucket at `base`."""
+    return f"{base.rstrip('/')}/v1/{urllib.parse.quote(run, safe='')}/{version}"
+
+
 def lay_out(entries: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[tuple[TensorEntry, ...], int]:
     """Places tensors one after another at aligned offsets; returns them and the total in bytes.
 
@@ -97,8 +113,8 @@ def check_layout(manifest: WeightManifest) -> None:
     """Refuses a manifest that would be read outside its tensors, or that contradicts itself.
 
     Raises:
-      SnapshotError: it names a foreign file, is empty, a tensor's size is not its shape's, or its chunks are too many
-        or not those that its hash is of.
+      SnapshotError: it names a foreign file, is empty, larger than its tensors, a tensor's size is not its shape's,
+        or its chunks are too many or not those that its hash is of.
     """
     if manifest.file.name not in SLOTS:
         raise SnapshotError(f"version {manifest.version} names the file {manifest.file.name!r}, not a slot")
@@ -109,6 +125,11 @@ def check_layout(manifest: WeightManifest) -> None:
     if hash_of_hashes(manifest.file.chunk_hashes) != manifest.file.blake3:
         raise SnapshotError(
             f"version {manifest.version} is corrupt: its digests are not what {manifest.file.blake3} is of"
+        )
+    room = sum(-(-t.num_bytes // ALIGN_BYTES) * ALIGN_BYTES for t in manifest.tensors)
+    if manifest.file.num_bytes > room:
+        raise SnapshotError(
+            f"version {manifest.version} has {manifest.file.num_bytes} bytes, its tensors need {room} at most"
         )
     for t in manifest.tensors:
         fits = (
@@ -136,6 +157,23 @@ def check_table(manifest: WeightManifest, expected: TensorTable) -> None:
             f"version {manifest.version} differs from the model in {len(wrong)} tensors, first {name}: "
             f"got {got.get(name, 'nothing')}, wanted {want.get(name, 'nothing')}"
         )
+
+
+def check_fit(manifest: WeightManifest, *, run: str, tokenizer_hash: str, expected: TensorTable | None) -> None:
+    """Refuses, before anything is allocated or read, what is not a snapshot of this run and this model.
+
+    Raises:
+      SnapshotError: another run or tokenizer, a malformed manifest, or other tensors than `expected`, where given.
+    """
+    for what, got, want in (
+        ("run", manifest.run, run),
+        ("tokenizer hash", manifest.tokenizer_hash, tokenizer_hash),
+    ):
+        if got != want:
+            raise SnapshotError(f"version {manifest.version} has {what} {got!r}, wanted {want!r}")
+    check_layout(manifest)
+    if expected is not None:
+        check_table(manifest, expected)
 
 
 def reserve(segments: Sequence[Segment], num_bytes: int) -> None:

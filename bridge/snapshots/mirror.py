@@ -20,9 +20,9 @@ from bridge.snapshots.layout import (
     SnapshotError,
     SupersededError,
     TensorTable,
-    check_layout,
-    check_table,
+    check_fit,
     latest,
+    manifest_path,
     read_manifest,
     reserve,
     view,
@@ -62,7 +62,7 @@ class SnapshotMirror:
           SnapshotBusyError: somebody still maps the version that is here.
           SnapshotError: another run, tokenizer or model, or bytes that do not match their hash.
         """
-        self._check(manifest)
+        check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
         reserve([self._segment], manifest.file.num_bytes)
         if not self._segment.lock(timeout_s=self._lock_timeout_s):
             raise SnapshotBusyError(
@@ -70,13 +70,13 @@ class SnapshotMirror:
                 "drop the tensors of the last version before fetching the next"
             )
         try:
-            _manifest_path(self._into).unlink(missing_ok=True)
+            manifest_path(self._into).unlink(missing_ok=True)
             if bad := self._copy(manifest):
                 raise SnapshotError(
                     f"version {manifest.version} is corrupt: {len(bad)} of {manifest.file.num_chunks} chunks of "
                     f"{manifest.file.name} do not match their hash, first {bad[0]}"
                 )
-            replace_file(_manifest_path(self._into), codec.encode(manifest))
+            replace_file(manifest_path(self._into), codec.encode(manifest))
         finally:
             self._segment.unlock()
 
@@ -93,17 +93,6 @@ class SnapshotMirror:
     ) -> None:
         """Closes."""
         self.close()
-
-    def _check(self, manifest: WeightManifest) -> None:
-        for what, got, want in (
-            ("run", manifest.run, self._run),
-            ("tokenizer hash", manifest.tokenizer_hash, self._tokenizer_hash),
-        ):
-            if got != want:
-                raise SnapshotError(f"version {manifest.version} has {what} {got!r}, wanted {want!r}")
-        check_layout(manifest)
-        if self._expected is not None:
-            check_table(manifest, self._expected)
 
     def _copy(self, manifest: WeightManifest) -> list[int]:
         """Copies the data; returns the chunks that are not what was announced."""
@@ -144,7 +133,7 @@ def fetch(
 
 def mirrored(path: str | os.PathLike[str]) -> WeightManifest | None:
     """Which version a mirror's file holds, whole and verified; None if none."""
-    return read_manifest(_manifest_path(pathlib.Path(path)))
+    return read_manifest(manifest_path(pathlib.Path(path)))
 
 
 def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[str, np.ndarray]:
@@ -175,6 +164,3 @@ def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[
     whole = np.frombuffer(data, np.uint8)
     return {t.name: view(whole, t) for t in manifest.tensors}
 
-
-def _manifest_path(into: pathlib.Path) -> pathlib.Path:
-    return into.with_name(into.name + ".manifest")

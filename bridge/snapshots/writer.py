@@ -17,6 +17,7 @@ import numpy as np
 
 from bridge import codec
 from bridge.files import replace_file, try_flock
+from bridge.secrets import Token
 from bridge.snapshots.cast import cast_into
 from bridge.snapshots.chunks import CHUNK_BYTES, hashed, unhashed
 from bridge.snapshots.layout import (
@@ -33,6 +34,7 @@ from bridge.snapshots.layout import (
 )
 from bridge.snapshots.mirror import SnapshotMirror, fetch, map_tensors, mirrored
 from bridge.snapshots.segment import Segment
+from bridge.snapshots.signing import sign
 from bridge.types import Version, WeightManifest
 
 __all__ = [
@@ -62,10 +64,13 @@ class SnapshotWriter:
         run: str,
         tokenizer_hash: str,
         lock_timeout_s: float = 60.0,
+        token: Token | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Makes the folder, or takes it over from a dead writer of the same run; what it announced stays.
+
+        With a token manifests are signed, as actors on other machines want them.
 
         Raises:
           SnapshotError: another writer lives, or the folder holds another run's snapshots.
@@ -73,6 +78,7 @@ class SnapshotWriter:
         self._folder = pathlib.Path(folder)
         self._run, self._tokenizer_hash = run, tokenizer_hash
         self._lock_timeout_s, self._chunk_bytes, self._clock = lock_timeout_s, chunk_bytes, clock
+        self._token = token
         self._draft: SnapshotDraft | None = None
         self._segments: tuple[Segment, ...] = ()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +126,7 @@ class SnapshotWriter:
             raise SnapshotBusyError(
                 f"{segment.path} is still being copied after {self._lock_timeout_s} s; is an actor stopped?"
             )
-        self._draft = SnapshotDraft(manifest, segment, announce=self._announce, on_end=self._end)
+        self._draft = SnapshotDraft(manifest, segment, sign=self._sign, announce=self._announce, on_end=self._end)
         return self._draft
 
     def write(self, version: Version, tensors: Mapping[str, np.ndarray], *, dtype: str) -> WeightManifest:
@@ -154,6 +160,9 @@ class SnapshotWriter:
     def _end(self) -> None:
         self._draft = None
 
+    def _sign(self, manifest: WeightManifest) -> WeightManifest:
+        return manifest if self._token is None else sign(manifest, self._token)
+
     def _announce(self, manifest: WeightManifest) -> None:
         replace_file(self._folder / MANIFEST, codec.encode(manifest))
 
@@ -166,12 +175,13 @@ class SnapshotDraft:
         manifest: WeightManifest,
         segment: Segment,
         *,
+        sign: Callable[[WeightManifest], WeightManifest],
         announce: Callable[[WeightManifest], None],
         on_end: Callable[[], None],
     ) -> None:
         """Called by `SnapshotWriter.begin`, with the segment locked."""
         self._manifest, self._segment = manifest, segment
-        self._announce, self._on_end = announce, on_end
+        self._sign, self._announce, self._on_end = sign, announce, on_end
         self._data = segment.bytes_view(manifest.file.num_bytes)
         self._tensors = {t.name: t for t in manifest.tensors}
         self._views: dict[str, np.ndarray] = {}
@@ -210,7 +220,7 @@ class SnapshotDraft:
         for t in self._manifest.tensors:  # gaps are hashed too: equal weights give equal hashes
             self._data[end : t.offset_bytes] = 0
             end = t.offset_bytes + t.num_bytes
-        manifest = dataclasses.replace(self._manifest, file=hashed(self._manifest.file, self._data))
+        manifest = self._sign(dataclasses.replace(self._manifest, file=hashed(self._manifest.file, self._data)))
         # Unlocked before the rename: who reads the new manifest must not find the slot locked.
         self._close()
         self._announce(manifest)
