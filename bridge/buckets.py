@@ -11,14 +11,21 @@ from obstore.store import ObjectStore
 
 from bridge.secrets import Tls, Token
 
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig
+if TYPE_CHECKING:  # obstore has these for type checkers only
+    from obstore.store import ClientConfig, RetryConfig
 
 BUCKET_SCHEMES = ("s3", "gs", "file")
 """What can be written to; `http` and `https` are only read."""
 
 
-def open_place(url: str, *, token: Token | None = None, tls: Tls | None = None, timeout_s: float = 60.0) -> ObjectStore:
+def open_place(
+    url: str,
+    *,
+    token: Token | None = None,
+    tls: Tls | None = None,
+    timeout_s: float = 60.0,
+    max_retries: int | None = None,
+) -> ObjectStore:
     """Whatever lies under a URL; nothing is asked of it yet.
 
     Buckets take their credentials from the environment as their own tools do (AWS_*, GOOGLE_APPLICATION_CREDENTIALS).
@@ -28,6 +35,8 @@ def open_place(url: str, *, token: Token | None = None, tls: Tls | None = None, 
       token: shown to web servers.
       tls: whose `ca` is trusted besides the system's.
       timeout_s: how long one request may take.
+      max_retries: how often a request is made again by itself; None: obstore's own default, for minutes. A caller that
+        tries again itself wants 0.
 
     Raises:
       ValueError: another scheme, or http to another machine, which would show the token to everyone between.
@@ -35,6 +44,7 @@ def open_place(url: str, *, token: Token | None = None, tls: Tls | None = None, 
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
         return obstore.store.from_url(url, mkdir=True)
+    retry: RetryConfig | None = None if max_retries is None else {"max_retries": max_retries}
     timeout = datetime.timedelta(seconds=timeout_s)
     options: ClientConfig = {"timeout": timeout, "connect_timeout": datetime.timedelta(seconds=min(10.0, timeout_s))}
     if tls is not None and tls.ca is not None:
@@ -45,12 +55,12 @@ def open_place(url: str, *, token: Token | None = None, tls: Tls | None = None, 
         options["allow_http"], options["http1_only"] = parts.scheme == "http", True
         if token is not None:
             options["default_headers"] = {"Authorization": token.header}
-        return obstore.store.HTTPStore.from_url(url, client_options=options)
+        return obstore.store.HTTPStore.from_url(url, client_options=options, retry_config=retry)
     if parts.scheme in BUCKET_SCHEMES:
         # obstore does not read this one from the environment once it is given any option (an endpoint for a trial).
         if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
             options["allow_http"] = True
-        return obstore.store.from_url(url, client_options=options)
+        return obstore.store.from_url(url, client_options=options, retry_config=retry)
     raise ValueError(f"{url} must begin with s3://, gs://, file:///, https:// or (on loopback) http://")
 
 

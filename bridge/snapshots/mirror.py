@@ -163,4 +163,3 @@ def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[
         os.close(fd)
     whole = np.frombuffer(data, np.uint8)
     return {t.name: view(whole, t) for t in manifest.tensors}
-

@@ -28,6 +28,15 @@ class Segment:
         self._map: mmap.mmap | None = None
         self._num_mapped_bytes = 0
 
+    def is_at(self, path: pathlib.Path) -> bool:
+        """Whether this file is the one that lies there now."""
+        try:
+            there = os.stat(path)
+        except FileNotFoundError:
+            return False
+        ours = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
     def missing_bytes(self, num_bytes: int) -> int:
         """Memory that `reserve(num_bytes)` would take beyond what the file holds."""
         return max(0, num_bytes - os.fstat(self._fd).st_blocks * 512)

@@ -1,0 +1,272 @@
+"""Chunks of a file from whatever place has it, into memory: ranges in parallel, each chunk verified.
+
+What arrived stays: a broken connection, a place that fails and a bad chunk cost only what was on its way. obstore reads
+and decrypts outside Python's lock.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import re
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import obstore
+from absl import logging
+from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import ObjectStore
+
+from bridge.snapshots.chunks import has_chunk
+from bridge.snapshots.layout import SnapshotError, SupersededError
+from bridge.types import FileEntry
+
+_CERTIFICATE = re.compile(r"(invalid peer certificate: \w+|certificate [a-z ]+)")
+_BLOCK_BYTES = 2**20
+"""What is handed to Python at once. Measured on loopback: 256 KiB are slower, 4 MiB no faster."""
+_STOP_POLL_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How a download deals with a place that is slow, silent or wrong."""
+
+    num_ranges: int = 4
+    """Ranges read at once, on a good day."""
+    range_bytes: int = 16 * 2**20
+    """Size of a range, on a good day. After a failure fewer and shorter ones are read, down to one of one chunk."""
+    silence_s: float = 10.0
+    """A connection on which a block did not arrive within this time is given up."""
+    give_up_s: float = 60.0
+    """A download that no new chunk has arrived of for so long fails; what is there stays."""
+    max_bad: int = 3
+    """Copies of one chunk that did not match its hash before a place is given up."""
+    first_backoff_s: float = 0.2
+    last_backoff_s: float = 2.0
+
+
+class StoppedError(SnapshotError):
+    """A download that was told to stop; what is there stays."""
+
+
+class _Broken(Exception):  # noqa: N818
+    """A place failed, and may do better when it is asked again."""
+
+
+class _Useless(Exception):  # noqa: N818
+    """A place refused, or does not have what is wanted: asking again is no use."""
+
+
+class _Gone(_Useless):
+    """A place does not have this version any more."""
+
+
+@dataclasses.dataclass(slots=True)
+class Tally:
+    """What a download took."""
+
+    num_bytes: int = 0
+    """Bytes that arrived, bad ones included."""
+    num_bad: int = 0
+    """Chunks that arrived and did not match their hash."""
+    num_breaks: int = 0
+    """Times that a place failed in the middle."""
+
+
+def download(
+    file: FileEntry,
+    name: str,
+    places: Sequence[tuple[str, Callable[[], ObjectStore]]],
+    into: np.ndarray,
+    *,
+    chunks: Iterable[int],
+    stop: threading.Event,
+    patience: Patience,
+    clock: Callable[[], float] = time.monotonic,
+) -> Tally:
+    """Fills `chunks` of `into`, each verified. Blocks its thread; runs an event loop of its own.
+
+    Args:
+      file: what the data must be.
+      name: the file's, in each place.
+      places: (what to call it, what opens it), the best one first.
+      into: uint8, as long as the file.
+      chunks: those that are wanted.
+      stop: once set, the download ends within a moment.
+      patience: with failures.
+      clock: monotonic, in seconds.
+
+    Raises:
+      SupersededError: every place says that it has no such version (any more).
+      StoppedError: `stop` was set.
+      SnapshotError: no place could be read for long enough, each refused, or chunks were bad again and again.
+    """
+    work = _Download(file, name, into, chunks, patience, clock)
+    asyncio.run(_until(work.run(places), stop))
+    return work.tally
+
+
+async def _until(work: Coroutine[Any, Any, None], stop: threading.Event) -> None:
+    """Runs `work` to its end, or until `stop` is set."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        if stop.is_set():
+            task.cancel()
+        await asyncio.wait({task}, timeout=_STOP_POLL_S)
+    if task.cancelled():
+        raise StoppedError("a download was told to stop")
+    task.result()
+
+
+class _Download:
+    def __init__(
+        self,
+        file: FileEntry,
+        name: str,
+        into: np.ndarray,
+        chunks: Iterable[int],
+        patience: Patience,
+        clock: Callable[[], float],
+    ) -> None:
+        self.tally = Tally()
+        self._file, self._name, self._into = file, name, into
+        self._missing = collections.deque(sorted(chunks))
+        self._num_bad: collections.Counter[int] = collections.Counter()
+        self._patience, self._clock = patience, clock
+        self._arrived_s = clock()
+        self._max_span = max(1, patience.range_bytes // file.chunk_bytes)
+        self._width, self._span = patience.num_ranges, self._max_span
+        """Ranges at once, and chunks in each."""
+
+    async def run(self, places: Sequence[tuple[str, Callable[[], ObjectStore]]]) -> None:
+        left = dict(places)
+        why: dict[str, str] = {}
+        backoff_s = self._patience.first_backoff_s
+        is_gone = bool(left)
+        while self._missing:
+            num_missing = len(self._missing)
+            for url, open_ in list(left.items()):
+                try:
+                    await self._read_from(open_())
+                except _Gone as e:
+                    why[url] = str(e)
+                    del left[url]
+                except (_Useless, ValueError) as e:
+                    why[url], is_gone = str(e), False
+                    del left[url]
+                except _Broken as e:
+                    why[url] = str(e)
+                    self.tally.num_breaks += 1
+                    logging.warning("snapshot place failed url=%s chunks_left=%d reason=%s", url, len(self._missing), e)
+                if not self._missing:
+                    return
+            self._check_hope(left, why, is_gone)
+            if len(self._missing) < num_missing:
+                backoff_s = self._patience.first_backoff_s
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(self._patience.last_backoff_s, 2 * backoff_s)
+
+    def _check_hope(self, left: dict[str, Callable[[], ObjectStore]], why: dict[str, str], is_gone: bool) -> None:
+        reasons = "; ".join(f"{url}: {reason}" for url, reason in why.items()) or "it has no source"
+        if not left and is_gone:
+            raise SupersededError(f"no place has it any more: {reasons}")
+        silent_s = self._clock() - self._arrived_s
+        if not left or silent_s >= self._patience.give_up_s:
+            num_there = self._file.num_chunks - len(self._missing)
+            since = "" if not left else f" for {silent_s:.0f} s"
+            raise SnapshotError(
+                f"it can't be fetched{since}, {num_there} of {self._file.num_chunks} chunks are there: {reasons}"
+            )
+
+    async def _read_from(self, place: ObjectStore) -> None:
+        """Reads ranges until nothing is missing; after a failure those on their way are read to their end."""
+        running: set[asyncio.Task[None]] = set()
+        failure: Exception | None = None
+        try:
+            while running or (self._missing and failure is None):
+                while self._missing and failure is None and len(running) < self._width:
+                    running.add(asyncio.create_task(self._read_range(place, self._take())))
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    error = task.exception()
+                    if isinstance(error, _Broken | _Useless):
+                        failure = failure if isinstance(failure, _Useless) else error
+                        self._width, self._span = max(1, self._width // 2), max(1, self._span // 2)
+                    elif error is not None:
+                        raise error
+                    else:
+                        self._width = min(self._patience.num_ranges, self._width + 1)
+                        self._span = min(self._max_span, 2 * self._span)
+        finally:
+            for task in running:
+                task.cancel()
+            if running:  # so that nothing of them comes back to an event loop that is closed
+                await asyncio.wait(running)
+        if failure is not None:
+            raise failure
+
+    def _take(self) -> list[int]:
+        """The next chunks that follow on one another."""
+        taken = [self._missing.popleft()]
+        while self._missing and self._missing[0] == taken[-1] + 1 and len(taken) < self._span:
+            taken.append(self._missing.popleft())
+        return taken
+
+    async def _read_range(self, place: ObjectStore, chunks: list[int]) -> None:
+        """Reads chunks that follow on one another; what is not there in the end is missing again."""
+        position, end = self._file.chunk(chunks[0])[0], self._file.chunk(chunks[-1])[1]
+        waiting = collections.deque(chunks)
+        try:
+            async with asyncio.timeout(self._patience.silence_s):
+                result = await obstore.get_async(place, self._name, options={"range": (position, end)})
+            blocks = aiter(result.stream(min_chunk_size=_BLOCK_BYTES))
+            while position < end:
+                async with asyncio.timeout(self._patience.silence_s):
+                    block = np.frombuffer(await anext(blocks), np.uint8)
+                if block.size > end - position:
+                    raise _Broken(f"sent more than the {end - position} bytes that were left")
+                np.copyto(self._into[position : position + block.size], block)
+                self.tally.num_bytes += block.size
+                position += block.size
+                while waiting and self._file.chunk(waiting[0])[1] <= position:
+                    await self._verify(waiting.popleft())
+        except StopAsyncIteration:
+            raise _Broken(f"ended at byte {position}, {end} expected") from None
+        except TimeoutError:
+            raise _Broken(f"sent nothing for {self._patience.silence_s:.0f} s") from None
+        except FileNotFoundError:
+            raise _Gone("not found") from None
+        except (UnauthenticatedError, PermissionDeniedError) as e:
+            raise _Useless(f"refused the token or the credentials: {_first_line(e)}") from None
+        except NotSupportedError as e:
+            raise _Useless(_first_line(e)) from None
+        except (BaseError, OSError) as e:
+            if " 410 Gone" in _first_line(e):
+                raise _Gone("superseded") from None
+            raise _Broken(_first_line(e)) from None
+        finally:
+            self._missing.extendleft(reversed(waiting))
+
+    async def _verify(self, chunk: int) -> None:
+        """Hashes a chunk in another thread, so that the next one is copied meanwhile."""
+        if await asyncio.to_thread(has_chunk, self._into, self._file, chunk):
+            self._arrived_s = self._clock()
+            return
+        self.tally.num_bad += 1
+        self._num_bad[chunk] += 1
+        self._missing.append(chunk)
+        message = f"chunk {chunk} does not match its hash"
+        if self._num_bad[chunk] >= self._patience.max_bad:
+            self._num_bad[chunk] = 0  # another place may do better
+            raise _Useless(f"corrupt: {message}, {self._patience.max_bad} times")
+        logging.warning("snapshot %s; it is fetched again", message)
+
+
+def _first_line(error: Exception) -> str:
+    """What is wrong, of an error that goes on with its whole history."""
+    text = str(error)
+    line = text.splitlines()[0] if text else type(error).__name__
+    why = _CERTIFICATE.search(text)
+    return f"{line}: {why.group(1)}" if why else line

@@ -1,0 +1,157 @@
+"""Snapshots from other machines: announced by the store, read from a server or a bucket, verified chunk by chunk.
+
+Everything is checked before the first byte: signature, run, tokenizer, names, shapes, dtypes and sizes. Chunks that are
+there already are not fetched again: those of a download that broke off, and those that the version before has too.
+"""
+
+import pathlib
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from obstore.store import ObjectStore
+
+from bridge import codec
+from bridge.buckets import open_place
+from bridge.files import replace_file
+from bridge.secrets import Tls, Token
+from bridge.snapshots.chunks import each_on_all_cores, has_chunk
+from bridge.snapshots.download import Patience, Tally, download
+from bridge.snapshots.layout import (
+    SnapshotBusyError,
+    SnapshotError,
+    SupersededError,
+    TensorTable,
+    check_fit,
+    manifest_path,
+    part_path,
+    read_manifest,
+    reserve,
+)
+from bridge.snapshots.segment import Segment
+from bridge.snapshots.signing import check_signature
+from bridge.types import Announcement, FileEntry, WeightManifest
+
+_REQUEST_S = 600.0
+"""How long one range may take in all; that blocks keep coming is watched apart (`Patience.silence_s`)."""
+
+
+class SnapshotFetcher:
+    """Fetches announced versions into warm local files. One thread at a time."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        tokenizer_hash: str,
+        expected: TensorTable | None = None,
+        token: Token | None = None,
+        tls: Tls | None = None,
+        patience: Patience | None = None,
+        lock_timeout_s: float = 60.0,
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+          run: whose snapshots.
+          tokenizer_hash: the model's.
+          expected: the model's tensors: a snapshot with other names, dtypes or shapes is refused.
+          token: what servers are shown, and manifests must be signed with; None: neither.
+          tls: whom to trust besides the system's authorities.
+          patience: with places that are slow or fail.
+          lock_timeout_s: how long a file that somebody maps is waited for.
+        """
+        self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
+        self._token, self._tls = token, tls
+        self._patience = patience or Patience()
+        self._lock_timeout_s = lock_timeout_s
+        self._segments: dict[pathlib.Path, Segment] = {}
+
+    def check(self, manifest: WeightManifest) -> None:
+        """Refuses what may not be fetched, before anything is allocated or read.
+
+        Raises:
+          SnapshotError: unsigned or signed by another, another run, tokenizer or model, or malformed.
+        """
+        if self._token is not None:
+            check_signature(manifest, self._token)
+        check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
+
+    def fetch(self, announcement: Announcement, into: pathlib.Path, *, stop: threading.Event) -> Tally:
+        """Brings a version into a local file and proves that it arrived; `map_tensors` then gives its tensors.
+
+        Raises:
+          SupersededError: no source has it any more; take the one that is announced now.
+          SnapshotBusyError: somebody still maps what the file holds.
+          StoppedError: `stop` was set.
+          SnapshotError: refused by `check`, no room, or no source could be read for long enough.
+        """
+        manifest = announcement.manifest
+        self.check(manifest)
+        segment = self._segment(into)
+        reserve([segment], manifest.file.num_bytes)
+        if not segment.lock(timeout_s=self._lock_timeout_s):
+            raise SnapshotBusyError(f"{into} is still mapped or written after {self._lock_timeout_s} s")
+        try:
+            data = segment.bytes_view(manifest.file.num_bytes)
+            there = _chunks_there(data, manifest.file, into)
+            # From here on the file holds no whole version, and says so; what it holds is told by its chunks.
+            replace_file(part_path(into), codec.encode(manifest))
+            manifest_path(into).unlink(missing_ok=True)
+            tally = download(
+                manifest.file,
+                manifest.file.name,
+                [(url, self._opener(url)) for url in announcement.sources],
+                data,
+                chunks=[i for i in range(manifest.file.num_chunks) if i not in there],
+                stop=stop,
+                patience=self._patience,
+            )
+            replace_file(manifest_path(into), codec.encode(manifest))
+            part_path(into).unlink(missing_ok=True)
+            return tally
+        except SupersededError as e:
+            raise SupersededError(f"version {manifest.version} was superseded: {e}") from None
+        except SnapshotError as e:
+            raise type(e)(f"version {manifest.version}: {e}") from None
+        finally:
+            segment.unlock()
+
+    def close(self) -> None:
+        """Lets go of the local files; they stay, and so does what is mapped."""
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+
+    def _segment(self, into: pathlib.Path) -> Segment:
+        """The file, still mapped since the last fetch unless somebody put another one in its place."""
+        kept = self._segments.get(into)
+        if kept is not None and not kept.is_at(into):
+            kept.close()
+            kept = None
+        if kept is None:
+            kept = self._segments[into] = Segment(into)
+        return kept
+
+    def _opener(self, url: str) -> Callable[[], ObjectStore]:
+        return lambda: open_place(url, token=self._token, tls=self._tls, timeout_s=_REQUEST_S, max_retries=0)
+
+
+def _chunks_there(data: np.ndarray, file: FileEntry, into: pathlib.Path) -> set[int]:
+    """The chunks that need not be fetched; each hashed anew, whatever is written of it."""
+    candidates: list[int] = []
+    if part_path(into).exists():
+        candidates = list(range(file.num_chunks))
+    elif (held := held_in(into)) is not None and held.file.chunk_bytes == file.chunk_bytes:
+        num_common = min(held.file.num_chunks, file.num_chunks)
+        candidates = [i for i in range(num_common) if held.file.chunk_hash(i) == file.chunk_hash(i)]
+    is_there = each_on_all_cores(lambda i: has_chunk(data, file, i), candidates)
+    return {i for i, there in zip(candidates, is_there, strict=True) if there}
+
+
+def held_in(into: pathlib.Path) -> WeightManifest | None:
+    """Which version a file holds, whole and verified; None also where that can't be read."""
+    try:
+        return read_manifest(manifest_path(into))
+    except SnapshotError:  # damaged, or of another build: it is fetched anew
+        return None

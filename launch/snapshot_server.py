@@ -1,0 +1,121 @@
+"""Serves a run's snapshots to other machines: `python -m launch.snapshot_server --folder=FOLDER --listen=HOST:PORT`.
+
+The token comes from SLUICE_TOKEN or SLUICE_TOKEN_FILE, certificate and key from SLUICE_TLS_CERT and SLUICE_TLS_KEY.
+The first line on stdout is the URL it serves at. It ends with whoever started it, and by SIGTERM.
+"""
+
+import asyncio
+import os
+import pathlib
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+from absl import flags
+
+from bridge.secrets import read_tls, read_token
+from bridge.snapshots.serve import SnapshotServer, listen, url_of
+from configs import extension
+from launch import command_line, lifeline
+
+_FOLDER = flags.DEFINE_string("folder", None, "The snapshot folder that the learner publishes into.")
+_LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "Address and port to serve at; port 0 takes a free one.")
+_SCHEME = flags.DEFINE_enum("scheme", "https", ["http", "https"], "http is served on loopback only.")
+_READER_WAIT_S = flags.DEFINE_float(
+    "reader_wait_s", 10.0, "How long a superseded version is served on to who has begun to read it."
+)
+_START_S = 30.0
+_END_S = 10.0
+
+
+def main() -> int:
+    """Serves until it is told to end (0)."""
+    lifeline.die_with_parent()
+    command_line.log_to_stderr()
+    with command_line.usage_errors():
+        if not _FOLDER.value or _READER_WAIT_S.value <= 0:
+            raise ValueError("give --folder=FOLDER of the snapshots, and a --reader_wait_s > 0")
+        token = read_token()
+        listener, tls = listen(_LISTEN.value, scheme=_SCHEME.value, token=token, tls=read_tls())
+    server = SnapshotServer(_FOLDER.value, listener, token=token, tls=tls, reader_wait_s=_READER_WAIT_S.value)
+
+    async def serve() -> None:
+        serving = asyncio.create_task(server.run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        print(url_of(listener, _SCHEME.value), flush=True)
+        await asyncio.wait({serving})
+        if not serving.cancelled():
+            serving.result()
+
+    asyncio.run(serve())
+    return 0
+
+
+class ServerProcess:
+    """A snapshot server of one's own, as the learner's process starts it; it ends with this process."""
+
+    def __init__(
+        self, folder: pathlib.Path, *, listen: str, scheme: str, reader_wait_s: float, log: pathlib.Path
+    ) -> None:
+        """Starts it and waits until it listens; token and certificates are those of the environment.
+
+        Raises:
+          ValueError: it refuses to start, with its own words.
+        """
+        arguments = [f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"]
+        with open(log, "ab") as err:
+            begins = err.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "launch.snapshot_server", *arguments, f"--reader_wait_s={reader_wait_s}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                env=os.environ | {"PYTHONPATH": extension.python_path(), lifeline.VARIABLE: str(os.getpid())},
+            )
+        self.url = self._first_line()
+        """Where it serves: scheme, address and port."""
+        if not self.url:
+            self.close()
+            said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()
+            raise ValueError(f"the snapshot server did not start: {said[-1] if said else 'it said nothing'}")
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _first_line(self) -> str:
+        out = self._process.stdout
+        assert out is not None
+        line, end_s = b"", time.monotonic() + _START_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            while not line.endswith(b"\n") and selector.select(max(0.0, end_s - time.monotonic())):
+                read = os.read(out.fileno(), 4096)
+                if not read:
+                    return ""
+                line += read
+        return line.decode().strip() if line.endswith(b"\n") else ""
+
+
+if __name__ == "__main__":
+    command_line.run(main)
