@@ -22,6 +22,7 @@ from actor.verifiers.pool import VerifierPool, check_own
 from actor.weights.client import WeightClient
 from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import read_model_folder
+from actor.weights.source import LocalSource
 from bridge.pulse import BEAT_S, Doing, Pulse
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
@@ -79,12 +80,14 @@ def main() -> int:
                     return command_line.RESIZE
                 raise
         weights = WeightClient(
-            snapshots,
-            copy.file,
+            LocalSource(
+                snapshots,
+                copy.file,
+                run=run_id(folder),
+                tokenizer_hash=model.tokenizer_hash,
+                expected=model.tensors,
+            ),
             engine,
-            run=run_id(folder),
-            tokenizer_hash=model.tokenizer_hash,
-            expected=model.tensors,
             timeline=timeline,
         )
         logging.info("actor ready name=%s model=%s", _NAME.value, model.path)

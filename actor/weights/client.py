@@ -7,8 +7,6 @@ is served on. A refused snapshot is tried again, less and less often: the copy m
 and by rounds the learner publishes nothing newer until this actor has served.
 """
 
-import asyncio
-import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -16,8 +14,8 @@ from collections.abc import Callable
 from absl import logging
 
 from actor.engine.protocol import Engine, WeightLoadError
-from bridge.snapshots.layout import MANIFEST, TensorTable
-from bridge.snapshots.writer import SnapshotError, SnapshotMirror, SupersededError, latest
+from actor.weights.source import WeightSource
+from bridge.snapshots.layout import SnapshotError, SupersededError
 from bridge.timeline import Timeline
 from bridge.types import Version, WeightManifest
 
@@ -32,24 +30,18 @@ class WeightClient:
 
     def __init__(
         self,
-        snapshots: pathlib.Path,
-        local_file: pathlib.Path,
+        source: WeightSource,
         engine: Engine,
         *,
-        run: str,
-        tokenizer_hash: str,
-        expected: TensorTable,
         timeline: Timeline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`snapshots` is where the learner publishes, `local_file` this actor's own warm copy."""
-        self._snapshots, self._local_file, self._engine = snapshots, local_file, engine
-        self._mirror = SnapshotMirror(snapshots, local_file, run=run, tokenizer_hash=tokenizer_hash, expected=expected)
+        """Takes over `source`, which `close` closes."""
+        self._source, self._engine = source, engine
         self._timeline, self._clock = timeline, clock
-        self._seen: tuple[int, int, int] | None = None
-        self._manifest: WeightManifest | None = None
         self._held: WeightManifest | None = None
-        """What the local file holds, whole and verified."""
+        """What was fetched last, whole and verified; and the file that holds it."""
+        self._file: pathlib.Path | None = None
         self._refused: Version | None = None
         self._num_refusals = 0
         self._retry_at = 0.0
@@ -88,7 +80,7 @@ class WeightClient:
         if is_waiting and self._refused is None:
             return None
         try:
-            manifest = self._announced()
+            manifest = await self._source.announced()
         except SnapshotError as e:
             self._refuse(None, e)
             return None
@@ -102,7 +94,7 @@ class WeightClient:
         start, start_s = time.perf_counter(), time.time()
         self._held = None
         try:
-            await asyncio.to_thread(self._mirror.fetch, manifest)
+            self._file = await self._source.fetch(manifest)
         except SupersededError:
             return None  # the next call takes the newer one
         except SnapshotError as e:
@@ -120,14 +112,16 @@ class WeightClient:
         Raises:
           EngineDeadError: the engine failed half-way.
         """
+        assert self._file is not None and manifest == self._held, "swap what prefetch returned"
         self.is_swapping = True
         try:
-            timings = await self._engine.swap_weights(self._local_file, manifest)
+            timings = await self._engine.swap_weights(self._file, manifest)
         except WeightLoadError as e:
             self._refuse(manifest.version, e)
             return False
         finally:
             self.is_swapping = False
+            self._source.release()
         end_s = time.time()
         self._refused, self._num_refusals = None, 0
         self.timings |= {
@@ -151,19 +145,7 @@ class WeightClient:
 
     def close(self) -> None:
         """Lets go of the local file."""
-        self._mirror.close()
-
-    def _announced(self) -> WeightManifest | None:
-        """The announced manifest, read again only when its file is another one."""
-        try:
-            stat = os.stat(self._snapshots / MANIFEST)
-        except FileNotFoundError:
-            return None
-        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if seen != self._seen:
-            self._manifest = latest(self._snapshots)
-            self._seen = seen
-        return self._manifest
+        self._source.close()
 
     def _refuse(self, version: Version | None, reason: Exception) -> None:
         if version != self._refused:

@@ -68,6 +68,7 @@ class EngineSide:
         from actor.weights.client import WeightClient
         from actor.weights.local_copy import LocalCopy
         from actor.weights.model_folder import read_model_folder
+        from actor.weights.source import LocalSource
 
         self._config = config = prepared.config
         model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
@@ -75,12 +76,14 @@ class EngineSide:
         self._engine = VllmEngine.start(model.path, config, expected=model.tensors)
         self._timeline = Timeline(RunFolder(prepared.folder).events, _NAME)
         self._weights = WeightClient(
-            snapshot_folder(config),
-            self._copy.file,
+            LocalSource(
+                snapshot_folder(config),
+                self._copy.file,
+                run=run_id(prepared.folder),
+                tokenizer_hash=model.tokenizer_hash,
+                expected=model.tensors,
+            ),
             self._engine,
-            run=run_id(prepared.folder),
-            tokenizer_hash=model.tokenizer_hash,
-            expected=model.tensors,
             timeline=self._timeline,
         )
         self._runner = asyncio.Runner()

@@ -13,6 +13,7 @@ from actor.duties import STANDARD_DUTIES
 from actor.loop import Actor, Duty, Limits
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
+from actor.weights.source import LocalSource
 from bridge import timeline
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.sqlite import SqliteStore
@@ -96,12 +97,14 @@ def make_setup(
     store = SqliteStore(root / "store.sqlite")
     events = Timeline(root / "events", name)
     weights = WeightClient(
-        root / "snapshots",
-        root / f"copy-{name}" / "weights",
+        LocalSource(
+            root / "snapshots",
+            root / f"copy-{name}" / "weights",
+            run="r",
+            tokenizer_hash="t",
+            expected=TABLE,
+        ),
         engine,
-        run="r",
-        tokenizer_hash="t",
-        expected=TABLE,
         timeline=events,
     )
     extra: dict[str, Any] = {"command": command} if command else {}

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from actor.weights.client import FIRST_RETRY_S, WeightClient
+from actor.weights.source import LocalSource
 from bridge import timeline
 from bridge.snapshots.writer import SnapshotWriter, mirrored
 from bridge.timeline import Timeline
-from bridge.types import Version
+from bridge.types import Version, WeightManifest
 from tests.actor.fakes import FakeEngine
 
 TABLE = {"a": ("float32", (3, 5)), "b": ("float32", (7,))}
@@ -59,10 +60,12 @@ def make_setup(root: pathlib.Path, **expected) -> Setup:
     now = [0.0]
     engine = FakeEngine()
     client = WeightClient(
-        root / "snapshots",
-        root / "copy" / "weights",
+        LocalSource(
+            root / "snapshots",
+            root / "copy" / "weights",
+            **({"run": "r", "tokenizer_hash": "t", "expected": TABLE} | expected),
+        ),
         engine,
-        **({"run": "r", "tokenizer_hash": "t", "expected": TABLE} | expected),
         timeline=Timeline(root / "events", "actor-0"),
         clock=lambda: now[0],
     )
@@ -173,10 +176,15 @@ def test_damaged_manifest_is_refused_and_not_read_in_a_busy_loop(setup):
 def test_version_superseded_while_it_is_copied_is_skipped(setup, monkeypatch):
     stale = setup.publish(0)
     setup.publish(1)
-    fresh, announced = setup.client._announced(), [stale]
-    monkeypatch.setattr(setup.client, "_announced", lambda: announced[0])
+    announced: list[WeightManifest] = [stale, stale]
+    real = LocalSource.announced
+
+    async def first_the_stale_one(source: LocalSource) -> WeightManifest | None:
+        return announced.pop() if announced else await real(source)
+
+    monkeypatch.setattr(LocalSource, "announced", first_the_stale_one)
+    assert not setup.follow()
     assert not setup.follow()
     assert setup.client.num_refused == 0
-    announced[0] = fresh
     assert setup.follow()
     assert setup.engine.version == version(1)

@@ -21,6 +21,7 @@ from actor.vllm.engine import VllmEngine
 from actor.weights.client import WeightClient
 from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import ModelFolder, read_model_folder
+from actor.weights.source import LocalSource
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from configs import overrides
@@ -111,12 +112,14 @@ class Server:
             timeline = Timeline(RunFolder(session.folder).events, NAME)
             parts.callback(timeline.close)
             weights = WeightClient(
-                snapshots,
-                copy.file,
+                LocalSource(
+                    snapshots,
+                    copy.file,
+                    run=run_id(session.folder),
+                    tokenizer_hash=model.tokenizer_hash,
+                    expected=model.tensors,
+                ),
                 replay,
-                run=run_id(session.folder),
-                tokenizer_hash=model.tokenizer_hash,
-                expected=model.tensors,
                 timeline=timeline,
             )
             parts.callback(weights.close)

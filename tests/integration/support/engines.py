@@ -15,6 +15,7 @@ from actor.vllm.engine import VllmEngine
 from actor.vllm.environment import set_environment
 from actor.weights.client import WeightClient
 from actor.weights.model_folder import ModelFolder, read_model_folder
+from actor.weights.source import LocalSource
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.timeline import Timeline
 from bridge.types import Sampling, Version, WeightManifest
@@ -150,12 +151,14 @@ def start_bench(root: Path, kind: EngineKind) -> Bench:
         engine = VllmEngine.start(folder, config, expected=model.tensors)
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash=model.tokenizer_hash)
     client = WeightClient(
-        root / "snapshots",
-        root / "copy" / "weights",
+        LocalSource(
+            root / "snapshots",
+            root / "copy" / "weights",
+            run="r",
+            tokenizer_hash=model.tokenizer_hash,
+            expected=model.tensors,
+        ),
         engine,
-        run="r",
-        tokenizer_hash=model.tokenizer_hash,
-        expected=model.tensors,
         timeline=Timeline(root / "events", "actor-0"),
     )
     return Bench(folder, model, config, engine, writer, client, asyncio.Runner(), root / "events")
