@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from bridge.buckets import is_loopback
 from bridge.store.postgres.errors import connecting_heals, explain
 from bridge.store.sql.script import StoreClosedError
 
@@ -57,6 +58,7 @@ class Connections:
         except psycopg.ProgrammingError as e:
             raise ValueError(f"the store's URL can't be read: {_without(url, str(e)).strip()}") from None
         self.place = place_of(given)
+        check_encrypted(given, place=self.place)
         self._conninfo = make_conninfo("", **{**_CLIENT, **given})
         self._pid = os.getpid()
         self._changed = threading.Condition()
@@ -157,6 +159,26 @@ def cut(connection: Connection) -> None:
     """Ends a connection that another thread may be waiting on; that thread gets an error and closes it."""
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
+
+
+def check_encrypted(given: Mapping[str, Any], *, place: str) -> None:
+    """Refuses a server on another machine that would be talked to without TLS, or without proof that it is the one.
+
+    What the URL leaves out is libpq's: its environment (PGHOST, PGSSLMODE), and then `prefer`, which anybody between
+    may talk out of TLS.
+
+    Raises:
+      ValueError: says what to add.
+    """
+    defaults = {o.keyword.decode(): (o.val or b"").decode() for o in psycopg.pq.Conninfo.get_defaults()}
+    settings = {**defaults, **given}
+    hosts = f"{settings.get('hostaddr') or settings.get('host') or ''}".split(",")
+    is_here = all(not host or host.startswith(("/", "@")) or is_loopback(host) for host in hosts)
+    if not is_here and settings.get("sslmode") != "verify-full":
+        raise ValueError(
+            f"{place} is on another machine, and sslmode={settings.get('sslmode')} does not prove that it is the right "
+            "server: add ?sslmode=verify-full, and name whoever signed its certificate by PGSSLROOTCERT"
+        )
 
 
 def place_of(given: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ _HEALING_WORDS = (
 )
 # Part of what libpq or the server says -> what to do about it.
 _ADVICE = (
+    ("lock timeout", "a session keeps this run locked: an administrator ends it (pg_locks, pg_terminate_backend)"),
     ("password authentication failed", "give the right password in PGPASSFILE or PGPASSWORD"),
     ("no password supplied", "give its password in PGPASSFILE or PGPASSWORD"),
     ("no pg_hba.conf entry", "have the server's administrator let this role in from here (pg_hba.conf)"),
@@ -70,7 +71,8 @@ def connecting_heals(error: psycopg.Error) -> bool:
 def explain(error: psycopg.Error, *, place: str) -> str:
     """One line on why a server can't be used, and what to do; `place` is the URL without its password."""
     # libpq tries each address of a host, and with `prefer` each way, and says so on a line each.
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("- ")]
+    said = error.diag.message_primary or str(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("- ")]
     reason = next((line for line in reversed(lines) if "FATAL" in line or "error" in line or "certificate" in line), "")
     reason = (reason or (lines[-1] if lines else type(error).__name__)).removeprefix("connection failed: ")
     advice = next(advice for words, advice in _ADVICE if words in reason)

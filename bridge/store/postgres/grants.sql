@@ -83,6 +83,11 @@ BEGIN
             AND OLD.lease_expires_s > sluice.now_s() THEN
         PERFORM sluice.refuse('take a ticket whose lease has not ended');
     END IF;
+    -- PostgreSQL's NaN is above every number.
+    IF NEW.state = 'claimed' AND (NEW.actor IS NULL OR NEW.lease_expires_s IS NULL
+            OR NEW.lease_expires_s > sluice.now_s() + 86400) THEN
+        PERFORM sluice.refuse('claim a ticket for nobody, or for more than a day');
+    END IF;
     IF NEW.state IN ('claimed', 'done') AND NEW.only_for IS DISTINCT FROM NEW.actor THEN
         IF NEW.only_for IS NOT NULL THEN
             PERFORM sluice.refuse('serve a ticket that is another actor''s alone');
@@ -117,3 +122,33 @@ BEGIN
     RETURN NEW;
 END $$;
 CREATE TRIGGER check_group BEFORE INSERT ON sluice.groups FOR EACH ROW EXECUTE FUNCTION sluice.check_group();
+
+-- At the end of the transaction: one that brings a group and leaves its ticket open would keep all others' out.
+CREATE FUNCTION sluice.check_answered() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT sluice.owns(NEW.run) AND NOT EXISTS (SELECT 1 FROM sluice.tickets t WHERE t.run = NEW.run
+            AND t.id = NEW.ticket_id AND t.state = 'done' AND t.done_by = NEW.call AND t.actor = NEW.actor) THEN
+        PERFORM sluice.refuse('hand in a group without closing its ticket');
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER check_answered AFTER INSERT ON sluice.groups DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION sluice.check_answered();
+
+-- The learner reads all that say they live.
+CREATE FUNCTION sluice.check_heartbeat() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF sluice.owns(NEW.run) THEN
+        RETURN NEW;
+    END IF;
+    IF abs(NEW.time_s - sluice.now_s()) > 1 THEN
+        PERFORM sluice.refuse('say when it was alive: the server''s clock does');
+    END IF;
+    IF (SELECT count(*) FROM sluice.heartbeats h WHERE h.run = NEW.run AND h.process <> NEW.process
+            AND h.time_s > sluice.now_s() - 3600) >= 4096 THEN
+        PERFORM sluice.refuse('be one more than 4096 processes of an hour');
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER check_heartbeat BEFORE INSERT OR UPDATE ON sluice.heartbeats
+    FOR EACH ROW EXECUTE FUNCTION sluice.check_heartbeat();

@@ -33,21 +33,29 @@ CREATE TABLE sluice.tickets (
     actor text, lease_expires_s float8, served smallint NOT NULL DEFAULT 0,
     attempts bigint NOT NULL DEFAULT 0, failure text,
     offered_by text, claim text, given_up_by text, done_by text,
-    UNIQUE (run, id)
+    UNIQUE (run, id),
+    -- Of what an actor may write: nobody who reads it gets more than it has room for, whatever was written.
+    CHECK (octet_length(actor) <= 1024 AND octet_length(failure) <= 4096 AND octet_length(claim) <= 64
+        AND octet_length(given_up_by) <= 64 AND octet_length(done_by) <= 64)
 );
 CREATE INDEX tickets_by_order ON sluice.tickets (run, state, "order", number);
 CREATE INDEX tickets_by_claim ON sluice.tickets (run, claim) WHERE state = 'claimed';
 CREATE TABLE sluice.groups (
     run text NOT NULL, seq bigint NOT NULL, ticket_id text NOT NULL, kind text NOT NULL, actor text NOT NULL,
     max_step bigint NOT NULL, call text NOT NULL,
-    PRIMARY KEY (run, seq), UNIQUE (run, ticket_id), UNIQUE (run, call)
+    PRIMARY KEY (run, seq), UNIQUE (run, ticket_id), UNIQUE (run, call),
+    CHECK (octet_length(actor) <= 1024)
 );
 CREATE INDEX groups_by_kind ON sluice.groups (run, kind, seq);
 -- Sent before the run's lock is taken, so that a large one on a slow way holds up nobody.
-CREATE TABLE sluice.payloads (run text NOT NULL, call text NOT NULL, payload bytea NOT NULL, PRIMARY KEY (run, call));
+CREATE TABLE sluice.payloads (
+    run text NOT NULL, call text NOT NULL, payload bytea NOT NULL, PRIMARY KEY (run, call),
+    CHECK (octet_length(call) <= 64 AND octet_length(payload) <= 67108864)
+);
 ALTER TABLE sluice.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;  -- numbers that don't compress
 CREATE TABLE sluice.heartbeats (
-    run text NOT NULL, process text NOT NULL, payload bytea NOT NULL, time_s float8 NOT NULL, PRIMARY KEY (run, process)
+    run text NOT NULL, process text NOT NULL, payload bytea NOT NULL, time_s float8 NOT NULL, PRIMARY KEY (run, process),
+    CHECK (octet_length(process) <= 1024 AND octet_length(payload) <= 16384)
 ) WITH (fillfactor = 50);
 CREATE TABLE sluice.fences (run text NOT NULL, actor text NOT NULL, reason text NOT NULL, PRIMARY KEY (run, actor));
 CREATE TABLE sluice.announcements (

@@ -12,6 +12,7 @@ from bridge.store.sql.script import NO_LIMIT
 from bridge.store.sql.shared import SqlShared, check_lease, check_limit, new_call
 from bridge.types import Group, RunCard, Ticket
 
+_MAX_REASON_CHARS = 1000
 _FENCE = "SELECT reason FROM fences WHERE run = :run AND actor = :actor"
 # A group is taken once: a call that is made again finds its own name in `done_by`, whatever became of the group since.
 _TAKES = """EXISTS (SELECT 1 FROM tickets
@@ -187,7 +188,12 @@ class SqlActorSide(SqlShared, ActorStore):
 
     @override
     def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
-        params = {"id": ticket_id, "reason": reason, "max_attempts": max_attempts, "call": new_call()}
+        params = {
+            "id": ticket_id,
+            "reason": reason[:_MAX_REASON_CHARS].replace("\0", ""),
+            "max_attempts": max_attempts,
+            "call": new_call(),
+        }
         mine = "run = :run AND id = :id AND state = 'claimed' AND coalesce(given_up_by, '') <> :call"
         self._write(
             self._step(

@@ -1,13 +1,16 @@
 """What the learner asks of a store, in SQL. What is written is guarded: an older incarnation's is refused."""
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 
+from absl import logging
 from typing_extensions import override
 
+from bridge import codec
 from bridge.store.protocol import LearnerLivesError, LearnerStore, StoredGroup
 from bridge.store.sql.actor import check_blob
 from bridge.store.sql.fit import fit_of
-from bridge.store.sql.script import Step
+from bridge.store.sql.script import Database, Step
 from bridge.store.sql.shared import SqlShared, check_lease, check_limit, new_call
 from bridge.types import Announcement, Group, RunCard, Ticket
 
@@ -18,6 +21,12 @@ _FORGET_GROUPS = "DELETE FROM groups WHERE run = :run AND ticket_id IN [ids]"  #
 
 class SqlLearnerSide(SqlShared, LearnerStore):
     """Tickets, complete groups, fences, and the lead of a run."""
+
+    def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
+        """See `SqlShared`."""
+        super().__init__(database, run=run, max_message_bytes=max_message_bytes)
+        self.set_aside: collections.Counter[str] = collections.Counter()
+        """Groups that could not be read, by the actor that they name; their tickets were offered again."""
 
     @override
     def lead(self, holder: str, *, lease_s: float) -> int:
@@ -130,14 +139,39 @@ class SqlLearnerSide(SqlShared, LearnerStore):
         # can appear below one already visible.
         check_limit(limit)
         rows = self._read(
-            """SELECT seq, payload
+            """SELECT seq, ticket_id, kind, actor, payload
             FROM groups JOIN payloads ON payloads.run = groups.run AND payloads.call = groups.call
             WHERE groups.run = :run AND kind = :kind AND seq > :after_seq ORDER BY seq LIMIT :limit""",
             kind=kind,
             after_seq=after_seq,
             limit=limit,
         )
-        return [StoredGroup(seq, self._decode(Group, payload)) for seq, payload in rows]
+        groups: list[StoredGroup] = []
+        spoiled: list[str] = []
+        for seq, *row, payload in rows:
+            try:
+                groups.append(StoredGroup(seq, self._group(payload, *row)))
+            except ValueError as e:
+                ticket_id, _, actor = row
+                logging.error("group set aside ticket=%r actor=%r: %s", ticket_id, actor, e)
+                self.set_aside[actor] += 1
+                spoiled.append(ticket_id)
+        if self._incarnation is not None:  # others only read
+            self.reissue(spoiled)
+        return groups
+
+    def _group(self, payload: bytes, ticket_id: str, kind: str, actor: str) -> Group:
+        """The group of a row. A role that may put one may put any bytes: what a row says and what is in it must agree.
+
+        Raises:
+          ValueError: it is no group, or another one than the row says.
+        """
+        group = self._decode(Group, payload)
+        if (group.ticket_id, group.kind, group.actor) != (ticket_id, kind, actor):
+            raise ValueError(
+                f"what is in it answers {group.ticket_id!r} ({group.kind}), and was made by {group.actor!r}"
+            )
+        return group
 
     @override
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
@@ -261,7 +295,8 @@ class SqlLearnerSide(SqlShared, LearnerStore):
     @override
     def failed(self) -> dict[str, str]:
         rows = self._read("SELECT id, coalesce(failure, '') FROM tickets WHERE run = :run AND state = 'failed'")
-        return {id_: reason for id_, reason in rows}
+        # Whoever gave up wrote it: it is shown as one line.
+        return {id_: reason if reason.isprintable() else repr(reason) for id_, reason in rows}
 
     @override
     def num_unclaimed(self) -> int:

@@ -1,11 +1,11 @@
 """What learner and actors both ask, in SQL."""
 
-import contextlib
 import dataclasses
 import uuid
 from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
+from absl import logging
 from typing_extensions import override
 
 from bridge import codec
@@ -46,10 +46,18 @@ class SqlShared(SharedStore):
     @override
     def heartbeats(self) -> list[Heartbeat]:
         beats: list[Heartbeat] = []
-        for payload, time_s in self._read("SELECT payload, time_s FROM heartbeats WHERE run = :run ORDER BY process"):
-            # Processes of another build may live in a run, and beat as they do.
-            with contextlib.suppress(codec.OtherFormatError):
-                beats.append(dataclasses.replace(self._decode(Heartbeat, payload), time_s=time_s))
+        rows = self._read("SELECT process, payload, time_s FROM heartbeats WHERE run = :run ORDER BY process")
+        for process, payload, time_s in rows:
+            try:
+                beat = self._decode(Heartbeat, payload)
+                if beat.process != process:
+                    raise ValueError(f"it says that it is {beat.process!r}")
+            except codec.OtherFormatError:
+                continue  # processes of another build may live in a run, and beat as they do
+            except ValueError as e:
+                logging.log_every_n_seconds(logging.ERROR, "heartbeat ignored process=%r: %s", 60, process, e)
+            else:
+                beats.append(dataclasses.replace(beat, time_s=time_s))
         return beats
 
     @override
