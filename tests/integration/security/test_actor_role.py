@@ -34,6 +34,17 @@ TABLES = (
     "format",
 )
 
+CARD = RunCard(
+    run=RUN,
+    name="n",
+    config="{}",
+    files=(CardFile(name="config.json", num_bytes=2, blake3=blake3.blake3(b"{}").hexdigest()),),
+    tensors=(),
+    sluice="1",
+    formats="",
+    vllm="",
+)
+
 
 @dataclasses.dataclass
 class Site:
@@ -93,18 +104,11 @@ def site(postgres: Server, database: str) -> Generator[Site]:
             store.put_group(make_group(make_ticket("t5", order=5), actor="honest"))
             store.fence("broken", "it was")
             store.heartbeat(Heartbeat(process="learner", role="learner", pid=1, time_s=0.0))
-            content = b"{}"
-            file = CardFile(name="config.json", num_bytes=2, blake3=blake(content))
-            words = {"name": "n", "sluice": "1", "formats": "", "vllm": ""}
-            store.put_card(RunCard(run=run, config="{}", files=(file,), tensors=(), **words), {file.blake3: content})
+            store.put_card(dataclasses.replace(CARD, run=run), {CARD.files[0].blake3: b"{}"})
         yield Site(postgres, database, stores[0], stores[1])
     with psycopg.connect(postgres.url(database=database), autocommit=True) as db:
         for table in TABLES[:-1]:
             db.execute(f"TRUNCATE sluice.{table}")
-
-
-def blake(content: bytes) -> str:
-    return blake3.blake3(content).hexdigest()
 
 
 def refused(site: Site, statements: dict[str, str], *, role: str = ACTOR) -> None:
@@ -160,7 +164,7 @@ LEARNERS_CALLS: dict[str, Callable[[PostgresStore], object]] = {
     "record_restore": lambda s: s.record_restore(0, 0),
     "restores": lambda s: s.restores(),
     "read_groups": lambda s: s.read_groups(after_seq=0, limit=10),
-    "put_card": lambda s: s.put_card(s.card(), {}),
+    "put_card": lambda s: s.put_card(CARD, {}),
     "heartbeat as the learner": lambda s: s.heartbeat(Heartbeat(process="learner", role="learner", pid=2, time_s=0.0)),
 }
 
