@@ -260,7 +260,7 @@ def test_give_up_reason_stands_in_a_column_of_its_own(store):
     ]
 
 
-def test_heartbeats_of_another_build_and_corrupt_ones_are_passed_over(store, clock, caplog):
+def test_heartbeats_of_another_build_and_corrupt_ones_are_passed_over(store, clock):
     beat = Heartbeat(process="learner", role="learner", pid=1, time_s=clock.now_s)
     store.heartbeat(beat)
     store.heartbeat(dataclasses.replace(beat, process="x", role="actor"))
@@ -269,7 +269,6 @@ def test_heartbeats_of_another_build_and_corrupt_ones_are_passed_over(store, clo
     assert store.heartbeats() == [beat]
     rows(store, "UPDATE heartbeats SET payload = :payload WHERE run = :run AND process = 'x'", payload=b"\0")
     assert store.heartbeats() == [beat]
-    assert "heartbeat ignored process='x': malformed Heartbeat" in caplog.text
 
 
 def test_fence_drops_what_the_actor_made_and_nobody_acknowledged(store):
