@@ -2,6 +2,7 @@
 
 manifest            the announced snapshot (a `WeightManifest`), replaced by one rename
 slot-0, slot-1      tensor data; the manifest names one, the other may be half-written
+delta-0, delta-1    what leads to a slot's data from the version before, if the manifest names it
 writer              held locked by the one process that publishes here
 """
 
@@ -21,6 +22,8 @@ from bridge.types import TensorEntry, Version, WeightManifest
 
 MANIFEST = "manifest"
 SLOTS = ("slot-0", "slot-1")
+DELTAS = {"slot-0": "delta-0", "slot-1": "delta-1"}
+"""The delta that leads to what a slot holds, and is written under that slot's lock."""
 WRITER = "writer"
 """Locked by the one live writer."""
 DTYPES = {

@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
+from absl import logging
 
 from bridge import codec
 from bridge.files import replace_file, try_flock
 from bridge.secrets import Token
 from bridge.snapshots.cast import cast_into
 from bridge.snapshots.chunks import CHUNK_BYTES, hashed, unhashed
+from bridge.snapshots.delta import make_delta
 from bridge.snapshots.layout import (
+    DELTAS,
     MANIFEST,
     SLOTS,
     WRITER,
@@ -35,7 +38,7 @@ from bridge.snapshots.layout import (
 from bridge.snapshots.mirror import SnapshotMirror, fetch, map_tensors, mirrored
 from bridge.snapshots.segment import Segment
 from bridge.snapshots.signing import sign
-from bridge.types import Version, WeightManifest
+from bridge.types import DeltaEntry, FileEntry, Version, WeightManifest
 
 __all__ = [
     "SnapshotBusyError",
@@ -65,12 +68,14 @@ class SnapshotWriter:
         tokenizer_hash: str,
         lock_timeout_s: float = 60.0,
         token: Token | None = None,
+        full_every: int = 1,
         chunk_bytes: int = CHUNK_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Makes the folder, or takes it over from a dead writer of the same run; what it announced stays.
 
-        With a token manifests are signed, as actors on other machines want them.
+        With a token manifests are signed, as actors on other machines want them. Of this writer's versions each
+        `full_every`-th, from the first on, has no delta against the one before.
 
         Raises:
           SnapshotError: another writer lives, or the folder holds another run's snapshots.
@@ -78,7 +83,9 @@ class SnapshotWriter:
         self._folder = pathlib.Path(folder)
         self._run, self._tokenizer_hash = run, tokenizer_hash
         self._lock_timeout_s, self._chunk_bytes, self._clock = lock_timeout_s, chunk_bytes, clock
-        self._token = token
+        self._token, self._full_every = token, full_every
+        self._base: WeightManifest | None = None
+        self._num_announced = 0
         self._draft: SnapshotDraft | None = None
         self._segments: tuple[Segment, ...] = ()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +133,7 @@ class SnapshotWriter:
             raise SnapshotBusyError(
                 f"{segment.path} is still being copied after {self._lock_timeout_s} s; is an actor stopped?"
             )
-        self._draft = SnapshotDraft(manifest, segment, sign=self._sign, announce=self._announce, on_end=self._end)
+        self._draft = SnapshotDraft(manifest, segment, finish=self._finish, announce=self._announce, on_end=self._end)
         return self._draft
 
     def write(self, version: Version, tensors: Mapping[str, np.ndarray], *, dtype: str) -> WeightManifest:
@@ -143,7 +150,7 @@ class SnapshotWriter:
         """Closes, and deletes the folder; readers keep what they have mirrored."""
         self.close()
         part_written = self._folder.glob(f".{MANIFEST}.*")  # by a writer that was killed
-        for path in (*part_written, *(self._folder / name for name in (MANIFEST, *SLOTS, WRITER))):
+        for path in (*part_written, *(self._folder / name for name in (MANIFEST, *SLOTS, *DELTAS.values(), WRITER))):
             path.unlink(missing_ok=True)
         self._folder.rmdir()
 
@@ -160,11 +167,36 @@ class SnapshotWriter:
     def _end(self) -> None:
         self._draft = None
 
-    def _sign(self, manifest: WeightManifest) -> WeightManifest:
+    def _finish(self, manifest: WeightManifest) -> WeightManifest:
+        """What is announced of a version that is written and hashed: with a delta, where it gets one, and signed."""
+        manifest = dataclasses.replace(manifest, delta=self._write_delta(manifest))
         return manifest if self._token is None else sign(manifest, self._token)
+
+    def _write_delta(self, manifest: WeightManifest) -> DeltaEntry | None:
+        """Under the lock of the version's slot, so nobody reads the file whose place the delta takes."""
+        base, name = self._base, DELTAS[manifest.file.name]
+        path = self._folder / name
+        path.unlink(missing_ok=True)
+        if base is None or self._num_announced % self._full_every == 0:
+            return None
+        old, new = (self._data_of(m.file) for m in (base, manifest))
+        made = make_delta(base, old, manifest, new, name=name)
+        if made is None:
+            return None
+        try:
+            replace_file(path, b"".join(made[1]))
+        except OSError as e:  # no room: the version goes out all the same
+            logging.warning("no delta for version %s: %s", manifest.version, e)
+            return None
+        return made[0]
+
+    def _data_of(self, file: FileEntry) -> np.ndarray:
+        return self._segments[SLOTS.index(file.name)].bytes_view(file.num_bytes)
 
     def _announce(self, manifest: WeightManifest) -> None:
         replace_file(self._folder / MANIFEST, codec.encode(manifest))
+        self._base = manifest
+        self._num_announced += 1
 
 
 class SnapshotDraft:
@@ -175,13 +207,13 @@ class SnapshotDraft:
         manifest: WeightManifest,
         segment: Segment,
         *,
-        sign: Callable[[WeightManifest], WeightManifest],
+        finish: Callable[[WeightManifest], WeightManifest],
         announce: Callable[[WeightManifest], None],
         on_end: Callable[[], None],
     ) -> None:
         """Called by `SnapshotWriter.begin`, with the segment locked."""
         self._manifest, self._segment = manifest, segment
-        self._sign, self._announce, self._on_end = sign, announce, on_end
+        self._finish, self._announce, self._on_end = finish, announce, on_end
         self._data = segment.bytes_view(manifest.file.num_bytes)
         self._tensors = {t.name: t for t in manifest.tensors}
         self._views: dict[str, np.ndarray] = {}
@@ -220,7 +252,7 @@ class SnapshotDraft:
         for t in self._manifest.tensors:  # gaps are hashed too: equal weights give equal hashes
             self._data[end : t.offset_bytes] = 0
             end = t.offset_bytes + t.num_bytes
-        manifest = self._sign(dataclasses.replace(self._manifest, file=hashed(self._manifest.file, self._data)))
+        manifest = self._finish(dataclasses.replace(self._manifest, file=hashed(self._manifest.file, self._data)))
         # Unlocked before the rename: who reads the new manifest must not find the slot locked.
         self._close()
         self._announce(manifest)

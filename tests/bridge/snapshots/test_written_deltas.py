@@ -1,0 +1,135 @@
+"""Deltas as the writer makes them: which versions have one, and that it leads there."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bridge.secrets import Token
+from bridge.snapshots.delta import apply_chunk, piece_of
+from bridge.snapshots.signing import check_signature
+from bridge.snapshots.writer import SnapshotWriter, latest
+from bridge.types import Version
+
+TOKEN = Token("t" * 40)
+
+
+def at(step, incarnation=0):
+    return Version(incarnation=incarnation, step=step)
+
+
+def weights(step, size=30_000):
+    base = np.random.default_rng(0).normal(0, 0.02, size).astype(np.float32)
+    moved = np.random.default_rng(step).normal(0, 1e-5, size).astype(np.float32)
+    return {"a": base + moved, "b": np.full(5, step, np.float32)}
+
+
+def make_writer(folder, **options):
+    return SnapshotWriter(folder, run="r", tokenizer_hash="t", chunk_bytes=4096, **options)
+
+
+def bytes_of(folder, manifest):
+    return np.fromfile(folder / manifest.file.name, np.uint8, count=manifest.file.num_bytes)
+
+
+def rebuilt(folder, manifest, base):
+    """The version's bytes, from its delta and the bytes of the version before."""
+    delta = (folder / manifest.delta.name).read_bytes()
+    assert len(delta) == manifest.delta.num_bytes
+    into = np.zeros(manifest.file.num_bytes, np.uint8)
+    for i in range(manifest.file.num_chunks):
+        (start, end), (first, last) = manifest.file.chunk(i), piece_of(manifest.delta, i)
+        apply_chunk(delta[first:last], base[start:end], into[start:end])
+    return into
+
+
+def test_each_version_between_full_ones_has_a_delta_that_leads_to_it(tmp_path):
+    folder = tmp_path / "snap"
+    got = []
+    with_base = None
+    writer = make_writer(folder, full_every=3)
+    for step in range(1, 8):
+        manifest = writer.write(at(step), weights(step), dtype="bfloat16")
+        data = bytes_of(folder, manifest)
+        got.append(manifest.delta is not None)
+        if manifest.delta is not None:
+            assert manifest.delta.base_version == at(step - 1)
+            assert manifest.delta.num_bytes < manifest.file.num_bytes / 2
+            np.testing.assert_array_equal(rebuilt(folder, manifest, with_base), data)
+        assert latest(folder) == manifest
+        with_base = data
+    assert got == [False, True, True, False, True, True, False]
+
+
+def test_writer_that_is_told_nothing_makes_no_deltas(tmp_path):
+    writer = make_writer(tmp_path / "snap")
+    for step in (1, 2, 3):
+        assert writer.write(at(step), weights(step), dtype="bfloat16").delta is None
+
+
+def test_first_version_of_a_writer_that_took_over_is_full(tmp_path):
+    first = make_writer(tmp_path / "snap", full_every=10)
+    first.write(at(1), weights(1), dtype="bfloat16")
+    first.close()
+    second = make_writer(tmp_path / "snap", full_every=10)
+    assert second.write(at(1, incarnation=1), weights(2), dtype="bfloat16").delta is None
+    assert second.write(at(2, incarnation=1), weights(3), dtype="bfloat16").delta is not None
+
+
+def test_delta_after_an_aborted_draft_leads_from_the_announced_version(tmp_path):
+    folder = tmp_path / "snap"
+    writer = make_writer(folder, full_every=10)
+    base = bytes_of(folder, writer.write(at(1), weights(1), dtype="bfloat16"))
+    with writer.begin(at(2), [("a", "bfloat16", (30_000,)), ("b", "bfloat16", (5,))]) as draft:
+        draft.buffer("a")[:] = np.float32(3.0).astype(ml_dtypes.bfloat16)
+    manifest = writer.write(at(3), weights(3), dtype="bfloat16")
+    assert manifest.delta is not None and manifest.delta.base_version == at(1)
+    np.testing.assert_array_equal(rebuilt(folder, manifest, base), bytes_of(folder, manifest))
+
+
+def test_model_of_another_shape_has_no_delta_and_the_old_file_is_gone(tmp_path):
+    folder = tmp_path / "snap"
+    writer = make_writer(folder, full_every=10)
+    for step in (1, 2, 3):
+        writer.write(at(step), weights(step), dtype="bfloat16")
+    assert sorted(p.name for p in folder.glob("delta-*")) == ["delta-0", "delta-1"]
+    assert writer.write(at(4), weights(4, size=20_000), dtype="bfloat16").delta is None
+    assert sorted(p.name for p in folder.glob("delta-*")) == ["delta-0"]
+    writer.remove()
+    assert not folder.exists()
+
+
+def test_signature_covers_the_delta(tmp_path):
+    writer = make_writer(tmp_path / "snap", full_every=10, token=TOKEN)
+    writer.write(at(1), weights(1), dtype="bfloat16")
+    manifest = writer.write(at(2), weights(2), dtype="bfloat16")
+    assert manifest.delta is not None
+    check_signature(manifest, TOKEN)
+
+
+def test_no_room_for_a_delta_announces_the_version_without_one(tmp_path, monkeypatch):
+    writer = make_writer(tmp_path / "snap", full_every=10)
+    writer.write(at(1), weights(1), dtype="bfloat16")
+    import bridge.snapshots.writer as module
+
+    real = module.replace_file
+
+    def full_for_deltas(path, data, **options):
+        if path.name.startswith("delta-"):
+            raise OSError(28, "No space left on device")
+        real(path, data, **options)
+
+    monkeypatch.setattr(module, "replace_file", full_for_deltas)
+    manifest = writer.write(at(2), weights(2), dtype="bfloat16")
+    assert manifest.delta is None and latest(tmp_path / "snap") == manifest
+    monkeypatch.undo()
+    assert writer.write(at(3), weights(3), dtype="bfloat16").delta is not None
+
+
+@pytest.mark.parametrize("full_every", [2, 5])
+def test_equal_weights_have_an_empty_delta(tmp_path, full_every):
+    folder = tmp_path / "snap"
+    writer = make_writer(folder, full_every=full_every)
+    writer.write(at(1), weights(1), dtype="bfloat16")
+    manifest = writer.write(at(2), weights(1), dtype="bfloat16")
+    assert manifest.delta is not None and manifest.delta.num_bytes == 0
+    assert (folder / manifest.delta.name).read_bytes() == b""
