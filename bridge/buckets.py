@@ -28,7 +28,8 @@ def open_place(
 ) -> ObjectStore:
     """Whatever lies under a URL; nothing is asked of it yet.
 
-    Buckets take their credentials from the environment as their own tools do (AWS_*, GOOGLE_APPLICATION_CREDENTIALS).
+    Buckets take their credentials from the environment as their own tools do (AWS_*, GOOGLE_APPLICATION_CREDENTIALS);
+    AWS_ENDPOINT_URL leads to another service that speaks S3, with AWS_ALLOW_HTTP=true also unencrypted.
 
     Args:
       url: s3://bucket/prefix, gs://bucket/prefix, file:///folder, https://host:port/prefix or http://.

@@ -1,0 +1,266 @@
+"""Versions in a bucket (S3, GCS, a folder): for actors that don't reach the learner, or too many of them for its link.
+
+    v1/RUN/INCARNATION:STEP/slot-0      the data, as it lies in the learner's memory
+    v1/RUN/INCARNATION:STEP/delta-0     where there is one
+    v1/RUN/INCARNATION:STEP/manifest    put last: a version without it isn't there
+
+A version is deleted the other way round, its manifest first. The run's learner alone writes here.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import mmap
+import os
+import pathlib
+import shutil
+import time
+import urllib.parse
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import obstore
+from absl import logging
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore
+
+from bridge import codec
+from bridge.buckets import BUCKET_SCHEMES, open_place
+from bridge.files import try_flock
+from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, latest, place_of
+from bridge.types import Version, WeightManifest
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+PART_BYTES = 8 * 2**20
+"""Bytes of one part of an upload; S3 takes up to 10,000 parts, and a larger file has larger ones."""
+_MAX_PARTS = 9_000
+_MAX_CONCURRENCY = 8
+_ATTEMPTS = 3
+_BACKOFF_S = 1.0
+_MAX_RETRIES = 5
+
+
+@dataclasses.dataclass(slots=True)
+class Stored:
+    """What a bucket has of one version."""
+
+    names: set[str] = dataclasses.field(default_factory=set[str])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its manifest was put, which is done last."""
+        return MANIFEST in self.names
+
+
+class SnapshotBucket:
+    """Puts a run's versions into a bucket and deletes old ones. Not for several threads at once."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        run: str,
+        keep: int,
+        timeout_s: float = 60.0,
+        max_retries: int = _MAX_RETRIES,
+        part_bytes: int = PART_BYTES,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Asks nothing of the bucket yet.
+
+        Args:
+          url: s3://bucket/prefix, gs://bucket/prefix or file:///folder.
+          run: the run's id.
+          keep: versions that stay, besides one that the delta of a kept one leads from.
+          timeout_s: how long one request may take.
+          max_retries: how often a request is made again before the attempt counts as failed.
+          part_bytes: what is sent in one request.
+          pause: waits between attempts, in seconds.
+
+        Raises:
+          ValueError: a URL that is no bucket's.
+        """
+        if urllib.parse.urlsplit(url).scheme not in BUCKET_SCHEMES:
+            raise ValueError(f"a bucket is s3://..., gs://... or file:///..., got {url}")
+        if keep < 1:
+            raise ValueError(f"at least one version must stay in the bucket, got keep={keep}")
+        self._url, self._run, self._keep, self._part_bytes, self._pause = url, run, keep, part_bytes, pause
+        self._place = open_place(place_of_run(url, run), timeout_s=timeout_s, max_retries=max_retries)
+        self._bases: dict[Version, Version | None] = {}
+        self.num_failed = 0
+        """Versions that did not get there, however often it was tried."""
+        self.num_retried = 0
+        """Attempts that failed."""
+
+    def publish(self, manifest: WeightManifest, folder: str | os.PathLike[str]) -> str | None:
+        """Puts an announced version there, then deletes what is too old; returns where it lies.
+
+        None where it can't be put, which is logged and counted: nobody stops for it.
+
+        Args:
+          manifest: what is announced.
+          folder: the snapshot folder, whose slot is locked against the writer meanwhile.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._put(manifest, pathlib.Path(folder))
+                break
+            except SupersededError as e:
+                logging.warning("not put into the bucket: %s", e)
+                self.num_failed += 1
+                return None
+            except (BaseError, OSError) as e:
+                self.num_retried += 1
+                logging.warning("upload failed version=%s attempt=%d: %s", manifest.version, attempt + 1, _line(e))
+                if attempt + 1 < _ATTEMPTS:
+                    self._pause(_BACKOFF_S * 2**attempt)
+        else:
+            self.num_failed += 1
+            return None
+        self._bases[manifest.version] = manifest.delta.base_version if manifest.delta is not None else None
+        try:
+            self._delete_old(manifest.version)
+        except (BaseError, OSError, SnapshotError) as e:  # the next publish deletes them
+            logging.warning("old versions stay in the bucket: %s", _line(e))
+        return place_of(self._url, self._run, manifest.version)
+
+    def _put(self, manifest: WeightManifest, folder: pathlib.Path) -> None:
+        version = manifest.version
+        with _locked(folder / manifest.file.name, manifest) as data:
+            self._put_data(f"{version}/{manifest.file.name}", data)
+            if manifest.delta is not None:
+                delta = (folder / manifest.delta.name).read_bytes()
+                if len(delta) != manifest.delta.num_bytes:
+                    raise SupersededError(f"the delta of version {version} is not there any more")
+                obstore.put(self._place, f"{version}/{manifest.delta.name}", delta)
+        obstore.put(self._place, f"{version}/{MANIFEST}", codec.encode(manifest))
+
+    def _put_data(self, key: str, data: memoryview) -> None:
+        part_bytes = self._part_bytes
+        while len(data) > part_bytes * _MAX_PARTS:
+            part_bytes *= 2
+        parts = (bytes(data[i : i + part_bytes]) for i in range(0, len(data), part_bytes))
+        obstore.put(
+            self._place, key, parts, use_multipart=True, chunk_size=part_bytes, max_concurrency=_MAX_CONCURRENCY
+        )
+
+    def _delete_old(self, newest: Version) -> None:
+        stored = stored_versions(self._place)
+        whole = [version for version, objects in stored.items() if objects.is_whole]
+        self._bases = {version: self._base_of(version) for version in whole}
+        for version in expired(whole, keep=self._keep, base_of=self._bases):
+            self._delete(version, stored[version])
+        for version, objects in stored.items():  # left by uploads that were killed
+            if not objects.is_whole and version != newest:
+                self._delete(version, objects)
+        self._delete_part_files()
+
+    def _base_of(self, version: Version) -> Version | None:
+        if version not in self._bases:
+            delta = read_bucket_manifest(self._place, version).delta
+            return delta.base_version if delta is not None else None
+        return self._bases[version]
+
+    def _delete(self, version: Version, objects: Stored) -> None:
+        if objects.is_whole:
+            obstore.delete(self._place, f"{version}/{MANIFEST}")
+        keys = [f"{version}/{name}" for name in sorted(objects.names - {MANIFEST})]
+        if keys:
+            obstore.delete(self._place, keys)
+        self._bases.pop(version, None)
+
+    def _delete_part_files(self) -> None:
+        """What only a folder keeps: parts of files (which a listing leaves out), and folders that became empty."""
+        parts = urllib.parse.urlsplit(place_of_run(self._url, self._run))
+        if parts.scheme != "file":
+            return
+        for folder in pathlib.Path(urllib.parse.unquote(parts.path)).iterdir():
+            if folder.is_dir() and _parse(folder.name) and not (folder / MANIFEST).exists():
+                shutil.rmtree(folder)
+
+
+def place_of_run(url: str, run: str) -> str:
+    """The URL under which a run's versions lie in a bucket."""
+    return place_of(url, run, Version(incarnation=0, step=0)).rpartition("/")[0]
+
+
+def stored_versions(run_place: ObjectStore) -> dict[Version, Stored]:
+    """What a run has in a bucket, oldest version first; what has another form is left alone.
+
+    Args:
+      run_place: `open_place(place_of_run(url, run))`.
+    """
+    found: dict[Version, Stored] = {}
+    # Its other return type is pyarrow's, which isn't here.
+    batches: "Iterable[Sequence[ObjectMeta]]" = obstore.list(run_place)  # pyright: ignore[reportUnknownMemberType]
+    for batch in batches:
+        for item in batch:
+            folder, _, name = item["path"].partition("/")
+            version = _parse(folder)
+            if version is not None and name and "/" not in name:
+                found.setdefault(version, Stored()).names.add(name)
+    return dict(sorted(found.items()))
+
+
+def read_bucket_manifest(run_place: ObjectStore, version: Version) -> WeightManifest:
+    """A version's manifest, as it lies in the bucket; its signature is yet to be checked.
+
+    Raises:
+      SupersededError: the version is not there, or not any more.
+      SnapshotError: it is damaged or of another format.
+    """
+    key = f"{version}/{MANIFEST}"
+    try:
+        size = obstore.head(run_place, key)["size"]
+        if size > codec.MAX_BYTES:
+            raise SnapshotError(f"the manifest of version {version} has {size} bytes, the limit is {codec.MAX_BYTES}")
+        data = obstore.get_range(run_place, key, start=0, length=size)
+    except FileNotFoundError as e:
+        raise SupersededError(f"version {version} is not in the bucket: {_line(e)}") from e
+    try:
+        return codec.decode(WeightManifest, bytes(data))
+    except ValueError as e:
+        raise SnapshotError(f"the manifest of version {version} can't be read: {e}") from e
+
+
+def newest_in_bucket(run_place: ObjectStore) -> WeightManifest | None:
+    """The newest version that is there whole; None if none is."""
+    for version, objects in reversed(stored_versions(run_place).items()):
+        if objects.is_whole:
+            with contextlib.suppress(SupersededError):  # deleted since it was listed
+                return read_bucket_manifest(run_place, version)
+    return None
+
+
+def expired(versions: Collection[Version], *, keep: int, base_of: dict[Version, Version | None]) -> list[Version]:
+    """Versions that may go, oldest first: all but the `keep` newest and what those have deltas against."""
+    kept = set(sorted(versions)[-keep:])
+    kept |= {base for version in kept if (base := base_of.get(version)) is not None}
+    return sorted(set(versions) - kept)
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path, manifest: WeightManifest) -> Generator[memoryview]:
+    """A slot's bytes, locked as any reader locks them, so that they stay those of this version."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not try_flock(fd, fcntl.LOCK_SH) or latest(path.parent) != manifest:
+            raise SupersededError(f"version {manifest.version} was superseded before it was put into the bucket")
+        with mmap.mmap(fd, manifest.file.num_bytes, prot=mmap.PROT_READ) as data, memoryview(data) as view:
+            yield view
+    finally:
+        os.close(fd)
+
+
+def _parse(name: str) -> Version | None:
+    try:
+        return Version.parse(name)
+    except ValueError:
+        return None
+
+
+def _line(error: BaseException) -> str:
+    """An error's first line: obstore's go on with the whole request."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,327 @@
+"""Versions in a bucket: a folder, and S3 as moto's server speaks it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+
+import numpy as np
+import obstore
+import pytest
+from moto.server import ThreadedMotoServer
+
+from bridge import codec
+from bridge.buckets import open_place
+from bridge.snapshots.bucket import (
+    SnapshotBucket,
+    expired,
+    newest_in_bucket,
+    place_of_run,
+    read_bucket_manifest,
+    stored_versions,
+)
+from bridge.snapshots.layout import SnapshotError, SupersededError
+from bridge.snapshots.writer import SnapshotWriter
+from bridge.types import Version
+
+RUN = "run-1"
+
+
+def at(step, incarnation=0):
+    return Version(incarnation=incarnation, step=step)
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """A server that speaks S3, and the environment that leads there."""
+    import boto3
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1")
+        yield client
+    server.stop()
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request, tmp_path):
+    if request.param == "file":
+        return (tmp_path / "bucket").as_uri()
+    client = request.getfixturevalue("s3")
+    name = f"weights-{uuid.uuid4().hex}"
+    client.create_bucket(Bucket=name)
+    return f"s3://{name}/some/prefix"
+
+
+def make_bucket(url, keep=2, **options):
+    return SnapshotBucket(url, run=RUN, keep=keep, timeout_s=10, max_retries=0, pause=lambda _: None, **options)
+
+
+class Publisher:
+    """A writer and its versions."""
+
+    def __init__(self, folder, incarnation=0, num_values=20_000, **options):
+        self.folder, self.incarnation, self.num_values = folder, incarnation, num_values
+        self.writer = SnapshotWriter(folder, run=RUN, tokenizer_hash="t", chunk_bytes=4096, **options)
+
+    def write(self, step):
+        value = np.random.default_rng(0).normal(0, 1, self.num_values).astype(np.float32)
+        value[:3] = step
+        return self.writer.write(at(step, self.incarnation), {"w": value}, dtype="float32")
+
+    def data(self, manifest):
+        return np.fromfile(self.folder / manifest.file.name, np.uint8, count=manifest.file.num_bytes).tobytes()
+
+
+@pytest.fixture
+def publisher(tmp_path):
+    return Publisher(tmp_path / "snap", full_every=4)
+
+
+def place_at(url):
+    return open_place(place_of_run(url, RUN), max_retries=0)
+
+
+def whole(url):
+    return [v for v, stored in stored_versions(place_at(url)).items() if stored.is_whole]
+
+
+def test_version_that_was_put_is_there_byte_for_byte(url, publisher):
+    bucket = make_bucket(url, part_bytes=5 * 2**20)
+    publisher.write(1)
+    manifest = publisher.write(2)
+    source = bucket.publish(manifest, publisher.folder)
+    assert source == f"{url}/v1/{RUN}/0:2"
+    at_source = open_place(f"{url}/v1/{RUN}/0:2")
+    assert bytes(obstore.get(at_source, manifest.file.name).bytes()) == publisher.data(manifest)
+    assert manifest.delta is not None
+    delta = (publisher.folder / manifest.delta.name).read_bytes()
+    assert bytes(obstore.get(at_source, manifest.delta.name).bytes()) == delta
+    assert read_bucket_manifest(place_at(url), at(2)) == manifest == newest_in_bucket(place_at(url))
+
+
+def test_versions_over_the_bound_are_deleted_but_not_the_base_of_a_kept_delta(url, publisher):
+    bucket = make_bucket(url, keep=2)
+    seen = []
+    for step in range(1, 10):  # 1, 5 and 9 are full
+        assert bucket.publish(publisher.write(step), publisher.folder) is not None
+        seen.append([v.step for v in whole(url)])
+    assert seen == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [5, 6], [5, 6, 7], [6, 7, 8], [7, 8, 9]]
+    assert set(stored_versions(place_at(url))) == {at(7), at(8), at(9)}  # nothing of the deleted ones is left
+
+
+def test_learner_that_starts_again_goes_on_where_the_last_one_ended(url, publisher, tmp_path):
+    first = make_bucket(url, keep=2)
+    for step in (1, 2, 3):
+        first.publish(publisher.write(step), publisher.folder)
+    publisher.writer.close()
+    again = Publisher(publisher.folder, incarnation=1, full_every=4)
+    second = make_bucket(url, keep=2)  # knows nothing of what is there but what is there
+    second.publish(again.write(2), again.folder)
+    assert whole(url) == [at(2), at(3), at(2, 1)]  # 3 has a delta against 2
+    second.publish(again.write(3), again.folder)
+    assert whole(url) == [at(2, 1), at(3, 1)]
+
+
+def test_other_runs_and_foreign_objects_under_the_same_prefix_are_left_alone(url, publisher):
+    others = open_place(url)
+    foreign = [
+        "v1/run-10/0:1/slot-0",
+        "v1/run/0:1/manifest",
+        f"v1/{RUN}/notes/readme",
+        f"v1/{RUN}/hello",
+        "run-1/0:1/x",
+    ]
+    for key in foreign:
+        obstore.put(others, key, b"mine")
+    bucket = make_bucket(url, keep=1)
+    for step in range(1, 8):
+        bucket.publish(publisher.write(step), publisher.folder)
+    assert whole(url) == [at(6), at(7)]
+    for key in foreign:
+        assert bytes(obstore.get(others, key).bytes()) == b"mine"
+
+
+def keys_in(url):
+    return {item["path"] for batch in obstore.list(open_place(url)) for item in batch}
+
+
+def test_manifest_is_not_there_before_all_of_the_data(url, publisher, monkeypatch):
+    bucket = make_bucket(url)
+    publisher.write(1)
+    manifest = publisher.write(2)
+    real, order = obstore.put, []
+
+    def watched(place, key, *args, **options):
+        order.append((key, newest_in_bucket(place_at(url)) is None))
+        return real(place, key, *args, **options)
+
+    monkeypatch.setattr(obstore, "put", watched)
+    bucket.publish(manifest, publisher.folder)
+    assert [key for key, _ in order] == ["0:2/slot-1", "0:2/delta-1", "0:2/manifest"]
+    assert all(nothing_yet for _, nothing_yet in order)
+
+
+def test_upload_that_fails_is_tried_again_and_the_version_gets_there(url, publisher, monkeypatch):
+    bucket = make_bucket(url)
+    manifest = publisher.write(1)
+    real, left = obstore.put, [2]
+
+    def failing(place, key, *args, **options):
+        if key.endswith("slot-0") and left[0]:
+            left[0] -= 1
+            raise obstore.exceptions.GenericError("the network\nDebug source: long")
+        return real(place, key, *args, **options)
+
+    monkeypatch.setattr(obstore, "put", failing)
+    assert bucket.publish(manifest, publisher.folder) is not None
+    assert (bucket.num_retried, bucket.num_failed) == (2, 0)
+    assert newest_in_bucket(place_at(url)) == manifest
+
+
+def test_upload_that_keeps_failing_is_counted_and_the_next_version_goes_out(url, publisher, monkeypatch):
+    bucket = make_bucket(url, keep=1)
+    bucket.publish(publisher.write(1), publisher.folder)
+    real = obstore.put
+
+    def failing(place, key, *args, **options):
+        if key.endswith("manifest"):
+            raise obstore.exceptions.GenericError("no")
+        return real(place, key, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "put", failing)
+        assert bucket.publish(publisher.write(2), publisher.folder) is None
+    assert (bucket.num_retried, bucket.num_failed) == (3, 1)
+    assert newest_in_bucket(place_at(url)) == read_bucket_manifest(place_at(url), at(1))
+    assert bucket.publish(publisher.write(3), publisher.folder) is not None
+    # The data of 2, put without its manifest, is swept; of what 3 has its delta against, nothing is there to keep.
+    assert set(stored_versions(place_at(url))) == {at(3)}
+
+
+def test_bucket_that_cannot_be_reached_stops_nobody(publisher, monkeypatch):
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    bucket = make_bucket("s3://weights/prefix")
+    assert bucket.publish(publisher.write(1), publisher.folder) is None
+    assert bucket.num_failed == 1
+
+
+def test_bucket_without_permission_or_that_does_not_exist_stops_nobody(s3, publisher):
+    bucket = make_bucket("s3://there-is-none-such/prefix")
+    assert bucket.publish(publisher.write(1), publisher.folder) is None
+    assert bucket.num_failed == 1
+
+
+def test_version_that_was_superseded_meanwhile_is_left_out(url, publisher):
+    bucket = make_bucket(url)
+    old = publisher.write(1)
+    publisher.write(2)
+    assert bucket.publish(old, publisher.folder) is None
+    assert not stored_versions(place_at(url))
+
+
+KILLED = """
+    import os, sys
+    import numpy as np
+    import obstore
+    from pathlib import Path
+    from bridge.snapshots.bucket import SnapshotBucket
+    from bridge.snapshots.layout import latest
+
+    folder, url, step = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    real = obstore.put
+
+    def until_killed(parts):
+        for i, part in enumerate(parts):
+            if i == 3:
+                os.kill(os.getpid(), 9)
+            yield part
+
+    def put(place, key, data, **options):
+        if step in key and not isinstance(data, bytes):  # in the middle of the data
+            data = until_killed(data)
+        elif step in key:  # before a small object
+            os.kill(os.getpid(), 9)
+        return real(place, key, data, **options)
+
+    obstore.put = put
+    SnapshotBucket(url, run="run-1", keep=1, part_bytes=5 * 2**20).publish(latest(folder), folder)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("where", ["slot-1", "delta-1", "manifest"])
+def test_upload_killed_at_any_object_shows_nothing_and_the_next_one_sweeps_it(url, tmp_path, where):
+    publisher = Publisher(tmp_path / "snap", num_values=5 * 2**20 - 4, full_every=4)
+    bucket = make_bucket(url, keep=1)
+    bucket.publish(publisher.write(1), publisher.folder)
+    manifest = publisher.write(2)  # four parts, of the smallest size that S3 takes
+    assert manifest.file.name == "slot-1" and manifest.delta is not None
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), publisher.folder, url, where]
+    result = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(root)}, cwd=root, timeout=120)
+    assert result.returncode == -signal.SIGKILL
+    assert whole(url) == [at(1)]
+    assert newest_in_bucket(place_at(url)) == read_bucket_manifest(place_at(url), at(1))
+    again = make_bucket(url, keep=1)  # a learner that starts again
+    assert again.publish(publisher.write(3), publisher.folder) is not None
+    assert set(stored_versions(place_at(url))) == {at(3)}
+    if url.startswith("file"):  # not even a part of a file, which a listing would leave out
+        files = [p for p in Path(url.removeprefix("file://")).rglob("*") if p.is_file()]
+        assert {p.parent.name for p in files} == {"0:3"}
+
+
+def test_bound_keeps_the_newest_and_the_bases_of_kept_deltas():
+    versions = [at(3), at(1), at(2), at(1, incarnation=1)]
+    bases = {at(1): None, at(2): at(1), at(3): at(2), at(1, 1): None}
+    assert expired(versions, keep=1, base_of=bases) == [at(1), at(2), at(3)]
+    assert expired(versions, keep=2, base_of=bases) == [at(1)]
+    assert expired(versions, keep=9, base_of=bases) == []
+    assert expired([], keep=1, base_of={}) == []
+
+
+def test_damaged_and_missing_manifests_are_errors_that_say_so(url, publisher):
+    place = place_at(url)
+    obstore.put(place, "0:1/manifest", b"rubbish")
+    with pytest.raises(SnapshotError, match="can't be read"):
+        read_bucket_manifest(place, at(1))
+    with pytest.raises(SupersededError, match="not in the bucket"):
+        read_bucket_manifest(place, at(2))
+
+
+def test_manifest_of_a_bucket_that_is_too_large_is_not_even_read(tmp_path, monkeypatch):
+    place = place_at((tmp_path / "bucket").as_uri())
+    monkeypatch.setattr(codec, "MAX_BYTES", 1000)
+    obstore.put(place, "0:1/manifest", bytes(1001))
+    with pytest.raises(SnapshotError, match="limit is 1000"):
+        read_bucket_manifest(place, at(1))
+
+
+def test_damaged_manifest_in_the_bucket_does_not_stop_a_publish(url, publisher):
+    obstore.put(place_at(url), "0:0/manifest", b"rubbish")
+    bucket = make_bucket(url, keep=1)
+    assert bucket.publish(publisher.write(1), publisher.folder) is not None
+    assert newest_in_bucket(place_at(url)) is not None
+
+
+@pytest.mark.parametrize("url", ["https://host/x", "/folder", "ftp://x"])
+def test_url_that_is_no_buckets_is_refused(url):
+    with pytest.raises(ValueError, match="a bucket is"):
+        make_bucket(url)
