@@ -80,16 +80,20 @@ def make_delta(
     return DeltaEntry(base_version=base.version, codec=CODEC, name=name, chunk_ends=ends), pieces
 
 
-def check_delta(delta: DeltaEntry) -> None:
-    """Refuses a delta that this build can't apply, or whose file's name is a path.
+def check_delta(delta: DeltaEntry, *, full_bytes: int) -> None:
+    """Refuses, before anything of it is read, a delta that this build can't apply.
+
+    Args:
+      delta: what a manifest says of it.
+      full_bytes: size of the full file.
 
     Raises:
-      DeltaError: says why.
+      DeltaError: another codec, or no shorter than the full file.
     """
     if delta.codec != CODEC:
         raise DeltaError(f"the delta {delta.name} is in {delta.codec!r}, this build reads {CODEC!r}")
-    if not delta.name or "/" in delta.name or delta.name.startswith("."):
-        raise DeltaError(f"a delta's file can't have the name {delta.name!r}")
+    if delta.num_bytes > full_bytes:
+        raise DeltaError(f"the delta {delta.name} has {delta.num_bytes} bytes, the full file {full_bytes}")
 
 
 def piece_of(delta: DeltaEntry, index: int) -> tuple[int, int]:
