@@ -1,5 +1,7 @@
 """Chunks of a file from whatever place has it, into memory: ranges in parallel, each chunk verified.
 
+Also those of a delta, which are proved by what they make of the version before.
+
 What arrived stays: a broken connection, a place that fails and a bad chunk cost only what was on its way. obstore reads
 and decrypts outside Python's lock.
 """
@@ -73,29 +75,59 @@ class Tally:
     """Chunks that arrived and did not match their hash."""
     num_breaks: int = 0
     """Times that a place failed in the middle."""
+    num_by_delta: int = 0
+    """Chunks that were made from the version before."""
+    num_failed_deltas: int = 0
+    """Deltas that did not lead to all of the version, so that the rest was fetched in full."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """A file that comes piece by piece, and how a piece that arrived is proved."""
+
+    name: str
+    """The file's, in each place."""
+    num: int
+    num_bytes: int
+    """Of all of them."""
+    where: Callable[[int], tuple[int, int]]
+    """Where a piece begins and ends, in bytes."""
+    is_right: Callable[[int], bool]
+    """Whether the piece that was put there is what was announced; called in a thread of its own."""
+
+    @classmethod
+    def of(cls, file: FileEntry, into: np.ndarray) -> "Pieces":
+        """The chunks of a data file that arrives in `into`."""
+        return cls(
+            name=file.name,
+            num=file.num_chunks,
+            num_bytes=file.num_bytes,
+            where=file.chunk,
+            is_right=lambda index: has_chunk(into, file, index),
+        )
 
 
 def download(
-    file: FileEntry,
-    name: str,
+    pieces: Pieces,
     places: Sequence[tuple[str, Callable[[], ObjectStore]]],
     into: np.ndarray,
     *,
     chunks: Iterable[int],
     stop: threading.Event,
     patience: Patience,
+    tally: Tally,
     clock: Callable[[], float] = time.monotonic,
-) -> Tally:
+) -> None:
     """Fills `chunks` of `into`, each verified. Blocks its thread; runs an event loop of its own.
 
     Args:
-      file: what the data must be.
-      name: the file's, in each place.
+      pieces: the file, and what its pieces must be.
       places: (what to call it, what opens it), the best one first.
       into: uint8, as long as the file.
-      chunks: those that are wanted.
+      chunks: the pieces that are wanted.
       stop: once set, the download ends within a moment.
       patience: with failures.
+      tally: what it takes is added here, also where it fails.
       clock: monotonic, in seconds.
 
     Raises:
@@ -103,9 +135,8 @@ def download(
       StoppedError: `stop` was set.
       SnapshotError: no place could be read for long enough, each refused, or chunks were bad again and again.
     """
-    work = _Download(file, name, into, chunks, patience, clock)
+    work = _Download(pieces, into, chunks, patience, tally, clock)
     asyncio.run(_until(work.run(places), stop))
-    return work.tally
 
 
 async def _until(work: Coroutine[Any, Any, None], stop: threading.Event) -> None:
@@ -123,20 +154,22 @@ async def _until(work: Coroutine[Any, Any, None], stop: threading.Event) -> None
 class _Download:
     def __init__(
         self,
-        file: FileEntry,
-        name: str,
+        pieces: Pieces,
         into: np.ndarray,
         chunks: Iterable[int],
         patience: Patience,
+        tally: Tally,
         clock: Callable[[], float],
     ) -> None:
-        self.tally = Tally()
-        self._file, self._name, self._into = file, name, into
+        self.tally = tally
+        self._pieces, self._into = pieces, into
         self._missing = collections.deque(sorted(chunks))
         self._num_bad: collections.Counter[int] = collections.Counter()
         self._patience, self._clock = patience, clock
         self._arrived_s = clock()
-        self._max_span = max(1, patience.range_bytes // file.chunk_bytes)
+        # All ranges have work to do, also where the pieces are small.
+        fair = -(-pieces.num // patience.num_ranges)
+        self._max_span = max(1, min(fair, patience.range_bytes * pieces.num // max(1, pieces.num_bytes)))
         self._width, self._span = patience.num_ranges, self._max_span
         """Ranges at once, and chunks in each."""
 
@@ -174,10 +207,10 @@ class _Download:
             raise SupersededError(f"no place has it any more: {reasons}")
         silent_s = self._clock() - self._arrived_s
         if not left or silent_s >= self._patience.give_up_s:
-            num_there = self._file.num_chunks - len(self._missing)
+            num_there = self._pieces.num - len(self._missing)
             since = "" if not left else f" for {silent_s:.0f} s"
             raise SnapshotError(
-                f"it can't be fetched{since}, {num_there} of {self._file.num_chunks} chunks are there: {reasons}"
+                f"it can't be fetched{since}, {num_there} of {self._pieces.num} chunks are there: {reasons}"
             )
 
     async def _read_from(self, place: ObjectStore) -> None:
@@ -210,17 +243,18 @@ class _Download:
     def _take(self) -> list[int]:
         """The next chunks that follow on one another."""
         taken = [self._missing.popleft()]
-        while self._missing and self._missing[0] == taken[-1] + 1 and len(taken) < self._span:
+        where = self._pieces.where
+        while self._missing and where(self._missing[0])[0] == where(taken[-1])[1] and len(taken) < self._span:
             taken.append(self._missing.popleft())
         return taken
 
     async def _read_range(self, place: ObjectStore, chunks: list[int]) -> None:
         """Reads chunks that follow on one another; what is not there in the end is missing again."""
-        position, end = self._file.chunk(chunks[0])[0], self._file.chunk(chunks[-1])[1]
+        position, end = self._pieces.where(chunks[0])[0], self._pieces.where(chunks[-1])[1]
         waiting = collections.deque(chunks)
         try:
             async with asyncio.timeout(self._patience.silence_s):
-                result = await obstore.get_async(place, self._name, options={"range": (position, end)})
+                result = await obstore.get_async(place, self._pieces.name, options={"range": (position, end)})
             blocks = aiter(result.stream(min_chunk_size=_BLOCK_BYTES))
             while position < end:
                 async with asyncio.timeout(self._patience.silence_s):
@@ -230,7 +264,7 @@ class _Download:
                 np.copyto(self._into[position : position + block.size], block)
                 self.tally.num_bytes += block.size
                 position += block.size
-                while waiting and self._file.chunk(waiting[0])[1] <= position:
+                while waiting and self._pieces.where(waiting[0])[1] <= position:
                     await self._verify(waiting.popleft())
         except StopAsyncIteration:
             raise _Broken(f"ended at byte {position}, {end} expected") from None
@@ -251,7 +285,7 @@ class _Download:
 
     async def _verify(self, chunk: int) -> None:
         """Hashes a chunk in another thread, so that the next one is copied meanwhile."""
-        if await asyncio.to_thread(has_chunk, self._into, self._file, chunk):
+        if await asyncio.to_thread(self._pieces.is_right, chunk):
             self._arrived_s = self._clock()
             return
         self.tally.num_bad += 1

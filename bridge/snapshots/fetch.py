@@ -2,13 +2,15 @@
 
 Everything is checked before the first byte: signature, run, tokenizer, names, shapes, dtypes and sizes. Chunks that are
 there already are not fetched again: those of a download that broke off, and those that the version before has too.
+Where the version before lies beside it, the delta is fetched in place of the rest.
 """
 
 import pathlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from absl import logging
 from obstore.store import ObjectStore
 
 from bridge import codec
@@ -16,7 +18,8 @@ from bridge.buckets import open_place
 from bridge.files import replace_file
 from bridge.secrets import Tls, Token
 from bridge.snapshots.chunks import each_on_all_cores, has_chunk
-from bridge.snapshots.download import Patience, Tally, download
+from bridge.snapshots.delta_download import base_of, download_delta
+from bridge.snapshots.download import Patience, Pieces, StoppedError, Tally, download
 from bridge.snapshots.layout import (
     SnapshotBusyError,
     SnapshotError,
@@ -77,8 +80,21 @@ class SnapshotFetcher:
             check_signature(manifest, self._token)
         check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
 
-    def fetch(self, announcement: Announcement, into: pathlib.Path, *, stop: threading.Event) -> Tally:
+    def fetch(
+        self,
+        announcement: Announcement,
+        into: pathlib.Path,
+        *,
+        stop: threading.Event,
+        base: pathlib.Path | None = None,
+    ) -> Tally:
         """Brings a version into a local file and proves that it arrived; `map_tensors` then gives its tensors.
+
+        Args:
+          announcement: which version, and from where.
+          into: the local file.
+          stop: once set, the download ends within a moment.
+          base: another such file; if it holds the version that a delta leads from, the delta is fetched.
 
         Raises:
           SupersededError: no source has it any more; take the one that is announced now.
@@ -98,15 +114,13 @@ class SnapshotFetcher:
             # From here on the file holds no whole version, and says so; what it holds is told by its chunks.
             replace_file(part_path(into), codec.encode(manifest))
             manifest_path(into).unlink(missing_ok=True)
-            tally = download(
-                manifest.file,
-                manifest.file.name,
-                [(url, self._opener(url)) for url in announcement.sources],
-                data,
-                chunks=[i for i in range(manifest.file.num_chunks) if i not in there],
-                stop=stop,
-                patience=self._patience,
-            )
+            tally = Tally()
+            missing = [i for i in range(manifest.file.num_chunks) if i not in there]
+            places = [(url, self._opener(url)) for url in announcement.sources]
+            if base is not None:
+                missing = self._by_delta(manifest, base, places, data, missing, stop, tally)
+            pieces = Pieces.of(manifest.file, data)
+            download(pieces, places, data, chunks=missing, stop=stop, patience=self._patience, tally=tally)
             replace_file(manifest_path(into), codec.encode(manifest))
             part_path(into).unlink(missing_ok=True)
             return tally
@@ -122,6 +136,33 @@ class SnapshotFetcher:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+
+    def _by_delta(
+        self,
+        manifest: WeightManifest,
+        base: pathlib.Path,
+        places: Sequence[tuple[str, Callable[[], ObjectStore]]],
+        data: np.ndarray,
+        missing: list[int],
+        stop: threading.Event,
+        tally: Tally,
+    ) -> list[int]:
+        """Makes what it can from the version before; returns the chunks that are still missing."""
+        with base_of(manifest, base) as before:
+            if before is None or not missing:
+                return missing
+            try:
+                left = download_delta(
+                    manifest, before, places, data, chunks=missing, stop=stop, patience=self._patience, tally=tally
+                )
+            except StoppedError:
+                raise
+            except SnapshotError as e:
+                logging.warning("delta failed version=%s reason=%s; the full file is fetched", manifest.version, e)
+                left = [i for i in missing if not has_chunk(data, manifest.file, i)]
+        tally.num_by_delta = len(missing) - len(left)
+        tally.num_failed_deltas = int(bool(left))
+        return left
 
     def _segment(self, into: pathlib.Path) -> Segment:
         """The file, still mapped since the last fetch unless somebody put another one in its place."""

@@ -97,13 +97,14 @@ class SharedCopy:
 
     def _download(self, announcement: Announcement, stop: threading.Event) -> None:
         into = self._oldest()
+        before = next(self._folder / name for name in _FILES if name != into.name)
         try:
-            self._fetcher.fetch(announcement, into, stop=stop)
+            self._fetcher.fetch(announcement, into, stop=stop, base=before)
         except SnapshotBusyError:
             # Whoever still maps the file keeps it; it is only no longer found here.
             for file in (manifest_path(into), part_path(into), into):
                 file.unlink(missing_ok=True)
-            self._fetcher.fetch(announcement, into, stop=stop)
+            self._fetcher.fetch(announcement, into, stop=stop, base=before)
 
     def _find(self, manifest: WeightManifest) -> pathlib.Path | None:
         """The file that holds a version.

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import uuid
 from pathlib import Path
 
@@ -23,9 +24,11 @@ from bridge.snapshots.bucket import (
     read_bucket_manifest,
     stored_versions,
 )
+from bridge.snapshots.download import Patience
+from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import SnapshotError, SupersededError
-from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Version
+from bridge.snapshots.writer import SnapshotWriter, mirrored
+from bridge.types import Announcement, Version
 
 RUN = "run-1"
 
@@ -319,6 +322,36 @@ def test_damaged_manifest_in_the_bucket_does_not_stop_a_publish(url, publisher):
     bucket = make_bucket(url, keep=1)
     assert bucket.publish(publisher.write(1), publisher.folder) is not None
     assert newest_in_bucket(place_at(url)) is not None
+
+
+def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_is_whole(url, tmp_path, monkeypatch):
+    publisher = Publisher(tmp_path / "snap")
+    bucket = make_bucket(url, keep=1)
+    old = publisher.write(1)
+    sources = (bucket.publish(old, publisher.folder) or "",)
+    fetcher = SnapshotFetcher(
+        run=RUN, tokenizer_hash="t", patience=Patience(num_ranges=1, range_bytes=4096, first_backoff_s=0)
+    )
+    real, asked, newer = obstore.get_async, [], []
+
+    async def deleting(place, key, **options):
+        asked.append(key)
+        if len(asked) == 5:  # the reader has four chunks
+            newer.append(publisher.write(2))
+            newer.append(bucket.publish(newer[0], publisher.folder))
+        return await real(place, key, **options)
+
+    monkeypatch.setattr(obstore, "get_async", deleting)
+    into = tmp_path / "copy"
+    with pytest.raises(SupersededError, match="version 0:1"):
+        fetcher.fetch(Announcement(manifest=old, sources=sources), into, stop=threading.Event())
+    assert mirrored(into) is None
+    young = Announcement(manifest=newer[0], sources=(newer[1],))
+    tally = fetcher.fetch(young, into, stop=threading.Event())
+    assert mirrored(into) == newer[0] and into.read_bytes()[: newer[0].file.num_bytes] == publisher.data(newer[0])
+    # The chunks that were there and are the same are not fetched again.
+    assert tally.num_bytes < newer[0].file.num_bytes - 2 * 4096
+    fetcher.close()
 
 
 @pytest.mark.parametrize("url", ["https://host/x", "/folder", "ftp://x"])
