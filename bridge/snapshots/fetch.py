@@ -69,6 +69,10 @@ class SnapshotFetcher:
         self._patience = patience or Patience()
         self._lock_timeout_s = lock_timeout_s
         self._segments: dict[pathlib.Path, Segment] = {}
+        self.num_deltas = 0
+        """Versions that came by their delta, wholly or in part."""
+        self.num_failed_deltas = 0
+        """Deltas that did not lead to all of a version, so that the rest was fetched in full."""
 
     def check(self, manifest: WeightManifest) -> None:
         """Refuses what may not be fetched, before anything is allocated or read.
@@ -123,6 +127,7 @@ class SnapshotFetcher:
             download(pieces, places, data, chunks=missing, stop=stop, patience=self._patience, tally=tally)
             replace_file(manifest_path(into), codec.encode(manifest))
             part_path(into).unlink(missing_ok=True)
+            self._count(manifest, tally)
             return tally
         except SupersededError as e:
             raise SupersededError(f"version {manifest.version} was superseded: {e}") from None
@@ -130,6 +135,20 @@ class SnapshotFetcher:
             raise type(e)(f"version {manifest.version}: {e}") from None
         finally:
             segment.unlock()
+
+    def _count(self, manifest: WeightManifest, tally: Tally) -> None:
+        self.num_deltas += int(tally.num_by_delta > 0)
+        self.num_failed_deltas += tally.num_failed_deltas
+        logging.info(
+            "weights downloaded version=%s bytes=%d of=%d chunks_by_delta=%d failed_deltas=%d bad_chunks=%d breaks=%d",
+            manifest.version,
+            tally.num_bytes,
+            manifest.file.num_bytes,
+            tally.num_by_delta,
+            self.num_failed_deltas,
+            tally.num_bad,
+            tally.num_breaks,
+        )
 
     def close(self) -> None:
         """Lets go of the local files; they stay, and so does what is mapped."""
