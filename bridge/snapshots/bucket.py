@@ -60,6 +60,7 @@ class SnapshotBucket:
     def __init__(
         self,
         url: str,
+        folder: str | os.PathLike[str],
         *,
         run: str,
         keep: int,
@@ -72,6 +73,7 @@ class SnapshotBucket:
 
         Args:
           url: s3://bucket/prefix, gs://bucket/prefix or file:///folder.
+          folder: where the learner publishes; a slot is locked against its writer while it is read.
           run: the run's id.
           keep: versions that stay, besides one that the delta of a kept one leads from.
           timeout_s: how long one request may take.
@@ -86,7 +88,8 @@ class SnapshotBucket:
             raise ValueError(f"a bucket is s3://..., gs://... or file:///..., got {url}")
         if keep < 1:
             raise ValueError(f"at least one version must stay in the bucket, got keep={keep}")
-        self._url, self._run, self._keep, self._part_bytes, self._pause = url, run, keep, part_bytes, pause
+        self._url, self._folder, self._run = url, pathlib.Path(folder), run
+        self._keep, self._part_bytes, self._pause = keep, part_bytes, pause
         self._place = open_place(place_of_run(url, run), timeout_s=timeout_s, max_retries=max_retries)
         self._bases: dict[Version, Version | None] = {}
         self.num_failed = 0
@@ -94,40 +97,38 @@ class SnapshotBucket:
         self.num_retried = 0
         """Attempts that failed."""
 
-    def publish(self, manifest: WeightManifest, folder: str | os.PathLike[str]) -> str | None:
-        """Puts an announced version there, then deletes what is too old; returns where it lies.
+    def put(self, manifest: WeightManifest) -> tuple[str, ...]:
+        """Puts the announced version there, then deletes what is too old; returns the URL under which it lies.
 
-        None where it can't be put, which is logged and counted: nobody stops for it.
-
-        Args:
-          manifest: what is announced.
-          folder: the snapshot folder, whose slot is locked against the writer meanwhile.
+        Raises:
+          SnapshotError: it did not get there, however often it was tried; or (SupersededError) a newer one is out.
+            Nobody needs to stop for it: the next version goes there all the same.
         """
         for attempt in range(_ATTEMPTS):
             try:
-                self._put(manifest, pathlib.Path(folder))
+                self._put_version(manifest)
                 break
-            except SupersededError as e:
-                logging.warning("not put into the bucket: %s", e)
+            except SupersededError:
                 self.num_failed += 1
-                return None
+                raise
             except (BaseError, OSError) as e:
                 self.num_retried += 1
+                if attempt + 1 == _ATTEMPTS:
+                    self.num_failed += 1
+                    raise SnapshotError(
+                        f"version {manifest.version} did not get into {self._url} in {_ATTEMPTS} attempts: {_line(e)}"
+                    ) from None
                 logging.warning("upload failed version=%s attempt=%d: %s", manifest.version, attempt + 1, _line(e))
-                if attempt + 1 < _ATTEMPTS:
-                    self._pause(_BACKOFF_S * 2**attempt)
-        else:
-            self.num_failed += 1
-            return None
+                self._pause(_BACKOFF_S * 2**attempt)
         self._bases[manifest.version] = manifest.delta.base_version if manifest.delta is not None else None
         try:
             self._delete_old(manifest.version)
-        except (BaseError, OSError, SnapshotError) as e:  # the next publish deletes them
+        except (BaseError, OSError, SnapshotError) as e:  # the next version tries again
             logging.warning("old versions stay in the bucket: %s", _line(e))
-        return place_of(self._url, self._run, manifest.version)
+        return (place_of(self._url, self._run, manifest.version),)
 
-    def _put(self, manifest: WeightManifest, folder: pathlib.Path) -> None:
-        version = manifest.version
+    def _put_version(self, manifest: WeightManifest) -> None:
+        version, folder = manifest.version, self._folder
         with _locked(folder / manifest.file.name, manifest) as data:
             self._put_data(f"{version}/{manifest.file.name}", data)
             if manifest.delta is not None:

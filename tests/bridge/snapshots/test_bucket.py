@@ -70,8 +70,10 @@ def url(request, tmp_path):
     return f"s3://{name}/some/prefix"
 
 
-def make_bucket(url, keep=2, **options):
-    return SnapshotBucket(url, run=RUN, keep=keep, timeout_s=10, max_retries=0, pause=lambda _: None, **options)
+def make_bucket(url, publisher, keep=2, **options):
+    return SnapshotBucket(
+        url, publisher.folder, run=RUN, keep=keep, timeout_s=10, max_retries=0, pause=lambda _: None, **options
+    )
 
 
 class Publisher:
@@ -104,11 +106,10 @@ def whole(url):
 
 
 def test_version_that_was_put_is_there_byte_for_byte(url, publisher):
-    bucket = make_bucket(url, part_bytes=5 * 2**20)
+    bucket = make_bucket(url, publisher, part_bytes=5 * 2**20)
     publisher.write(1)
     manifest = publisher.write(2)
-    source = bucket.publish(manifest, publisher.folder)
-    assert source == f"{url}/v1/{RUN}/0:2"
+    assert bucket.put(manifest) == (f"{url}/v1/{RUN}/0:2",)
     at_source = open_place(f"{url}/v1/{RUN}/0:2")
     assert bytes(obstore.get(at_source, manifest.file.name).bytes()) == publisher.data(manifest)
     assert manifest.delta is not None
@@ -118,25 +119,25 @@ def test_version_that_was_put_is_there_byte_for_byte(url, publisher):
 
 
 def test_versions_over_the_bound_are_deleted_but_not_the_base_of_a_kept_delta(url, publisher):
-    bucket = make_bucket(url, keep=2)
+    bucket = make_bucket(url, publisher, keep=2)
     seen = []
     for step in range(1, 10):  # 1, 5 and 9 are full
-        assert bucket.publish(publisher.write(step), publisher.folder) is not None
+        bucket.put(publisher.write(step))
         seen.append([v.step for v in whole(url)])
     assert seen == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [5, 6], [5, 6, 7], [6, 7, 8], [7, 8, 9]]
     assert set(stored_versions(place_at(url))) == {at(7), at(8), at(9)}  # nothing of the deleted ones is left
 
 
 def test_learner_that_starts_again_goes_on_where_the_last_one_ended(url, publisher, tmp_path):
-    first = make_bucket(url, keep=2)
+    first = make_bucket(url, publisher, keep=2)
     for step in (1, 2, 3):
-        first.publish(publisher.write(step), publisher.folder)
+        first.put(publisher.write(step))
     publisher.writer.close()
     again = Publisher(publisher.folder, incarnation=1, full_every=4)
-    second = make_bucket(url, keep=2)  # knows nothing of what is there but what is there
-    second.publish(again.write(2), again.folder)
+    second = make_bucket(url, publisher, keep=2)  # knows nothing of what is there but what is there
+    second.put(again.write(2))
     assert whole(url) == [at(2), at(3), at(2, 1)]  # 3 has a delta against 2
-    second.publish(again.write(3), again.folder)
+    second.put(again.write(3))
     assert whole(url) == [at(2, 1), at(3, 1)]
 
 
@@ -151,9 +152,9 @@ def test_other_runs_and_foreign_objects_under_the_same_prefix_are_left_alone(url
     ]
     for key in foreign:
         obstore.put(others, key, b"mine")
-    bucket = make_bucket(url, keep=1)
+    bucket = make_bucket(url, publisher, keep=1)
     for step in range(1, 8):
-        bucket.publish(publisher.write(step), publisher.folder)
+        bucket.put(publisher.write(step))
     assert whole(url) == [at(6), at(7)]
     for key in foreign:
         assert bytes(obstore.get(others, key).bytes()) == b"mine"
@@ -164,7 +165,7 @@ def keys_in(url):
 
 
 def test_manifest_is_not_there_before_all_of_the_data(url, publisher, monkeypatch):
-    bucket = make_bucket(url)
+    bucket = make_bucket(url, publisher)
     publisher.write(1)
     manifest = publisher.write(2)
     real, order = obstore.put, []
@@ -174,13 +175,13 @@ def test_manifest_is_not_there_before_all_of_the_data(url, publisher, monkeypatc
         return real(place, key, *args, **options)
 
     monkeypatch.setattr(obstore, "put", watched)
-    bucket.publish(manifest, publisher.folder)
+    bucket.put(manifest)
     assert [key for key, _ in order] == ["0:2/slot-1", "0:2/delta-1", "0:2/manifest"]
     assert all(nothing_yet for _, nothing_yet in order)
 
 
 def test_upload_that_fails_is_tried_again_and_the_version_gets_there(url, publisher, monkeypatch):
-    bucket = make_bucket(url)
+    bucket = make_bucket(url, publisher)
     manifest = publisher.write(1)
     real, left = obstore.put, [2]
 
@@ -191,14 +192,14 @@ def test_upload_that_fails_is_tried_again_and_the_version_gets_there(url, publis
         return real(place, key, *args, **options)
 
     monkeypatch.setattr(obstore, "put", failing)
-    assert bucket.publish(manifest, publisher.folder) is not None
+    bucket.put(manifest)
     assert (bucket.num_retried, bucket.num_failed) == (2, 0)
     assert newest_in_bucket(place_at(url)) == manifest
 
 
 def test_upload_that_keeps_failing_is_counted_and_the_next_version_goes_out(url, publisher, monkeypatch):
-    bucket = make_bucket(url, keep=1)
-    bucket.publish(publisher.write(1), publisher.folder)
+    bucket = make_bucket(url, publisher, keep=1)
+    bucket.put(publisher.write(1))
     real = obstore.put
 
     def failing(place, key, *args, **options):
@@ -208,35 +209,42 @@ def test_upload_that_keeps_failing_is_counted_and_the_next_version_goes_out(url,
 
     with monkeypatch.context() as patch:
         patch.setattr(obstore, "put", failing)
-        assert bucket.publish(publisher.write(2), publisher.folder) is None
+        with pytest.raises(SnapshotError, match="in 3 attempts: no$"):
+            bucket.put(publisher.write(2))
     assert (bucket.num_retried, bucket.num_failed) == (3, 1)
     assert newest_in_bucket(place_at(url)) == read_bucket_manifest(place_at(url), at(1))
-    assert bucket.publish(publisher.write(3), publisher.folder) is not None
+    bucket.put(publisher.write(3))
     # The data of 2, put without its manifest, is swept; of what 3 has its delta against, nothing is there to keep.
     assert set(stored_versions(place_at(url))) == {at(3)}
 
 
-def test_bucket_that_cannot_be_reached_stops_nobody(publisher, monkeypatch):
+def test_bucket_that_cannot_be_reached_is_an_error_of_one_line(publisher, monkeypatch):
     for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "us-east-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    bucket = make_bucket("s3://weights/prefix")
-    assert bucket.publish(publisher.write(1), publisher.folder) is None
+    bucket = make_bucket("s3://weights/prefix", publisher)
+    with pytest.raises(SnapshotError, match="did not get into") as failure:
+        bucket.put(publisher.write(1))
+    assert "\n" not in str(failure.value)
     assert bucket.num_failed == 1
 
 
-def test_bucket_without_permission_or_that_does_not_exist_stops_nobody(s3, publisher):
-    bucket = make_bucket("s3://there-is-none-such/prefix")
-    assert bucket.publish(publisher.write(1), publisher.folder) is None
+def test_bucket_without_permission_or_that_does_not_exist_is_an_error_of_one_line(s3, publisher):
+    bucket = make_bucket("s3://there-is-none-such/prefix", publisher)
+    with pytest.raises(SnapshotError, match="did not get into") as failure:
+        bucket.put(publisher.write(1))
+    assert "\n" not in str(failure.value)
     assert bucket.num_failed == 1
 
 
 def test_version_that_was_superseded_meanwhile_is_left_out(url, publisher):
-    bucket = make_bucket(url)
+    bucket = make_bucket(url, publisher)
     old = publisher.write(1)
     publisher.write(2)
-    assert bucket.publish(old, publisher.folder) is None
+    with pytest.raises(SupersededError):
+        bucket.put(old)
+    assert bucket.num_failed == 1
     assert not stored_versions(place_at(url))
 
 
@@ -265,7 +273,7 @@ KILLED = """
         return real(place, key, data, **options)
 
     obstore.put = put
-    SnapshotBucket(url, run="run-1", keep=1, part_bytes=5 * 2**20).publish(latest(folder), folder)
+    SnapshotBucket(url, folder, run="run-1", keep=1, part_bytes=5 * 2**20).put(latest(folder))
 """
 
 
@@ -273,8 +281,8 @@ KILLED = """
 @pytest.mark.parametrize("where", ["slot-1", "delta-1", "manifest"])
 def test_upload_killed_at_any_object_shows_nothing_and_the_next_one_sweeps_it(url, tmp_path, where):
     publisher = Publisher(tmp_path / "snap", num_values=5 * 2**20 - 4, full_every=4)
-    bucket = make_bucket(url, keep=1)
-    bucket.publish(publisher.write(1), publisher.folder)
+    bucket = make_bucket(url, publisher, keep=1)
+    bucket.put(publisher.write(1))
     manifest = publisher.write(2)  # four parts, of the smallest size that S3 takes
     assert manifest.file.name == "slot-1" and manifest.delta is not None
     root = Path(__file__).parents[3]
@@ -283,8 +291,8 @@ def test_upload_killed_at_any_object_shows_nothing_and_the_next_one_sweeps_it(ur
     assert result.returncode == -signal.SIGKILL
     assert whole(url) == [at(1)]
     assert newest_in_bucket(place_at(url)) == read_bucket_manifest(place_at(url), at(1))
-    again = make_bucket(url, keep=1)  # a learner that starts again
-    assert again.publish(publisher.write(3), publisher.folder) is not None
+    again = make_bucket(url, publisher, keep=1)  # a learner that starts again
+    again.put(publisher.write(3))
     assert set(stored_versions(place_at(url))) == {at(3)}
     if url.startswith("file"):  # not even a part of a file, which a listing would leave out
         files = [p for p in Path(url.removeprefix("file://")).rglob("*") if p.is_file()]
@@ -319,16 +327,16 @@ def test_manifest_of_a_bucket_that_is_too_large_is_not_even_read(tmp_path, monke
 
 def test_damaged_manifest_in_the_bucket_does_not_stop_a_publish(url, publisher):
     obstore.put(place_at(url), "0:0/manifest", b"rubbish")
-    bucket = make_bucket(url, keep=1)
-    assert bucket.publish(publisher.write(1), publisher.folder) is not None
+    bucket = make_bucket(url, publisher, keep=1)
+    bucket.put(publisher.write(1))
     assert newest_in_bucket(place_at(url)) is not None
 
 
 def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_is_whole(url, tmp_path, monkeypatch):
     publisher = Publisher(tmp_path / "snap")
-    bucket = make_bucket(url, keep=1)
+    bucket = make_bucket(url, publisher, keep=1)
     old = publisher.write(1)
-    sources = (bucket.publish(old, publisher.folder) or "",)
+    sources = bucket.put(old)
     fetcher = SnapshotFetcher(
         run=RUN, tokenizer_hash="t", patience=Patience(num_ranges=1, range_bytes=4096, first_backoff_s=0)
     )
@@ -338,7 +346,7 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
         asked.append(key)
         if len(asked) == 5:  # the reader has four chunks
             newer.append(publisher.write(2))
-            newer.append(bucket.publish(newer[0], publisher.folder))
+            newer.append(bucket.put(newer[0]))
         return await real(place, key, **options)
 
     monkeypatch.setattr(obstore, "get_async", deleting)
@@ -346,7 +354,7 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
     with pytest.raises(SupersededError, match="version 0:1"):
         fetcher.fetch(Announcement(manifest=old, sources=sources), into, stop=threading.Event())
     assert mirrored(into) is None
-    young = Announcement(manifest=newer[0], sources=(newer[1],))
+    young = Announcement(manifest=newer[0], sources=newer[1])
     tally = fetcher.fetch(young, into, stop=threading.Event())
     assert mirrored(into) == newer[0] and into.read_bytes()[: newer[0].file.num_bytes] == publisher.data(newer[0])
     # The chunks that were there and are the same are not fetched again.
@@ -355,6 +363,6 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
 
 
 @pytest.mark.parametrize("url", ["https://host/x", "/folder", "ftp://x"])
-def test_url_that_is_no_buckets_is_refused(url):
+def test_url_that_is_no_buckets_is_refused(url, publisher):
     with pytest.raises(ValueError, match="a bucket is"):
-        make_bucket(url)
+        make_bucket(url, publisher)

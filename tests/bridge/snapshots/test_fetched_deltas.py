@@ -46,13 +46,11 @@ class Learner:
             self.folder, run=RUN, tokenizer_hash="t", chunk_bytes=4096, token=TOKEN, full_every=100, **options
         )
         self.root = tmp_path / "bucket"
-        self.bucket = SnapshotBucket(self.root.as_uri(), run=RUN, keep=2)
+        self.bucket = SnapshotBucket(self.root.as_uri(), self.folder, run=RUN, keep=2)
 
     def publish(self, step, **sizes):
         manifest = self.writer.write(at(step), weights(step, **sizes), dtype="bfloat16")
-        source = self.bucket.publish(manifest, self.folder)
-        assert source is not None
-        return Announcement(manifest=manifest, sources=(source,))
+        return Announcement(manifest=manifest, sources=self.bucket.put(manifest))
 
     def file(self, step, name):
         return self.root / "v1" / RUN / f"0:{step}" / name
