@@ -1,0 +1,194 @@
+"""Every operation, cut before, in the middle of and after its transaction: made again, it doubles nothing.
+
+The oracle is a run in which the same was done uncut: what it returned, and all that the store holds afterwards.
+"""
+
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+import pytest
+
+from bridge.store.postgres import database as postgres_database
+from bridge.store.postgres.database import PostgresDatabase
+from bridge.store.protocol import StoreLostError
+from bridge.store.sql.store import SqlStore
+from tests.integration.support.cutting_proxy import CuttingProxy, Direction
+from tests.integration.support.processes import REPO
+from tests.integration.support.store_operations import OPERATIONS, Operation, dump_postgres
+from tests.postgres import Server, start_server
+
+pytestmark = pytest.mark.integration
+EVERY = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+SIDES = ("learner", "actor")
+
+
+class Bench:
+    """A database whose runs are reached straight, and by a proxy that cuts."""
+
+    _runs = itertools.count()
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.urls = dict(zip(SIDES, server.create_store(), strict=True))
+        self.admin = psycopg.connect(server.url(database=server.database_of(self.urls["actor"])), autocommit=True)
+        self.proxy = CuttingProxy((server.host, server.port))
+        self.straight = {side: PostgresDatabase(url, retry_s=60.0) for side, url in self.urls.items()}
+        self.cut = {side: PostgresDatabase(self.by_proxy(side), retry_s=60.0) for side in SIDES}
+        self.mortal = {side: PostgresDatabase(self.by_proxy(side), retry_s=0.0) for side in SIDES}
+
+    def by_proxy(self, side: str) -> str:
+        old, new = f":{self.server.port}/", f":{self.proxy.port}/"
+        return self.urls[side].replace(old, new) + "?sslmode=disable&gssencmode=disable"
+
+    def close(self) -> None:
+        for database in (*self.straight.values(), *self.cut.values(), *self.mortal.values()):
+            database.close()
+        self.proxy.close()
+        self.admin.close()
+
+    def new_run(self, operation: Operation) -> tuple[str, dict[str, SqlStore]]:
+        """A run in which all is done that goes before an operation, led by the learner that did it."""
+        run = f"run-{next(self._runs)}"
+        self.admin.execute(
+            "INSERT INTO sluice.runs (run, name, owner, actor_role) VALUES (%s, %s, 'test_learner', 'test_actor')",
+            (run, run),
+        )
+        stores = {side: SqlStore(database, run=run) for side, database in self.straight.items()}
+        stores["learner"].lead("here", lease_s=60)
+        operation.before(stores)
+        return run, stores
+
+    def store(self, databases: dict[str, PostgresDatabase], operation: Operation, run: str, stores: Any) -> SqlStore:
+        """The operation's side of a run, by other connections; what a learner leads as goes with it."""
+        store = SqlStore(databases[operation.side], run=run)
+        store._incarnation = stores[operation.side]._incarnation
+        return store
+
+    def dump(self, run: str) -> dict[str, list[str]]:
+        return dump_postgres(self.admin, run)
+
+
+@pytest.fixture(scope="module")
+def bench(postgres: Server) -> Generator[Bench]:
+    with contextlib.closing(Bench(postgres)) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_database, "_FIRST_PAUSE_S", 0.001)
+
+
+def uncut(bench: Bench, operation: Operation) -> tuple[dict, dict, dict[Direction, list[str]]]:
+    """What the store holds before and after an operation, and the messages that go to and fro meanwhile."""
+    run, stores = bench.new_run(operation)
+    before = bench.dump(run)
+    store = bench.store(bench.cut, operation, run, stores)
+    store.now_s()  # connected
+    watched = bench.proxy.arm("to_client", 10**6)
+    assert operation.call(store) == operation.want
+    bench.proxy.disarm()
+    return before, bench.dump(run), watched.seen
+
+
+def places(seen: dict[Direction, list[str]]) -> list[tuple[Direction, int]]:
+    """Where to cut: before all, and after each statement sent, and each answer."""
+    ends = {"to_server": "ES", "to_client": "CZ"}
+    found = [("to_server", 0), ("to_client", 0)]
+    for direction, types in ends.items():
+        found += [(direction, i + 1) for i, type_ in enumerate(seen[direction]) if type_ in types]
+    return [place for place in found if place[1] < len(seen[place[0]])]  # type: ignore[return-value]
+
+
+@EVERY
+def test_operation_whose_connection_is_cut_anywhere_is_as_if_it_had_not_been(bench, operation):
+    _, want, seen = uncut(bench, operation)
+    where = places(seen)
+    assert len(where) > 6
+    for direction, num_messages in where:
+        run, stores = bench.new_run(operation)
+        store = bench.store(bench.cut, operation, run, stores)
+        store.now_s()
+        cut = bench.proxy.arm(direction, num_messages)
+        got = operation.call(store)
+        bench.proxy.disarm()
+        assert cut.happened.is_set(), (direction, num_messages)
+        assert (got, bench.dump(run)) == (operation.want, want), (direction, num_messages)
+
+
+@EVERY
+def test_operation_of_a_client_that_is_gone_was_done_whole_or_not_at_all(bench, operation):
+    before, after, seen = uncut(bench, operation)
+    outcomes = set()
+    for direction, num_messages in places(seen):
+        run, stores = bench.new_run(operation)
+        store = bench.store(bench.mortal, operation, run, stores)
+        store.now_s()
+        bench.proxy.arm(direction, num_messages)
+        with pytest.raises(StoreLostError):
+            operation.call(store)
+        stores["learner"].keep_lead(lease_s=60) if operation.name not in ("lead", "resign") else None
+        found = bench.dump(run)
+        assert found in (before, after), (direction, num_messages)
+        outcomes.add(found == after)
+    assert outcomes == {True, False} or before == after
+
+
+def killing(server: Server, bench: Bench, operation: Operation, place: tuple[Direction, int]) -> tuple[Any, dict]:
+    """What an operation returns, and the store holds, whose server was killed at a place."""
+    run, stores = bench.new_run(operation)
+    store = bench.store(bench.cut, operation, run, stores)
+    store.now_s()
+    reached, killed = threading.Event(), threading.Event()
+
+    def act() -> None:
+        reached.set()
+        killed.wait()
+
+    bench.proxy.arm(*place, act=act)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(operation.call, store)
+        reached.wait(60)
+        server.kill()  # by this thread: a server ends with the one that started it
+        killed.set()
+        server.restart()
+        got = answer.result(60)
+    bench.admin = psycopg.connect(bench.admin.info.dsn, autocommit=True)
+    return got, bench.dump(run)
+
+
+@pytest.fixture
+def mortal_server(postgres: Server, data_folder: pathlib.Path, tmp_path: pathlib.Path):
+    server = start_server(data_folder / tmp_path.name)
+    yield server
+    server.close()
+
+
+def test_operation_whose_server_is_killed_somewhere_is_as_if_it_had_not_been(mortal_server):
+    chance = random.Random(0)
+    with contextlib.closing(Bench(mortal_server)) as bench:
+        for operation in OPERATIONS:
+            _, want, seen = uncut(bench, operation)
+            place = chance.choice(places(seen))
+            assert killing(mortal_server, bench, operation, place) == (operation.want, want), (operation.name, place)
+
+
+@pytest.mark.slow
+@EVERY
+def test_operation_whose_server_is_killed_anywhere_is_as_if_it_had_not_been(mortal_server, operation):
+    with contextlib.closing(Bench(mortal_server)) as bench:
+        _, want, seen = uncut(bench, operation)
+        for place in places(seen):
+            assert killing(mortal_server, bench, operation, place) == (operation.want, want), place
