@@ -17,9 +17,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from bridge.store.postgres.schema import make_schema
 from launch.store_server.cluster import SUPERUSER, Cluster, free_port
 from launch.store_server.tls_front import TlsFront
 
+LEARNER, ACTOR = "test_learner", "test_actor"
+"""Roles that log in, in the stores that `create_store` makes."""
 PASSWORD = "a password of the tests"
 """Of every role that `create_role` makes; asked for over TLS only."""
 
@@ -86,6 +89,17 @@ class Server:
         words = sql.SQL("CREATE DATABASE {} OWNER {}")
         self.execute(words.format(sql.Identifier(name), sql.Identifier(owner)))
         return name
+
+    def create_store(self) -> tuple[str, str]:
+        """A database that holds an empty store; the URLs of a learner's role and of an actor's."""
+        name = self.create_database()
+        for role in (LEARNER, ACTOR):
+            self.create_role(role)
+        with psycopg.connect(self.admin_url, dbname=name, autocommit=True) as db:
+            make_schema(db)
+            db.execute(sql.SQL("GRANT sluice_learner TO {}").format(sql.Identifier(LEARNER)))
+            db.execute(sql.SQL("GRANT sluice_actor TO {}").format(sql.Identifier(ACTOR)))
+        return self.url(LEARNER, name), self.url(ACTOR, name)
 
     def drop_database(self, name: str) -> None:
         """Drops it, whoever is connected."""

@@ -13,13 +13,14 @@ from psycopg import sql
 
 from bridge.buckets import is_loopback
 from bridge.files import try_flock
+from bridge.store.postgres.schema import ACTOR, LEARNER, make_schema, schema_sql
 from launch.certificates import write_private
 from launch.store_server.cluster import Cluster
 from launch.store_server.tls_front import TlsFront
 
-DATABASE, LEARNER, ACTOR = "sluice", "sluice_learner", "sluice_actor"
-ROLES = {LEARNER: "learner", ACTOR: "actor"}
-"""Login role -> who it is for."""
+DATABASE = "sluice"
+ROLES = {"learner": LEARNER, "actor": ACTOR}
+"""Who logs in -> the role whose rights they have."""
 _MAX_LOG_BYTES = 16 * 2**20
 
 SETTINGS: dict[str, str | int] = {
@@ -74,18 +75,13 @@ class Place:
 
     def passfile(self, role: str) -> pathlib.Path:
         """The file that PGPASSFILE names for a role."""
-        return self.folder / f"{ROLES[role]}.pgpass"
+        return self.folder / f"{role}.pgpass"
 
     def describe(self) -> str:
         """What either side sets, as lines of a shell."""
         lines: list[str] = []
-        for role, side in ROLES.items():
-            lines += [
-                f"# {side}",
-                f"export PGPASSFILE={self.passfile(role)}",
-                f"--config.store.url={self.url(role)}",
-                "",
-            ]
+        for role, flag in (("learner", "--config.store.url"), ("actor", "--store")):
+            lines += [f"# {role}", f"export PGPASSFILE={self.passfile(role)}", f"{flag}='{self.url(role)}'", ""]
         if self.has_tls:
             lines.append("# both: PGSSLROOTCERT=FILE names the authority of the server's certificate (ca.pem)")
         return "\n".join(lines).rstrip()
@@ -127,22 +123,17 @@ def serving(place: Place) -> Iterator[Cluster]:
         os.close(lock)
 
 
-def administrators_sql(schema: str = "") -> str:
-    """What an administrator of a database of one's own runs once, with psql: roles, database, rights, schema."""
-    return _ADMINISTRATORS.format(database=DATABASE, learner=LEARNER, actor=ACTOR) + schema
-
-
-_ADMINISTRATORS = """\
-CREATE ROLE {learner} LOGIN;  -- then: \\password {learner}
-CREATE ROLE {actor} LOGIN;  -- then: \\password {actor}
-CREATE DATABASE {database} OWNER {learner} TEMPLATE template0 ENCODING 'UTF8';
-REVOKE ALL ON DATABASE {database} FROM PUBLIC;
-GRANT CONNECT ON DATABASE {database} TO {actor};
-"""
+def administrators_sql() -> str:
+    """What an administrator of a database runs once in it: roles, tables, rights; who logs in is theirs to say."""
+    logins = "".join(
+        f"-- CREATE ROLE {name} LOGIN; GRANT {role} TO {name};  -- then: \\password {name}\n"
+        for name, role in ROLES.items()
+    )
+    return f"{schema_sql()}\n-- Who logs in, for example:\n{logins}"
 
 
 def _set_up(cluster: Cluster, place: Place) -> None:
-    """Makes the roles and the database, or brings them to what they should be."""
+    """Makes the roles, the database and its tables, or brings them to what they should be."""
     with psycopg.connect(cluster.admin_url, autocommit=True) as db:
         known = {name for (name,) in db.execute("SELECT rolname FROM pg_roles").fetchall()}
         for role in ROLES:
@@ -152,15 +143,15 @@ def _set_up(cluster: Cluster, place: Place) -> None:
             # Hashed here, so that the server's log can't have it.
             hashed = db.pgconn.encrypt_password(_password(place, role).encode(), role.encode(), b"scram-sha-256")
             db.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(hashed.decode())))
-        names = {
-            "database": sql.Identifier(DATABASE),
-            "learner": sql.Identifier(LEARNER),
-            "actor": sql.Identifier(ACTOR),
-        }
+        database = sql.Identifier(DATABASE)
         if db.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone() is None:
-            db.execute(sql.SQL("CREATE DATABASE {database} OWNER {learner}").format(**names))
-        db.execute(sql.SQL("REVOKE ALL ON DATABASE {database} FROM PUBLIC").format(**names))
-        db.execute(sql.SQL("GRANT CONNECT ON DATABASE {database} TO {actor}").format(**names))
+            db.execute(sql.SQL("CREATE DATABASE {}").format(database))
+        db.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(database))
+    with psycopg.connect(cluster.admin_url, dbname=DATABASE, autocommit=True) as db:
+        make_schema(db)
+        for role, rights in ROLES.items():
+            names = [sql.Identifier(x) for x in (DATABASE, role, rights, role)]
+            db.execute(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}; GRANT {} TO {}").format(*names))
 
 
 def _password(place: Place, role: str) -> str:

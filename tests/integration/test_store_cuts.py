@@ -6,26 +6,22 @@ The oracle is a run in which the same was done uncut: what it returned, and all 
 import concurrent.futures
 import contextlib
 import itertools
-import os
 import pathlib
 import random
-import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Generator
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from bridge.store.postgres import database as postgres_database
 from bridge.store.postgres.database import PostgresDatabase
 from bridge.store.protocol import StoreLostError
 from bridge.store.sql.store import SqlStore
 from tests.integration.support.cutting_proxy import CuttingProxy, Direction
-from tests.integration.support.processes import REPO
+from tests.integration.support.processes import wait_until
 from tests.integration.support.store_operations import OPERATIONS, Operation, dump_postgres
 from tests.postgres import Server, start_server
 
@@ -41,16 +37,20 @@ class Bench:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.urls = dict(zip(SIDES, server.create_store(), strict=True))
-        self.admin = psycopg.connect(server.url(database=server.database_of(self.urls["actor"])), autocommit=True)
+        self.urls: dict[str, str] = dict(zip(SIDES, server.create_store(), strict=True))
+        self.name = conninfo_to_dict(self.urls["actor"])["dbname"]
+        self.connect_admin()
         self.proxy = CuttingProxy((server.host, server.port))
         self.straight = {side: PostgresDatabase(url, retry_s=60.0) for side, url in self.urls.items()}
-        self.cut = {side: PostgresDatabase(self.by_proxy(side), retry_s=60.0) for side in SIDES}
-        self.mortal = {side: PostgresDatabase(self.by_proxy(side), retry_s=0.0) for side in SIDES}
+        self.cut = {side: PostgresDatabase(self.by_proxy(side, "cut"), retry_s=60.0) for side in SIDES}
+        self.mortal = {side: PostgresDatabase(self.by_proxy(side, "mortal"), retry_s=0.0) for side in SIDES}
 
-    def by_proxy(self, side: str) -> str:
+    def connect_admin(self) -> None:
+        self.admin = psycopg.connect(self.server.admin_url, dbname=self.name, autocommit=True)
+
+    def by_proxy(self, side: str, name: str) -> str:
         old, new = f":{self.server.port}/", f":{self.proxy.port}/"
-        return self.urls[side].replace(old, new) + "?sslmode=disable&gssencmode=disable"
+        return self.urls[side].replace(old, new) + f"?sslmode=disable&gssencmode=disable&application_name={name}-{side}"
 
     def close(self) -> None:
         for database in (*self.straight.values(), *self.cut.values(), *self.mortal.values()):
@@ -62,8 +62,8 @@ class Bench:
         """A run in which all is done that goes before an operation, led by the learner that did it."""
         run = f"run-{next(self._runs)}"
         self.admin.execute(
-            "INSERT INTO sluice.runs (run, name, owner, actor_role) VALUES (%s, %s, 'test_learner', 'test_actor')",
-            (run, run),
+            "INSERT INTO sluice.runs (run, name, owner, actor_role) VALUES (%s, 'cut', 'test_learner', 'test_actor')",
+            (run,),
         )
         stores = {side: SqlStore(database, run=run) for side, database in self.straight.items()}
         stores["learner"].lead("here", lease_s=60)
@@ -76,7 +76,20 @@ class Bench:
         store._incarnation = stores[operation.side]._incarnation
         return store
 
-    def dump(self, run: str) -> dict[str, list[str]]:
+    def dump(self, run: str, *, after: str) -> dict[str, list[str]]:
+        """All that a run holds, once who was cut off is no longer at work at the server.
+
+        Args:
+          run: which.
+          after: the connections' name; one that is `cut` has come back.
+        """
+        count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND datname = %s"
+        left = 1 if after.startswith("cut") else 0
+        wait_until(
+            lambda: self.admin.execute(count, (after, self.name)).fetchone() <= (left,),  # type: ignore[operator]
+            "a cut connection's end",
+            deadline_s=20,
+        )
         return dump_postgres(self.admin, run)
 
 
@@ -94,22 +107,23 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def uncut(bench: Bench, operation: Operation) -> tuple[dict, dict, dict[Direction, list[str]]]:
     """What the store holds before and after an operation, and the messages that go to and fro meanwhile."""
     run, stores = bench.new_run(operation)
-    before = bench.dump(run)
+    after = f"cut-{operation.side}"
+    before = bench.dump(run, after=after)
     store = bench.store(bench.cut, operation, run, stores)
     store.now_s()  # connected
     watched = bench.proxy.arm("to_client", 10**6)
     assert operation.call(store) == operation.want
     bench.proxy.disarm()
-    return before, bench.dump(run), watched.seen
+    return before, bench.dump(run, after=after), watched.seen
 
 
 def places(seen: dict[Direction, list[str]]) -> list[tuple[Direction, int]]:
     """Where to cut: before all, and after each statement sent, and each answer."""
-    ends = {"to_server": "ES", "to_client": "CZ"}
-    found = [("to_server", 0), ("to_client", 0)]
+    ends: dict[Direction, str] = {"to_server": "ES", "to_client": "CZ"}
+    found: list[tuple[Direction, int]] = [("to_server", 0), ("to_client", 0)]
     for direction, types in ends.items():
         found += [(direction, i + 1) for i, type_ in enumerate(seen[direction]) if type_ in types]
-    return [place for place in found if place[1] < len(seen[place[0]])]  # type: ignore[return-value]
+    return [place for place in found if place[1] < len(seen[place[0]])]
 
 
 @EVERY
@@ -125,7 +139,10 @@ def test_operation_whose_connection_is_cut_anywhere_is_as_if_it_had_not_been(ben
         got = operation.call(store)
         bench.proxy.disarm()
         assert cut.happened.is_set(), (direction, num_messages)
-        assert (got, bench.dump(run)) == (operation.want, want), (direction, num_messages)
+        assert (got, bench.dump(run, after=f"cut-{operation.side}")) == (operation.want, want), (
+            direction,
+            num_messages,
+        )
 
 
 @EVERY
@@ -139,8 +156,7 @@ def test_operation_of_a_client_that_is_gone_was_done_whole_or_not_at_all(bench, 
         bench.proxy.arm(direction, num_messages)
         with pytest.raises(StoreLostError):
             operation.call(store)
-        stores["learner"].keep_lead(lease_s=60) if operation.name not in ("lead", "resign") else None
-        found = bench.dump(run)
+        found = bench.dump(run, after=f"mortal-{operation.side}")
         assert found in (before, after), (direction, num_messages)
         outcomes.add(found == after)
     assert outcomes == {True, False} or before == after
@@ -165,8 +181,8 @@ def killing(server: Server, bench: Bench, operation: Operation, place: tuple[Dir
         killed.set()
         server.restart()
         got = answer.result(60)
-    bench.admin = psycopg.connect(bench.admin.info.dsn, autocommit=True)
-    return got, bench.dump(run)
+    bench.connect_admin()
+    return got, bench.dump(run, after=f"cut-{operation.side}")
 
 
 @pytest.fixture

@@ -19,15 +19,14 @@ def server(postgres: Server, data_folder: pathlib.Path, tmp_path: pathlib.Path):
 
 
 def over_postgres(server: Server, folder: pathlib.Path, *, num_groups: int, kills: int) -> Outcome:
-    database = server.create_database()
-    url = server.url(database=database)
+    learner, actor = server.create_store()
 
     def kill_server() -> None:
         server.kill()
         server.restart()
 
     return torture(
-        Urls(learner=url, actor=url),
+        Urls(learner=learner, actor=actor),
         folder,
         num_groups=num_groups,
         client_kills=kills,

@@ -21,6 +21,7 @@ from bridge.store.open import create_run, open_store
 from bridge.types import Ticket
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import kill, spawn, wait_until
+from tests.postgres import ACTOR
 
 RUN, LEASE_S = "torture", 1.0
 WINDOW = 120
@@ -79,7 +80,7 @@ def torture(
       kill_server: kills it and starts it again.
       seed: of the moments and victims.
     """
-    create_run(urls.learner, run=RUN, name="torture", actor_role="sluice_actor")
+    create_run(urls.learner, run=RUN, name="torture", actor_role=ACTOR)
     ledger, done = folder / "ledger", folder / "done"
     chance = random.Random(seed)
     goals = sorted(

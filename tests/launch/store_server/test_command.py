@@ -12,10 +12,15 @@ from collections.abc import Generator
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from bridge.store.open import create_run, open_store
+from bridge.store.postgres.schema import ACTOR
+from bridge.store.sql.store import SqlStore
 from launch import certificates, lifeline
 from launch.store_server.cluster import free_port
+from tests.bridge.factories import make_group, make_ticket
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
@@ -64,7 +69,8 @@ class Served:
         raise AssertionError(self.process.communicate()[1])
 
     def url(self, side: str) -> str:
-        (url,) = [x.partition("=")[2] for x in self.lines if x.startswith("--config.store.url=") and side in x]
+        flag = {"learner": "--config.store.url=", "actor": "--store="}[side]
+        (url,) = [x.removeprefix(flag).strip("'") for x in self.lines if x.startswith(flag)]
         return url
 
     def passfile(self, side: str) -> str:
@@ -92,28 +98,55 @@ def served(*flags: str) -> Generator[Served]:
         running.process.communicate(timeout=60)
 
 
+@contextlib.contextmanager
+def store_of(running: Served, side: str, tls: pathlib.Path) -> Generator[SqlStore]:
+    """A run's store, opened with what the command printed and nothing else."""
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("PGPASSFILE", running.passfile(side))
+        environ.setenv("PGSSLROOTCERT", f"{tls}/ca.pem")
+        if side == "learner":
+            create_run(running.url(side), run="run-1", name="a run", actor_role=ACTOR)
+        with contextlib.closing(open_store(running.url(side), run="run-1")) as store:
+            yield store
+
+
 def test_trial_store_is_there_again_after_each_kind_of_end(folder, tls):
     port = free_port("127.0.0.1")
     flags = (f"--dir={folder}/store", f"--listen=127.0.0.1:{port}")
     flags += (f"--cert={tls}/server.pem", f"--key={tls}/server.key")
-    root = {"sslrootcert": f"{tls}/ca.pem"}
     with served(*flags) as first:
-        with first.connect("learner", **root) as db:
-            db.execute("CREATE TABLE public.kept (x int)")
+        with store_of(first, "learner", tls) as learner:
+            assert learner.put_tickets([make_ticket("a"), make_ticket("b")]) == 2
         assert first.end(signal.SIGTERM) == 0
     with served(*flags) as second:
-        assert (second.url("learner"), second.url("actor")) == (first.url("learner"), first.url("actor"))
         postmaster = lifeline.descendants(second.process.pid)
-        with second.connect("learner", **root) as db:
-            db.execute("INSERT INTO public.kept VALUES (7)")
+        with store_of(second, "actor", tls) as actor:
+            tickets = actor.claim("x", limit=9, lease_s=60)
+            assert actor.put_group(make_group(tickets[0]))
+            with pytest.raises(PermissionError):
+                actor.acknowledge(["a"])
         second.process.kill()
         wait_until(lambda: not any(pathlib.Path(f"/proc/{p}/fd").exists() for p in postmaster), "PostgreSQL to end")
     with served(*flags) as third:
-        with third.connect("learner", **root) as db:
-            assert db.execute("SELECT x FROM public.kept").fetchall() == [(7,)]
-        with third.connect("actor", **root) as db, pytest.raises(psycopg.errors.InsufficientPrivilege):
-            db.execute("SELECT x FROM public.kept")
+        with store_of(third, "learner", tls) as learner:
+            assert [one.group.ticket_id for one in learner.read_groups(after_seq=0, limit=9)] == ["a"]
         assert third.end(signal.SIGINT) == 0
+    assert (third.url("learner"), third.passfile("actor")) == (first.url("learner"), first.passfile("actor"))
+
+
+def test_sql_for_administrators_makes_a_store_that_learner_and_actor_can_use(postgres):
+    done = subprocess.run(command("--print_sql"), cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    name = postgres.create_database()
+    with psycopg.connect(postgres.url(database=name), autocommit=True) as db:
+        db.execute(done.stdout.encode())
+    logins = {"print_sql_learner": "sluice_learner", "print_sql_actor": "sluice_actor"}
+    for login, role in logins.items():
+        postgres.create_role(login)
+        postgres.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(login)))
+    create_run(postgres.url("print_sql_learner", name), run="r", name="r", actor_role="print_sql_actor")
+    with contextlib.closing(open_store(postgres.url("print_sql_actor", name), run="r")) as actor:
+        assert actor.claim("x", limit=1, lease_s=60) == []
 
 
 def test_trial_store_lets_in_its_two_roles_by_password_over_tls_only(folder, tls):
