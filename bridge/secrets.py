@@ -18,6 +18,7 @@ CERTIFICATE, KEY, CA = "SLUICE_TLS_CERT", "SLUICE_TLS_KEY", "SLUICE_TLS_CA"
 """Environment variables that name PEM files: a server's certificate chain and key, and whom a client trusts."""
 MIN_TOKEN_CHARS = 32
 _SIGNING_CONTEXT = "sluice 2026-11-22 manifest signature"
+_READING_CONTEXT = "sluice 2026-11-22 reader's credential"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,8 +37,12 @@ class Token:
 
     @property
     def header(self) -> str:
-        """The value of an Authorization header that shows it."""
-        return f"Bearer {self._value}"
+        """The value of an Authorization header by which a server knows one of its holders.
+
+        It shows what derives from the token, not the token: whoever gets to see a header, a false server or what
+        encrypts for the right one, can read snapshots by it, but sign none.
+        """
+        return f"Bearer {self._derive(_READING_CONTEXT).hex()}"
 
     def is_shown_by(self, header: str) -> bool:
         """Whether an Authorization header shows this token; in a time that tells nothing of it."""
@@ -46,12 +51,14 @@ class Token:
 
     def sign(self, message: bytes) -> str:
         """A keyed hash of a message (BLAKE3, its key derived from the token), in hex."""
-        key = blake3.blake3(self._value.encode(), derive_key_context=_SIGNING_CONTEXT).digest()
-        return blake3.blake3(message, key=key).hexdigest()
+        return blake3.blake3(message, key=self._derive(_SIGNING_CONTEXT)).hexdigest()
 
     def has_signed(self, message: bytes, signature: str | None) -> bool:
         """Whether a signature is this token's of that message; in a time that tells nothing of it."""
         return signature is not None and hmac.compare_digest(signature.encode(), self.sign(message).encode())
+
+    def _derive(self, context: str) -> bytes:
+        return blake3.blake3(self._value.encode(), derive_key_context=context).digest()
 
 
 def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:

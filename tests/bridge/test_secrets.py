@@ -2,11 +2,13 @@ import pathlib
 import stat
 import traceback
 
+import blake3
 import pytest
 
 from bridge.secrets import CA, CERTIFICATE, KEY, TOKEN, TOKEN_FILE, Tls, Token, read_tls, read_token
 
 SECRET = "0123456789abcdef" * 4
+HEADER = Token(SECRET).header
 
 
 def test_token_shows_itself_nowhere():
@@ -31,17 +33,18 @@ def test_token_that_can_be_guessed_or_does_not_travel_refused_without_telling_it
         "",
         "Bearer ",
         SECRET,
-        f"Bearer {SECRET[:-1]}",
-        f"Bearer {SECRET}x",
-        f"bearer {SECRET}",
-        f"Basic {SECRET}",
-        f"Bearer {SECRET} ",
+        f"Bearer {SECRET}",  # the token itself never travels
+        HEADER[:-1],
+        f"{HEADER}x",
+        HEADER.replace("Bearer", "bearer"),
+        HEADER.replace("Bearer", "Basic"),
+        f"{HEADER} ",
         "Bearer \udcff\udc80",  # how a server hands on bytes that are no text
         "Bearer é",
     ],
 )
 def test_token_is_shown_by_its_own_header_alone(header):
-    assert Token(SECRET).is_shown_by(f"Bearer {SECRET}")
+    assert Token(SECRET).is_shown_by(HEADER)
     assert not Token(SECRET).is_shown_by(header)
 
 
@@ -57,6 +60,16 @@ def test_token_signs_a_message_and_no_other():
     ):
         assert not token.has_signed(message, shown)
     assert signature != Token(SECRET).sign(b"manifest" * 2) and SECRET not in signature
+
+
+def test_header_and_signature_tell_nothing_of_the_token_nor_of_each_other():
+    header = HEADER.removeprefix("Bearer ")
+    assert len(header) == 64 and header != Token(SECRET[::-1]).header.removeprefix("Bearer ")
+    assert SECRET not in HEADER
+    # Whoever saw the header and takes it for the token, or for its key, signs nothing.
+    message = b"manifest"
+    for forged in (Token(header).sign(message), blake3.blake3(message, key=bytes.fromhex(header)).hexdigest()):
+        assert not Token(SECRET).has_signed(message, forged)
 
 
 def test_read_token_takes_a_file_before_a_value_and_strips_its_line_end(tmp_path: pathlib.Path):
