@@ -1,18 +1,36 @@
-"""One pass from the learner's dtype to the served one, straight into the snapshot."""
+"""One pass from the learner's dtype to the served one, straight into the snapshot, on all idle cores."""
+
+import concurrent.futures
+import functools
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-# A block and its scratch stay in the second-level cache.
-_BLOCK = 65536
+_PIECE_BYTES = 4 * 2**20
+"""Of the target: what one core casts at a time, so that a large embedding keeps none of the others idle."""
+
+
+def cast_all_into(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+    """`cast_into` for many (target, source), shared out among the cores that this process may use.
+
+    Raises:
+      ValueError: shapes of a pair differ.
+    """
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for done in [pool.submit(cast_into, *piece) for pair in pairs for piece in _pieces(*pair)]:
+            done.result()
 
 
 def cast_into(target: np.ndarray, source: np.ndarray) -> None:
     """Writes `source` into `target` of the same shape, rounding to nearest even like `astype`.
 
-    float32 to bfloat16 takes about 0.7 of the processor time of ml_dtypes' element loop: the wanted
-    bits are the upper half of x + 0x7fff + (bit 16 of x), computed on whole blocks of integers.
+    float32 to bfloat16 is one loop of machine code, at twice the speed of ml_dtypes' and without Python's lock. A NaN
+    stays one.
 
     Raises:
       ValueError: the shapes differ.
@@ -20,24 +38,41 @@ def cast_into(target: np.ndarray, source: np.ndarray) -> None:
     if target.shape != source.shape:
         raise ValueError(f"cannot cast shape {source.shape} into {target.shape}")
     fast = target.dtype == _BFLOAT16 and source.dtype == np.float32
-    if not (fast and target.flags.c_contiguous and source.flags.c_contiguous):
+    if fast and target.flags.c_contiguous and source.flags.c_contiguous:
+        _rounding()(source.reshape(-1).view(np.uint32), target.reshape(-1).view(np.uint16))
+    else:
         np.copyto(target, source, casting="unsafe")
+
+
+def _pieces(target: np.ndarray, source: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    if target.shape != source.shape or not (target.flags.c_contiguous and source.flags.c_contiguous):
+        yield target, source
         return
-    from_, to = source.reshape(-1), target.reshape(-1)
-    bits, halves = from_.view(np.uint32), to.view(np.uint16)
-    scratch = np.empty(min(_BLOCK, bits.size), np.uint32)
-    for start in range(0, bits.size, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if not np.isfinite(from_[block].sum()):
-                # A NaN's bits must not be rounded (they could carry over into an ordinary number).
-                to[block] = from_[block].astype(_BFLOAT16)
-                continue
-        x = bits[block]
-        out = scratch[: x.size]
-        np.right_shift(x, 16, out=out)
-        np.bitwise_and(out, 1, out=out)
-        np.add(out, 0x7FFF, out=out)
-        np.add(out, x, out=out)
-        np.right_shift(out, 16, out=out)
-        np.copyto(halves[block], out, casting="unsafe")
+    to, from_ = target.reshape(-1), source.reshape(-1)
+    step = max(1, _PIECE_BYTES // target.itemsize)
+    for start in range(0, to.size, step):
+        yield to[start : start + step], from_[start : start + step]
+
+
+@functools.cache
+def _rounding() -> Callable[[np.ndarray, np.ndarray], None]:
+    """The upper halves of float32 bits, rounded to nearest even; compiled once, in a fraction of a second.
+
+    The rounded half is that of x + 0x7fff + (bit 16 of x). A NaN's bits must not be rounded, they could carry over into
+    an ordinary number: it keeps its upper half, and a bit that keeps it a NaN.
+    """
+    numba: Any = importlib.import_module("numba")  # comes with the learner's extra; who casts nothing needs none
+    uint32 = np.uint32
+    half, low_bit, shift = uint32(0x7FFF), uint32(1), uint32(16)
+    magnitude, infinity, quiet = uint32(0x7FFFFFFF), uint32(0x7F800000), uint32(0x40)
+
+    def round_to_upper_halves(bits: np.ndarray, halves: np.ndarray) -> None:
+        for i in range(bits.size):
+            x = bits[i]
+            upper = x >> shift
+            rounded = (x + half + (upper & low_bit)) >> shift
+            halves[i] = upper | quiet if x & magnitude > infinity else rounded
+
+    of = numba.types.Array
+    types = (of(numba.uint32, 1, "C", readonly=True), of(numba.uint16, 1, "C"))
+    return numba.njit([types], nogil=True)(round_to_upper_halves)

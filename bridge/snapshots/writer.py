@@ -4,7 +4,6 @@ A version is written into the slot that nobody has been told of, hashed, and ann
 and whatever happens to its writer, readers find the version before it, whole.
 """
 
-import concurrent.futures
 import dataclasses
 import fcntl
 import os
@@ -19,7 +18,7 @@ from absl import logging
 from bridge import codec
 from bridge.files import replace_file, try_flock
 from bridge.secrets import Token
-from bridge.snapshots.cast import cast_into
+from bridge.snapshots.cast import cast_all_into
 from bridge.snapshots.chunks import CHUNK_BYTES, hashed, unhashed
 from bridge.snapshots.delta import make_delta
 from bridge.snapshots.layout import (
@@ -52,9 +51,6 @@ __all__ = [
     "map_tensors",
     "mirrored",
 ]
-
-
-_MAX_THREADS = 8  # more do not help: between blocks each needs Python's lock
 
 
 class SnapshotWriter:
@@ -137,13 +133,9 @@ class SnapshotWriter:
         return self._draft
 
     def write(self, version: Version, tensors: Mapping[str, np.ndarray], *, dtype: str) -> WeightManifest:
-        """Publishes arrays as they are at hand, all cast to one dtype, on a few cores at once."""
-        num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-        with (
-            self.begin(version, [(name, dtype, a.shape) for name, a in tensors.items()]) as draft,
-            concurrent.futures.ThreadPoolExecutor(num_threads) as pool,
-        ):
-            list(pool.map(cast_into, map(draft.buffer, tensors), tensors.values()))
+        """Publishes arrays as they are at hand, all cast to one dtype."""
+        with self.begin(version, [(name, dtype, a.shape) for name, a in tensors.items()]) as draft:
+            cast_all_into((draft.buffer(name), array) for name, array in tensors.items())
             return draft.commit()
 
     def remove(self) -> None:
