@@ -20,7 +20,8 @@ from learner.update.packing import MicroBatch
 
 def train(run: Run) -> None:
     """Trains until `run.num_updates` steps are done; the result is in the run folder."""
-    publish(run)  # actors need a first version
+    publish(run)
+    await_weights(run)  # actors need a first version
     books = StepBooks(
         run.config.optimizer,
         run.architecture,
@@ -50,6 +51,8 @@ def train(run: Run) -> None:
             with run.stream.aside():
                 run.save()
         run.stream.acknowledge(run.checkpoints.committed())
+        if run.config.publish.when == "round_end" and micro.ends_round:
+            await_weights(run)  # the next round is sampled by them alone
     finish(run)
 
 
@@ -124,7 +127,7 @@ def update(run: Run, books: StepBooks) -> None:
     run.kept.clear()
     run.stream.end_update()
     row, ticket_ids = books.close(time.time())
-    row |= {"num_compilations": run.steps.num_compilations, "time/publish_s": run.publisher.last_publish_s}
+    row |= {"num_compilations": run.steps.num_compilations, **run.publisher.metrics()}
     run.metrics.write("step", run.step, row, groups=ticket_ids)
     books.check_skipped()
     run.heart.updated()
@@ -132,6 +135,7 @@ def update(run: Run, books: StepBooks) -> None:
 
 def apply(run: Run, books: StepBooks, epoch: int) -> None:
     """Steps the optimizer, which ends a pass over the batch."""
+    run.publisher.let_go()
     start = time.time()
     run.state, metrics = run.steps.apply(run.state, epoch)
     metrics = jax.device_get(metrics)
@@ -141,26 +145,35 @@ def apply(run: Run, books: StepBooks, epoch: int) -> None:
 
 
 def publish(run: Run) -> None:
-    """Announces the current weights, then sends out the probe and the evaluation that are due for them.
+    """Hands the current weights over, and sends out the probe and the evaluation that are due for them.
 
-    By rounds an evaluation that is out is waited for first: it is of one version. In flight weights go out at once; the
+    Both may be asked for before the weights are out: actors serve a ticket by its version or later ones only. By rounds
+    an evaluation that is out is waited for first: it is of one version. In flight weights go out at once; the
     evaluation under way ends on newer ones, and one that falls due meanwhile starts with a later publish.
     """
     with run.stream.aside():
         if run.evaluation.is_exact:
             settle_evaluation(run)
-        with run.timeline.measure("publish", step=run.step):
-            run.publisher.publish(run.state.params, step=run.step)
+        is_probed = run.publisher.probe_is_due
+        is_evaluated = is_evaluation_due(run) and run.evaluation.version is None
+        run.publisher.publish(run.state.params, step=run.step, is_awaited=is_probed or is_evaluated)
         run.heart.worked()
         run.anchors.publish(run.state.params)
-        if run.publisher.probe_is_due:
+        if is_probed:
             start_probe(run)
-        if is_evaluation_due(run) and run.evaluation.version is None:
+        if is_evaluated:
             start_evaluation(run)
 
 
+def await_weights(run: Run) -> None:
+    """Waits until the weights handed over are out."""
+    with run.stream.aside():
+        run.publisher.finish()
+    run.heart.worked()
+
+
 def start_probe(run: Run) -> None:
-    """Asks for a few responses by the weights just published; the next step waits for them, so they are short."""
+    """Asks for a few responses by the weights handed over; the next step waits for them, so they are short."""
     assert run.publisher.version is not None
     sampling = training_sampling(run.config, run.tokenizer.stop_token_ids)
     sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
@@ -169,7 +182,7 @@ def start_probe(run: Run) -> None:
 
 
 def start_evaluation(run: Run) -> None:
-    """Asks for a response to each held-out problem by the weights just published."""
+    """Asks for a response to each held-out problem by the weights handed over."""
     assert run.publisher.version is not None
     run.last_evaluated_step = run.step
     sampling = Sampling(
@@ -248,6 +261,7 @@ def finish(run: Run) -> None:
     if is_evaluation_due(run):  # an earlier one was still out when the last weights were published
         start_evaluation(run)
         settle_evaluation(run)
+    await_weights(run)
     run.stream.acknowledge(run.checkpoints.wait())
     run.heart.worked()
     if run.last_saved_step != run.step:

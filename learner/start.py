@@ -6,6 +6,7 @@ import pathlib
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -87,6 +88,14 @@ def open_run(
     heart = Heart(store, stop, pulse or Pulse.of_this_process())
     timeline = Timeline(RunFolder(folder).events, "learner")
     metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
+    publisher = _publisher(
+        config, folder, architecture, tokenizer, incarnation, timeline=timeline, while_waiting=heart.check
+    )
+
+    def while_waiting() -> None:
+        heart.check()
+        publisher.check()  # nothing comes of waiting for samples by weights that don't go out
+
     stream = Stream(
         config,
         store=store,
@@ -96,7 +105,7 @@ def open_run(
         incarnation=incarnation,
         vocab_size=architecture.vocab_size,
         step=step,
-        while_waiting=heart.check,
+        while_waiting=while_waiting,
     )
     stream.resume(books)
     reference = pathlib.Path(config.loss.reference_path or model_folder)
@@ -119,16 +128,16 @@ def open_run(
         state=state,
         last_saved_step=step,
         last_evaluated_step=metrics.last_step("eval"),
-        publisher=_publisher(config, folder, architecture, tokenizer, incarnation),
+        publisher=publisher,
         checkpoints=checkpoints,
         evaluation=Pinned(
             "eval",
             store,
-            while_waiting=heart.check,
+            while_waiting=while_waiting,
             is_exact=config.publish.when == "round_end",
             fenced_actors=lambda: stream.fenced_actors,
         ),
-        probe=Pinned("probe", store, while_waiting=heart.check, fenced_actors=lambda: stream.fenced_actors),
+        probe=Pinned("probe", store, while_waiting=while_waiting, fenced_actors=lambda: stream.fenced_actors),
         metrics=metrics,
         timeline=timeline,
         heart=heart,
@@ -152,7 +161,14 @@ def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) ->
 
 
 def _publisher(
-    config: Config, folder: pathlib.Path, architecture: Architecture, tokenizer: Tokenizer, incarnation: int
+    config: Config,
+    folder: pathlib.Path,
+    architecture: Architecture,
+    tokenizer: Tokenizer,
+    incarnation: int,
+    *,
+    timeline: Timeline,
+    while_waiting: Callable[[], None],
 ) -> Publisher:
     return Publisher(
         SnapshotWriter(
@@ -165,6 +181,8 @@ def _publisher(
         config.publish,
         incarnation=incarnation,
         dtype=config.model.served_dtype,
+        timeline=timeline,
+        while_waiting=while_waiting,
     )
 
 

@@ -33,6 +33,7 @@ class LearnerSide:
     def publish(self) -> dict[str, Any]:
         """Exports and announces the weights as the next version."""
         self._run.publisher.publish(self._run.state.params, step=self._num_publishes)
+        self._run.publisher.finish()
         self._num_publishes += 1
         return {"export_s": self._run.publisher.last_publish_s}
 

@@ -170,6 +170,42 @@ def test_publish_waits_for_the_evaluation_that_is_out_only_by_rounds(when, waits
     assert run.last_evaluated_step == (0 if when == "every" else 2)  # in flight the others wait for their turn
 
 
+@pytest.mark.parametrize(
+    ("probe_is_due", "evaluation_is_due", "is_awaited"),
+    [(False, False, False), (True, False, True), (False, True, True), (True, True, True)],
+)
+def test_publish_of_a_version_that_is_probed_or_evaluated_says_that_it_must_go_out(
+    probe_is_due, evaluation_is_due, is_awaited, monkeypatch
+):
+    run = publishing_run("every")
+    run.publisher.probe_is_due, run.publisher.version = probe_is_due, Version(incarnation=0, step=0)
+    run.probe = mock.Mock()
+    monkeypatch.setattr(loop, "is_evaluation_due", lambda run: evaluation_is_due)
+    loop.publish(run)
+    assert run.publisher.publish.call_args.kwargs == {"step": 0, "is_awaited": is_awaited}
+    assert run.probe.start.called == probe_is_due and (run.evaluation.version is not None) == evaluation_is_due
+
+
+@pytest.mark.parametrize(("when", "wanted"), [("every", [0, 4]), ("round_end", [0, 2, 4, 4])])
+def test_train_waits_for_the_weights_at_the_start_and_by_rounds_before_the_next_round(when, wanted, monkeypatch):
+    trained = Trained(monkeypatch)
+    trained.run.config = run_of(when=when, num_updates=4, save_every=100).config
+    waited = []
+    monkeypatch.setattr(loop, "await_weights", lambda run: waited.append(run.step))
+    monkeypatch.setattr(loop, "finish", lambda run: loop.await_weights(run))
+    trained.round_steps = 2
+    loop.train(trained.run)
+    assert waited == wanted  # the last one in `finish`
+
+
+def test_step_is_taken_when_the_publisher_has_let_go_of_the_parameters():
+    run, seen = mock.MagicMock(), []
+    run.publisher.let_go = lambda: seen.append("let go")
+    run.steps.apply = lambda state, epoch: (seen.append("step"), {})
+    loop.apply(run, mock.Mock(), 0)
+    assert seen == ["let go", "step"]
+
+
 def test_row_of_an_evaluation_in_flight_is_written_once_all_of_it_is_there():
     run = publishing_run("every")
     run.step, run.publisher.version = 4, Version(incarnation=0, step=4)
@@ -249,6 +285,7 @@ class Trained:
             setattr(self.run, part, mock.Mock())
         self.run.state.skipped_updates = 0
         self.seen: list[tuple[str, Doing]] = []
+        self.round_steps = 100
         for name in ("publish", "collect_evaluation", "finish", "StepBooks"):
             monkeypatch.setattr(loop, name, mock.Mock())
         monkeypatch.setattr(loop.parity, "settle", self.settle)
@@ -261,7 +298,7 @@ class Trained:
     def micro_batches(self):
         while True:
             self.run.heart.check()
-            yield mock.Mock(ends_update=True, ends_round=False)
+            yield mock.Mock(ends_update=True, ends_round=(self.run.step + 1) % self.round_steps == 0)
 
     def settle(self, *_, before_score, **__) -> float:
         self.run.heart.check()
@@ -293,8 +330,9 @@ def test_finish_each_part_of_it_is_felt(monkeypatch, tmp_path):
     run.heart, run.folder = Heart(mock.Mock(), threading.Event(), pulse), tmp_path
     run.probe = run.evaluation = mock.Mock(version=None)
     for part in ("publisher", "stream", "state", "architecture", "tokenizer"):
-        setattr(run, part, mock.Mock())
+        setattr(run, part, mock.MagicMock())
+    run.publisher.finish = feel
     run.checkpoints, run.save = mock.Mock(wait=feel), lambda: (feel(), run.heart.worked())
     monkeypatch.setattr(loop.hf_io, "save", feel)
     loop.finish(run)
-    assert felt == [0, 1, 2, 3]  # wait, save, wait, the model: a sign between any two
+    assert felt == [0, 1, 2, 3, 4]  # the weights, wait, save, wait, the model: a sign between any two

@@ -77,6 +77,7 @@ def test_engine_logprobs_are_the_learners_after_every_publish(bench: Bench):
     older = params
     for step in range(NUM_PUBLISHES):
         publisher.publish(params, step=step)
+        publisher.finish()
         bench.run(serve())
         group = bench.run(sample_group(bench, Version(incarnation=incarnation, step=step)))
         assert group.min_step == group.max_step == step

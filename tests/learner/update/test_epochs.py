@@ -109,7 +109,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
         rows=[],
         timeline=SimpleNamespace(span=span),
         heart=SimpleNamespace(check=lambda: None, worked=lambda: None, updated=lambda: None),
-        publisher=SimpleNamespace(last_publish_s=0.0, serves=lambda step: True),
+        publisher=SimpleNamespace(let_go=lambda: None, metrics=lambda: {}, serves=lambda step: True),
     )
     run.metrics = SimpleNamespace(write=lambda kind, step, row, **more: run.rows.append(row))
     return run

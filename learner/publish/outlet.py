@@ -1,0 +1,19 @@
+"""Where a version goes besides the learner's own shared memory."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from bridge.types import WeightManifest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outlet:
+    """A way to put versions where other machines can fetch them: a server's table, a bucket."""
+
+    name: str
+    """For the log."""
+    put: Callable[[WeightManifest], Sequence[str]]
+    """Given a version that is whole in shared memory, which stands still meanwhile; returns the URLs that it lies under
+    from now on. May take long, and may raise anything."""
+    is_required: bool = False
+    """Whether the run ends when it fails. Otherwise that is logged and counted, and the version goes out without it."""
