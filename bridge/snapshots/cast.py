@@ -1,14 +1,14 @@
 """One pass from the learner's dtype to the served one, straight into the snapshot, on all idle cores."""
 
-import concurrent.futures
 import functools
 import importlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from bridge.snapshots.chunks import each_on_all_cores
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _PIECE_BYTES = 4 * 2**20
@@ -21,9 +21,8 @@ def cast_all_into(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
     Raises:
       ValueError: shapes of a pair differ.
     """
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for done in [pool.submit(cast_into, *piece) for pair in pairs for piece in _pieces(*pair)]:
-            done.result()
+    pieces = [piece for pair in pairs for piece in _pieces(*pair)]
+    each_on_all_cores(lambda i: cast_into(*pieces[i]), range(len(pieces)))
 
 
 def cast_into(target: np.ndarray, source: np.ndarray) -> None:

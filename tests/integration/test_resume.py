@@ -136,7 +136,8 @@ def run_to_the_end(
 
             def reached() -> bool:
                 assert learner.poll() is None, log_of(folder)[-3000:]
-                return len(step_rows(folder)) >= kill_at
+                is_saved = any((folder / "checkpoints.hashes").glob("*.json"))  # there is something to go back to
+                return is_saved and len(step_rows(folder)) >= kill_at
 
             wait_until(reached, f"step {kill_at}")
             learner.kill()
