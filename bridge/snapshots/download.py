@@ -25,7 +25,8 @@ from bridge.snapshots.chunks import has_chunk
 from bridge.snapshots.layout import SnapshotError, SupersededError
 from bridge.types import FileEntry
 
-_CERTIFICATE = re.compile(r"(invalid peer certificate: \w+|certificate [a-z ]+)")
+_BAD_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*)?(\w+)")
+_CAUSE = re.compile(r"kind: (ConnectionRefused|ConnectionReset|TimedOut|HostUnreachable|NetworkUnreachable)")
 _BLOCK_BYTES = 2**20
 """What is handed to Python at once. Measured on loopback: 256 KiB are slower, 4 MiB no faster."""
 _STOP_POLL_S = 0.05
@@ -279,6 +280,8 @@ class _Download:
         except (BaseError, OSError) as e:
             if " 410 Gone" in _first_line(e):
                 raise _Gone("superseded") from None
+            if bad := _BAD_CERTIFICATE.search(str(e)):
+                raise _Useless(f"its certificate is refused: {bad.group(1)}") from None
             raise _Broken(_first_line(e)) from None
         finally:
             self._missing.extendleft(reversed(waiting))
@@ -302,5 +305,5 @@ def _first_line(error: Exception) -> str:
     """What is wrong, of an error that goes on with its whole history."""
     text = str(error)
     line = text.splitlines()[0] if text else type(error).__name__
-    why = _CERTIFICATE.search(text)
-    return f"{line}: {why.group(1)}" if why else line
+    cause = _CAUSE.search(text)
+    return f"{line}: {cause.group(1)}" if cause else line

@@ -19,7 +19,7 @@ from bridge.snapshots.layout import MANIFEST, latest
 from bridge.types import Version, WeightManifest
 
 _PLAIN_NAME = re.compile(r"[a-z]+-[0-9]+")
-_IDLE_S = 1.0
+_IDLE_S = 0.25
 """A reader that fetches range after range is not done between two of them."""
 
 

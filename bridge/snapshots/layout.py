@@ -125,14 +125,14 @@ def check_layout(manifest: WeightManifest) -> None:
         raise SnapshotError(f"version {manifest.version} has no data")
     if manifest.file.num_chunks > MAX_CHUNKS:
         raise SnapshotError(f"version {manifest.version} has {manifest.file.num_chunks} chunks, limit {MAX_CHUNKS}")
-    if hash_of_hashes(manifest.file.chunk_hashes) != manifest.file.blake3:
-        raise SnapshotError(
-            f"version {manifest.version} is corrupt: its digests are not what {manifest.file.blake3} is of"
-        )
     room = sum(-(-t.num_bytes // ALIGN_BYTES) * ALIGN_BYTES for t in manifest.tensors)
     if manifest.file.num_bytes > room:
         raise SnapshotError(
             f"version {manifest.version} has {manifest.file.num_bytes} bytes, its tensors need {room} at most"
+        )
+    if hash_of_hashes(manifest.file.chunk_hashes) != manifest.file.blake3:
+        raise SnapshotError(
+            f"version {manifest.version} is corrupt: its digests are not what {manifest.file.blake3} is of"
         )
     for t in manifest.tensors:
         fits = (

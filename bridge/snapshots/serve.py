@@ -251,8 +251,9 @@ class _Handler(web.RequestHandler):
     ) -> web.StreamResponse:
         """Says in the log what it was, but none of what was sent: there may be a token in it."""
         logging.warning("request refused status=%d error=%s", status, type(exc).__name__)
-        self.force_close()
-        return web.Response(status=status, headers={"Connection": "close", "Server": _NAME})
+        response = web.Response(status=status, headers={"Server": _NAME})
+        response.force_close()
+        return response
 
 
 def _context(tls: Tls) -> ssl.SSLContext:

@@ -47,7 +47,7 @@ def fd(tmp_path):
     os.close(opened)
 
 
-@pytest.mark.parametrize("chunk_bytes", [100, 300_000, 2**20])
+@pytest.mark.parametrize("chunk_bytes", [5000, 300_000, 2**20])
 def test_copy_chunks_arrives_whole_and_names_the_chunks_that_changed(fd, chunk_bytes):
     data = np.random.default_rng(0).integers(0, 256, 1_000_003, np.uint8)
     file = entry_of(data.tobytes(), chunk_bytes)

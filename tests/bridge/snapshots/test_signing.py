@@ -1,0 +1,65 @@
+import dataclasses
+from typing import Any
+
+import blake3
+import pytest
+
+from bridge import codec
+from bridge.snapshots.layout import SnapshotError
+from bridge.snapshots.signing import check_signature, sign
+from bridge.types import DeltaEntry
+from tests.bridge.snapshots.serving import OTHER_TOKEN, TOKEN, at, open_writer, publish
+
+
+@pytest.fixture
+def signed(tmp_path):
+    writer = open_writer(tmp_path / "w", token=TOKEN)
+    yield publish(writer, 3)
+    writer.close()
+
+
+def test_writer_with_a_token_signs_and_without_one_does_not(tmp_path, signed):
+    check_signature(signed, TOKEN)
+    writer = open_writer(tmp_path / "plain")
+    assert publish(writer, 1).hmac is None
+    writer.close()
+
+
+def test_signature_is_a_keyed_blake3_of_the_message_without_it(signed):
+    key = blake3.blake3(b"0123456789abcdef" * 2, derive_key_context="sluice 2026-11-22 manifest signature").digest()
+    message = codec.encode(dataclasses.replace(signed, hmac=None))
+    assert signed.hmac == blake3.blake3(message, key=key).hexdigest()
+
+
+def test_unsigned_manifest_or_another_tokens_is_refused(signed):
+    with pytest.raises(SnapshotError, match="unsigned manifest"):
+        check_signature(dataclasses.replace(signed, hmac=None), TOKEN)
+    with pytest.raises(SnapshotError, match="not signed with this actor's token") as caught:
+        check_signature(signed, OTHER_TOKEN)
+    assert "fedc" not in str(caught.value) and signed.hmac not in str(caught.value)
+
+
+def delta(manifest: Any) -> DeltaEntry:
+    return DeltaEntry(base_version=at(2), codec="c", name="delta-0", chunk_ends=tuple(range(manifest.file.num_chunks)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: {"version": at(4)},
+        lambda m: {"run": "another"},
+        lambda m: {"tokenizer_hash": "another"},
+        lambda m: {"created_s": m.created_s + 1},
+        lambda m: {"tensors": (dataclasses.replace(m.tensors[0], name="v"),)},
+        lambda m: {"file": dataclasses.replace(m.file, chunk_hashes=bytes(len(m.file.chunk_hashes)))},
+        lambda m: {"delta": delta(m)},
+        lambda m: {"hmac": m.hmac[:-1] + ("0" if m.hmac[-1] != "0" else "1")},
+    ],
+)
+def test_any_changed_field_breaks_the_signature(signed, change):
+    with pytest.raises(SnapshotError, match="not signed"):
+        check_signature(dataclasses.replace(signed, **change(signed)), TOKEN)
+
+
+def test_signing_again_gives_the_same_signature(signed):
+    assert sign(signed, TOKEN) == signed
