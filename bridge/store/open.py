@@ -3,6 +3,7 @@
 import pathlib
 
 from bridge import codec
+from bridge.store.group_objects import GroupObjects
 from bridge.store.postgres.store import PostgresStore, find_runs, make_run
 from bridge.store.sql.store import SqlStore
 from bridge.store.sqlite import SqliteStore
@@ -18,6 +19,8 @@ def open_store(
     busy_timeout_s: float = 30.0,
     retry_s: float = 600.0,
     max_message_bytes: int = codec.MAX_BYTES,
+    bucket: str = "",
+    inline_bytes: int = 4 * 2**20,
 ) -> SqlStore:
     """A run's store: what actors open, and the learner after `create_run`.
 
@@ -27,14 +30,22 @@ def open_store(
       busy_timeout_s: how long a SQLite file that others keep locked is waited for.
       retry_s: how long a PostgreSQL server that can't be reached is tried again, now and in every call.
       max_message_bytes: size of the largest message.
+      bucket: s3://..., gs://... or file:///... for groups of more than `inline_bytes`; empty: all stay in the database.
+      inline_bytes: size of the largest group that stays there where there is a bucket.
 
     Raises:
       ValueError: there is no such store, or it refuses us; one line says why.
       StoreLostError, StoreBusyError: it could not be reached, or not be locked, in time.
     """
+    objects = GroupObjects(bucket, run=run, max_bytes=max_message_bytes, retry_s=retry_s) if bucket else None
+    store: SqlStore
     if path := sqlite_path(url):
-        return SqliteStore(path, busy_timeout_s=busy_timeout_s, max_message_bytes=max_message_bytes)
-    return PostgresStore(url, run=run, retry_s=retry_s, max_message_bytes=max_message_bytes)
+        store = SqliteStore(path, busy_timeout_s=busy_timeout_s, max_message_bytes=max_message_bytes)
+    else:
+        store = PostgresStore(url, run=run, retry_s=retry_s, max_message_bytes=max_message_bytes)
+    if objects is not None:
+        store.use_bucket(objects, inline_bytes=inline_bytes)
+    return store
 
 
 def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float = 600.0) -> None:

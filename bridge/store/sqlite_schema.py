@@ -35,8 +35,13 @@ _TABLES = (
         PRIMARY KEY (run, seq), UNIQUE (run, ticket_id), UNIQUE (run, call)) WITHOUT ROWID""",
     "CREATE INDEX groups_by_kind ON groups (run, kind, seq)",
     # Apart from what is looked through and changed, so that neither moves the large bytes.
-    "CREATE TABLE payloads (run TEXT NOT NULL, call TEXT NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (run, call))",
+    """CREATE TABLE payloads (
+        run TEXT NOT NULL, call TEXT NOT NULL, payload BLOB NOT NULL, object TEXT, PRIMARY KEY (run, call))""",
+    """CREATE TABLE dropped_objects (
+        run TEXT NOT NULL, ticket_id TEXT NOT NULL, object TEXT NOT NULL, PRIMARY KEY (run, object, ticket_id))""",
     """CREATE TRIGGER payload_goes_with_its_group AFTER DELETE ON groups BEGIN
+        INSERT OR IGNORE INTO dropped_objects SELECT run, OLD.ticket_id, object FROM payloads
+            WHERE run = OLD.run AND call = OLD.call AND object IS NOT NULL;
         DELETE FROM payloads WHERE run = OLD.run AND call = OLD.call; END""",
     """CREATE TABLE heartbeats (
         run TEXT NOT NULL, process TEXT NOT NULL, payload BLOB NOT NULL, time_s REAL NOT NULL,
@@ -83,7 +88,7 @@ MIGRATIONS = {
         f"""INSERT INTO groups SELECT '{RUN}', seq, ticket_id, old_groups.kind, coalesce(actor, ''),
             max_step_of(old_groups.payload), 'schema-3-' || seq
             FROM old_groups JOIN tickets ON tickets.id = ticket_id""",
-        f"INSERT INTO payloads SELECT '{RUN}', 'schema-3-' || seq, payload FROM old_groups",
+        f"INSERT INTO payloads (run, call, payload) SELECT '{RUN}', 'schema-3-' || seq, payload FROM old_groups",
         f"INSERT INTO fences SELECT '{RUN}', actor, reason FROM old_fences",
         "DROP TABLE old_tickets",
         "DROP TABLE old_groups",

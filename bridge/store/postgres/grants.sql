@@ -3,7 +3,8 @@
 GRANT USAGE ON SCHEMA sluice TO sluice_learner, sluice_actor;
 GRANT SELECT ON sluice.format TO sluice_learner, sluice_actor;
 GRANT SELECT, INSERT, UPDATE, DELETE ON sluice.runs, sluice.restores, sluice.tickets, sluice.groups, sluice.payloads,
-    sluice.heartbeats, sluice.fences, sluice.announcements, sluice.cards, sluice.blobs TO sluice_learner;
+    sluice.heartbeats, sluice.fences, sluice.announcements, sluice.cards, sluice.blobs,
+    sluice.dropped_objects TO sluice_learner;
 
 GRANT SELECT (run, name, owner, actor_role, created_s, last_seq, reissued, incarnation),
     UPDATE (last_seq, reissued) ON sluice.runs TO sluice_actor;
@@ -29,10 +30,10 @@ DECLARE
     served constant text := 'run IN (SELECT run FROM sluice.runs WHERE sluice.has_role(actor_role))';
 BEGIN
     FOREACH name IN ARRAY ARRAY['restores', 'tickets', 'groups', 'payloads', 'heartbeats', 'fences', 'announcements',
-            'cards', 'blobs'] LOOP
+            'cards', 'blobs', 'dropped_objects'] LOOP
         EXECUTE format('ALTER TABLE sluice.%I ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY learner ON sluice.%I TO sluice_learner USING (%s) WITH CHECK (%s)', name, owned, owned);
-        IF name <> 'restores' THEN
+        IF name NOT IN ('restores', 'dropped_objects') THEN
             EXECUTE format('CREATE POLICY actor_reads ON sluice.%I FOR SELECT TO sluice_actor USING (%s)', name, served);
         END IF;
     END LOOP;

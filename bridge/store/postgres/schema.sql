@@ -50,7 +50,8 @@ CREATE INDEX groups_by_kind ON sluice.groups (run, kind, seq);
 -- Sent before the run's lock is taken, so that a large one on a slow way holds up nobody.
 CREATE TABLE sluice.payloads (
     run text NOT NULL, call text NOT NULL, payload bytea NOT NULL, PRIMARY KEY (run, call),
-    CHECK (octet_length(call) <= 64 AND octet_length(payload) <= 67108864)
+    object text,                                    -- where the payload is, if it isn't here
+    CHECK (octet_length(call) <= 64 AND octet_length(payload) <= 67108864 AND octet_length(object) <= 128)
 );
 ALTER TABLE sluice.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;  -- numbers that don't compress
 CREATE TABLE sluice.heartbeats (
@@ -64,8 +65,16 @@ CREATE TABLE sluice.announcements (
 CREATE TABLE sluice.cards (run text PRIMARY KEY, payload bytea NOT NULL);
 CREATE TABLE sluice.blobs (run text NOT NULL, blake3 text NOT NULL, content bytea NOT NULL, PRIMARY KEY (run, blake3));
 
+-- Objects of groups that are gone, to be deleted from the bucket.
+CREATE TABLE sluice.dropped_objects (
+    run text NOT NULL, ticket_id text NOT NULL, object text NOT NULL, PRIMARY KEY (run, object, ticket_id)
+);
+
 CREATE FUNCTION sluice.drop_payload() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    INSERT INTO sluice.dropped_objects (run, ticket_id, object)
+        SELECT OLD.run, OLD.ticket_id, object FROM sluice.payloads
+        WHERE run = OLD.run AND call = OLD.call AND object IS NOT NULL ON CONFLICT DO NOTHING;
     DELETE FROM sluice.payloads WHERE run = OLD.run AND call = OLD.call;
     RETURN NULL;
 END $$;

@@ -8,8 +8,9 @@ from typing_extensions import override
 from bridge.store.protocol import ActorStore, FencedError, UnfitGroupError
 from bridge.store.sql.claim import CLAIM
 from bridge.store.sql.fit import describe_misfit, fit_of
+from bridge.store.sql.objects import SqlObjects, Stowed
 from bridge.store.sql.script import NO_LIMIT
-from bridge.store.sql.shared import SqlShared, check_lease, check_limit, new_call
+from bridge.store.sql.shared import check_lease, check_limit, new_call
 from bridge.types import Group, RunCard, Ticket
 
 _MAX_REASON_CHARS = 1000
@@ -22,7 +23,7 @@ _TAKES = """EXISTS (SELECT 1 FROM tickets
             AND NOT EXISTS (SELECT 1 FROM fences WHERE run = :run AND actor = :actor))))"""
 
 
-class SqlActorSide(SqlShared, ActorStore):
+class SqlActorSide(SqlObjects, ActorStore):
     """Claims, leases and groups."""
 
     @override
@@ -125,6 +126,11 @@ class SqlActorSide(SqlShared, ActorStore):
 
     @override
     def put_group(self, group: Group) -> bool:
+        with self._stowed(group.ticket_id, self._encode(group)) as stowed:
+            stowed.is_taken = self._hand_in(group, stowed)
+            return stowed.is_taken
+
+    def _hand_in(self, group: Group, stowed: Stowed) -> bool:
         params = {
             "ticket_id": group.ticket_id,
             "kind": group.kind,
@@ -159,10 +165,11 @@ class SqlActorSide(SqlShared, ActorStore):
             ),
             before_lock=[
                 self._step(
-                    """INSERT INTO payloads (run, call, payload) VALUES (:run, :call, :payload)
+                    """INSERT INTO payloads (run, call, payload, object) VALUES (:run, :call, :payload, :object)
                     ON CONFLICT DO NOTHING""",
                     call=params["call"],
-                    payload=self._encode(group),
+                    payload=stowed.payload,
+                    object=stowed.object,
                 )
             ],
             changes=("groups",),

@@ -7,11 +7,13 @@ from absl import logging
 from typing_extensions import override
 
 from bridge import codec
+from bridge.store.group_objects import BadObjectError
 from bridge.store.protocol import LearnerLivesError, LearnerStore, StoredGroup
 from bridge.store.sql.actor import check_blob
 from bridge.store.sql.fit import fit_of
+from bridge.store.sql.objects import SqlObjects
 from bridge.store.sql.script import Database, Step
-from bridge.store.sql.shared import SqlShared, check_lease, check_limit, new_call
+from bridge.store.sql.shared import check_lease, check_limit, new_call
 from bridge.types import Announcement, Group, RunCard, Ticket
 
 _STATES = ("open", "claimed", "done", "acknowledged", "failed")
@@ -19,7 +21,7 @@ _OPEN = "UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL
 _FORGET_GROUPS = "DELETE FROM groups WHERE run = :run AND ticket_id IN [ids]"  # with their payloads, by a trigger
 
 
-class SqlLearnerSide(SqlShared, LearnerStore):
+class SqlLearnerSide(SqlObjects, LearnerStore):
     """Tickets, complete groups, fences, and the lead of a run."""
 
     def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
@@ -139,20 +141,22 @@ class SqlLearnerSide(SqlShared, LearnerStore):
         # can appear below one already visible.
         check_limit(limit)
         rows = self._read(
-            """SELECT seq, ticket_id, kind, actor, payload
+            """SELECT seq, ticket_id, kind, actor, payload, object
             FROM groups JOIN payloads ON payloads.run = groups.run AND payloads.call = groups.call
             WHERE groups.run = :run AND kind = :kind AND seq > :after_seq ORDER BY seq LIMIT :limit""",
             kind=kind,
             after_seq=after_seq,
             limit=limit,
         )
+        messages = self._unstow([(ticket_id, payload, object_) for _, ticket_id, _, _, payload, object_ in rows])
         groups: list[StoredGroup] = []
         spoiled: list[str] = []
-        for seq, *row, payload in rows:
+        for (seq, ticket_id, kind_, actor, _, _), message in zip(rows, messages, strict=True):
             try:
-                groups.append(StoredGroup(seq, self._group(payload, *row)))
+                if isinstance(message, BadObjectError):
+                    raise message
+                groups.append(StoredGroup(seq, self._group(message, ticket_id, kind_, actor)))
             except ValueError as e:
-                ticket_id, _, actor = row
                 logging.error("group set aside ticket=%r actor=%r: %s", ticket_id, actor, e)
                 self.set_aside[actor] += 1
                 spoiled.append(ticket_id)
