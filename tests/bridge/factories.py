@@ -1,11 +1,27 @@
 """Small valid wire values for tests; every field can be overridden."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+import blake3
 import numpy as np
 
-from bridge.types import ActorReport, Group, Rollout, Sampling, Task, Ticket, Version
+from bridge.types import (
+    ActorReport,
+    Announcement,
+    CardFile,
+    FileEntry,
+    Group,
+    Rollout,
+    RunCard,
+    Sampling,
+    Task,
+    TensorEntry,
+    Ticket,
+    Version,
+    WeightManifest,
+)
 
 
 def make_rollout(num_tokens: int = 3, *, step: int = 0, **fields: Any) -> Rollout:
@@ -56,6 +72,34 @@ def make_report(**fields: Any) -> ActorReport:
     counts = {f.name: 0 for f in dataclasses.fields(ActorReport) if f.name.startswith("num_")}
     values: dict[str, Any] = counts | {"is_leaving": False, "max_sequences": 8, "kv_usage": 0.25, "kv_usage_peak": 0.5}
     return ActorReport(**(values | fields))
+
+
+def make_announcement(*, incarnation: int = 0, step: int = 0, sources: tuple[str, ...] = ()) -> Announcement:
+    digest = blake3.blake3(b"\0" * 8).digest()
+    file = FileEntry(
+        name="slot-0", num_bytes=8, chunk_bytes=8, chunk_hashes=digest, blake3=blake3.blake3(digest).hexdigest()
+    )
+    manifest = WeightManifest(
+        run="run",
+        version=Version(incarnation=incarnation, step=step),
+        tensors=(TensorEntry(name="w", dtype="float32", shape=(2,), offset_bytes=0, num_bytes=8),),
+        file=file,
+        tokenizer_hash="tokenizer",
+    )
+    return Announcement(manifest=manifest, sources=sources)
+
+
+def make_card(*, name: str = "tiny", files: Mapping[str, bytes] | None = None) -> RunCard:
+    return RunCard(
+        run="run",
+        name=name,
+        config="{}",
+        files=tuple(CardFile(name=h[:8], num_bytes=len(c), blake3=h) for h, c in (files or {}).items()),
+        tensors=(),
+        sluice="0.1.0",
+        formats="Ticket:2",
+        vllm="",
+    )
 
 
 def as_plain(value: Any) -> Any:

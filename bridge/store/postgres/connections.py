@@ -6,6 +6,7 @@ which a healed network is to be noticed.
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Generator, Mapping
@@ -56,7 +57,12 @@ class Connections:
         try:
             given = conninfo_to_dict(url)
         except psycopg.ProgrammingError as e:
-            raise ValueError(f"the store's URL can't be read: {_without(url, str(e)).strip()}") from None
+            # What libpq says may quote a part of the password.
+            parameter = re.search(r'invalid URI query parameter: "(\w+)"', str(e))
+            raise ValueError(
+                "the store's URL can't be read; it is postgresql://user@host:port/database?sslmode=verify-full, with "
+                f"%XX for what is special{f'; {parameter[1]} is no parameter' if parameter else ''}"
+            ) from None
         self.place = place_of(given)
         check_encrypted(given, place=self.place)
         self._conninfo = make_conninfo("", **{**_CLIENT, **given})
@@ -186,8 +192,3 @@ def place_of(given: Mapping[str, Any]) -> str:
     user = f"{given['user']}@" if given.get("user") else ""
     port = f":{given['port']}" if given.get("port") else ""
     return f"postgresql://{user}{given.get('host', '')}{port}/{given.get('dbname', '')}"
-
-
-def _without(url: str, text: str) -> str:
-    """A message without the URL it is about, which may hold a password."""
-    return text.replace(url, "...")

@@ -18,7 +18,7 @@ from psycopg import sql
 from typing_extensions import override
 
 from bridge.store.postgres.connections import Connection, Connections
-from bridge.store.postgres.errors import explain, heals
+from bridge.store.postgres.errors import heals, reason_of
 from bridge.store.postgres.listener import Listener, channel_of
 from bridge.store.protocol import Mark, StoreLostError, SupersededLearnerError, Topic
 from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedError, translate
@@ -85,11 +85,12 @@ class PostgresDatabase(Database):
             except psycopg.Error as e:
                 if not heals(e):
                     raise
-                why = explain(e, place=self._connections.place)
+                why = reason_of(e)
                 self._connections.drop_idle()
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise StoreLostError(f"the store could not be reached for {patience_s:.0f} s: {why}")
+                place = self._connections.place
+                raise StoreLostError(f"the store at {place} could not be reached for {patience_s:.0f} s: {why}")
             logging.log_every_n_seconds(logging.WARNING, "the store can't be reached, trying again: %s", 10, why)
             # Jitter: or all who lost a server would be back at the same moment.
             if self._connections.closed.wait(min(left_s, pause_s * random.uniform(0.5, 1.0))):

@@ -42,7 +42,7 @@ _ADVICE = (
     ("role", "have an administrator make it"),
     ("database", "have an administrator make it (CREATE DATABASE)"),
     ("not known", "is the host in the URL right?"),
-    ("sslmode", "one of disable, require, verify-ca, verify-full"),
+    ("sslmode", "it is one of disable, require, verify-ca, verify-full"),
     ("", "see the URL"),
 )
 
@@ -62,7 +62,7 @@ def connecting_heals(error: psycopg.Error) -> bool:
     text = str(error)
     if any(words in text for words in _HEALING_WORDS):
         return True
-    refused = ("FATAL:", "certificate", "SSL", "private key", "not known", "sslmode")
+    refused = ("FATAL:", "certificate", "SSL", "private key", "not known", "invalid")
     # A connection that was cut while TLS began is no matter of certificates.
     cut = ("SSL SYSCALL error", "SSL connection has been closed", "server closed the connection")
     return any(words in text for words in cut) or not any(words in text for words in refused)
@@ -70,10 +70,16 @@ def connecting_heals(error: psycopg.Error) -> bool:
 
 def explain(error: psycopg.Error, *, place: str) -> str:
     """One line on why a server can't be used, and what to do; `place` is the URL without its password."""
-    # libpq tries each address of a host, and with `prefer` each way, and says so on a line each.
-    said = error.diag.message_primary or str(error)
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("- ")]
-    reason = next((line for line in reversed(lines) if "FATAL" in line or "error" in line or "certificate" in line), "")
-    reason = (reason or (lines[-1] if lines else type(error).__name__)).removeprefix("connection failed: ")
+    reason = reason_of(error)
     advice = next(advice for words, advice in _ADVICE if words in reason)
     return f"{place} can't be used: {reason}; {advice}"
+
+
+def reason_of(error: psycopg.Error) -> str:
+    """What went wrong, in one line."""
+    # libpq tries each address of a host, and with `prefer` each way, and says so on a line each; hints are indented.
+    said = error.diag.message_primary or str(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("\t", "- "))]
+    refusals = [line for line in lines if "FATAL" in line]
+    reason = (refusals or lines or [type(error).__name__])[-1]
+    return reason.removeprefix("connection failed: ").removeprefix("connection is bad: ")

@@ -13,7 +13,6 @@ FORMAT = 1
 LEARNER, ACTOR = "sluice_learner", "sluice_actor"
 _FOLDER = pathlib.Path(__file__).parent
 _MAKER_LOCK = 0x534C5543  # whoever makes the schema holds it; any number that others are unlikely to use
-_ERRORS_WITHOUT_RIGHTS = (psycopg.errors.InsufficientPrivilege,)
 
 
 def schema_sql() -> str:
@@ -25,17 +24,21 @@ def read_format(db: psycopg.Connection) -> int | None:
     """The number of the form that is there; None if there is none.
 
     Raises:
-      ValueError: there is one that this role may not read.
+      ValueError: this role may not read it, or the schema `sluice` is something else.
     """
-    if _one(db, "SELECT to_regclass('sluice.format')") is None:
-        # Hidden from a role without a grant on the schema.
-        if _one(db, "SELECT 1 FROM pg_namespace WHERE nspname = 'sluice'") is None:
-            return None
-        return _refuse_stranger(db)
+    if _one(db, "SELECT 1 FROM pg_namespace WHERE nspname = 'sluice'") is None:
+        return None
     try:
         return _one(db, "SELECT number FROM sluice.format")
     except psycopg.errors.InsufficientPrivilege:
-        return _refuse_stranger(db)
+        raise ValueError(
+            f"role {db.info.user} may not use the store in database {db.info.dbname}: have an administrator GRANT "
+            f"{LEARNER} or {ACTOR} TO {db.info.user}"
+        ) from None
+    except psycopg.errors.UndefinedTable:
+        raise ValueError(
+            f"the schema sluice in database {db.info.dbname} is no Sluice store; use another database"
+        ) from None
 
 
 def check_schema(db: psycopg.Connection) -> None:
@@ -102,13 +105,6 @@ def find_runs(db: psycopg.Connection, name_or_id: str) -> list[str]:
     """Ids of the runs of that name or id that this role may serve or lead, the newest first."""
     found = "SELECT run FROM sluice.runs WHERE run = %s OR name = %s ORDER BY created_s DESC, run"
     return [run for (run,) in db.execute(found, (name_or_id, name_or_id)).fetchall()]
-
-
-def _refuse_stranger(db: psycopg.Connection) -> int:
-    raise ValueError(
-        f"role {db.info.user} may not use the store in database {db.info.dbname}: have an administrator GRANT "
-        f"{LEARNER} or {ACTOR} TO {db.info.user}"
-    )
 
 
 def _one(db: psycopg.Connection, query: str, *params: object):

@@ -127,8 +127,8 @@ class PostgresEngine:
             "RETURN (SELECT now_s FROM public.fake_clock)"
         )
 
-    def url_of(self, user: str) -> str:
-        return self.server.url(user, self.database)
+    def url_of(self, user: str, **params: str) -> str:
+        return self.server.url(user, self.database, **params)
 
     def new_place(self, folder: pathlib.Path) -> PostgresPlace:
         del folder
