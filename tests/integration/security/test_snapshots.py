@@ -1,0 +1,376 @@
+"""Attacks on snapshots that cross a network: who may read them, and which of them an actor believes."""
+
+import asyncio
+import contextlib
+import dataclasses
+import http.client
+import pathlib
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Generator
+
+import numpy as np
+import pytest
+import trustme
+
+from actor.weights.source import RemoteSource
+from bridge.buckets import open_place
+from bridge.secrets import Tls, Token
+from bridge.snapshots.layout import MANIFEST, WRITER, SnapshotError
+from bridge.snapshots.mirror import map_tensors
+from bridge.snapshots.shared import SharedCopy
+from bridge.snapshots.signing import sign
+from bridge.store.postgres.connections import Connections
+from bridge.types import Announcement, WeightManifest
+from launch.snapshot_server import ServerProcess
+from tests.integration.security.rig import (
+    NUM_VALUES,
+    OTHER_TOKEN,
+    RUN,
+    SECRET,
+    TOKEN,
+    Place,
+    at,
+    certificate,
+    environment,
+    fetch,
+    fetcher,
+    serving,
+    weights,
+)
+from tests.integration.support.processes import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[Place]:
+    with serving(tmp_path_factory.mktemp("served")) as served:
+        yield served
+
+
+@pytest.fixture
+def unharmed(place: Place, tmp_path: pathlib.Path) -> Generator[Place]:
+    """Whatever a test tries: afterwards an honest actor gets what was published."""
+    yield place
+    place.check_unharmed()
+    got = fetch(fetcher(place.trust), place.announcement(), tmp_path / "honest")
+    np.testing.assert_array_equal(got, weights(3))
+
+
+WRONG_HEADERS = [
+    None,
+    "",
+    "Bearer ",
+    f"Bearer {SECRET}",  # the token itself never travels
+    f"Bearer {SECRET[:-1]}",
+    OTHER_TOKEN.header,
+    TOKEN.header.lower(),
+    TOKEN.header.replace("Bearer", "Basic"),
+]
+
+
+def test_wrong_or_missing_token_refused(tmp_path):
+    """Wrong or missing token | 401 for whatever is asked, and no word of what is there"""
+    with serving(tmp_path) as place:
+        assert [place.ask(header=header) for header in WRONG_HEADERS] == [(401, b"")] * len(WRONG_HEADERS)
+        assert place.ask("/v1/other/0:3/slot-0") == (401, b"")
+        assert place.log.read_text().count("token refused address=127.0.0.1") == len(WRONG_HEADERS) + 1
+        place.check_unharmed()
+
+
+def test_actor_with_another_token_refused_by_its_own_check_before_it_asks(unharmed, tmp_path):
+    """An actor with another run's token | it refuses the manifest itself, before a byte is asked for"""
+    with pytest.raises(SnapshotError, match="was not signed with this actor's token; learner and actors need the same"):
+        fetch(fetcher(unharmed.trust, token=OTHER_TOKEN), unharmed.announcement(), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_many_failed_tokens_refused_before_they_are_compared(tmp_path):
+    """Guessing tokens | after ten failures an address may try once a second, and is answered 429 else"""
+    with serving(tmp_path) as place:
+        statuses = [place.ask(header=f"Bearer {i:064d}")[0] for i in range(30)]
+        assert statuses[:10] == [401] * 10 and statuses.count(429) >= 15
+        wait_until(lambda: place.ask(header=TOKEN.header)[0] == 200, "the right token is let in again")
+        place.check_unharmed()
+
+
+@pytest.mark.parametrize(
+    ("listen", "scheme", "token", "said"),
+    [
+        ("0.0.0.0:0", "http", SECRET, "serve snapshots by https, and with a token"),
+        ("0.0.0.0:0", "https", None, "serve snapshots by https, and with a token"),
+        ("[::]:0", "http", SECRET, "serve snapshots by https, and with a token"),
+        ("127.0.0.1:0", "https", SECRET, "https needs a certificate and its key"),
+        ("127.0.0.1:0", "https", "short", "a token must be 32 or more printable ASCII characters"),
+    ],
+    ids=["http", "no token", "http, IPv6", "no certificate", "short token"],
+)
+def test_server_off_loopback_without_tls_or_token_does_not_start(tmp_path, listen, scheme, token, said):
+    """No TLS or no token off loopback | the server does not start, and says what is missing"""
+    with environment(token, None), pytest.raises(ValueError, match=said):
+        ServerProcess(tmp_path, listen=listen, scheme=scheme, reader_wait_s=5.0, log=tmp_path / "log")
+    assert not token or token == "short" or token not in (tmp_path / "log").read_text()
+
+
+def test_actor_shows_its_token_to_no_plain_server_of_another_machine(tmp_path):
+    """An announced source by plain http on another machine | refused before anything is sent"""
+    with pytest.raises(ValueError, match="is on another machine and not encrypted; serve snapshots by https"):
+        open_place("http://192.0.2.1:8080/v1", token=TOKEN)
+
+
+@pytest.mark.parametrize("query", ["", "?sslmode=disable", "?sslmode=prefer", "?sslmode=require", "?sslmode=verify-ca"])
+def test_store_off_loopback_without_proof_of_its_server_refused(query, monkeypatch):
+    """A PostgreSQL URL of another machine without sslmode=verify-full | refused before anything is sent"""
+    monkeypatch.delenv("PGSSLMODE", raising=False)
+    for host in ("store.example", "192.0.2.1", "127.0.0.1,store.example"):
+        with pytest.raises(ValueError, match=r"is on another machine.*add \?sslmode=verify-full"):
+            Connections(f"postgresql://actor:hunter2@{host}/db{query}")
+    Connections("postgresql://actor@127.0.0.1/db")
+    Connections("postgresql://actor@store.example/db?sslmode=verify-full")
+    monkeypatch.setenv("PGHOST", "store.example")
+    with pytest.raises(ValueError, match="another machine"):
+        Connections("postgresql:///db")
+
+
+@pytest.mark.parametrize("what", ["expired", "foreign", "other host"])
+def test_certificate_that_proves_nothing_refused(tmp_path, what):
+    """An expired or foreign certificate, or one of another host | the actor refuses; the token is not sent"""
+    authority = trustme.CA()
+    shown = certificate(
+        tmp_path / "tls",
+        authority=trustme.CA() if what == "foreign" else authority,
+        host="192.0.2.1" if what == "other host" else "127.0.0.1",
+        days=-1 if what == "expired" else 1,
+    )[0]
+    trust = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(trust)
+    said = {"expired": "Expired", "foreign": "UnknownIssuer", "other host": "NotValidForName"}[what]
+    with serving(tmp_path / "served", tls=(shown, Tls(ca=trust))) as place:
+        with pytest.raises(SnapshotError, match=f"its certificate is refused: {said}"):
+            fetch(fetcher(Tls(ca=trust)), place.announcement(), tmp_path / "copy")
+        with pytest.raises(ssl.SSLCertVerificationError):  # another client's word on it
+            place.ask(header=TOKEN.header)
+        assert "token refused" not in place.log.read_text()
+
+
+HOSTILE_PATHS = [
+    "/v1/run-1/0:3/../../../etc/passwd",
+    "/v1/run-1/0:3/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "/v1/run-1/0:3/..%2f..%2flog",
+    "/v1/run-1/0:3//etc/passwd",
+    f"/v1/run-1/0:3/{MANIFEST}",
+    f"/v1/run-1/0:3/{WRITER}",
+    "/v1/run-1/0:3/slot-1",
+    "/v1/run-1/0:3/slot-0%00",
+    "/v1/run-2/0:3/slot-0",
+    "/v1/run-1/0:2/slot-0",
+    "/v1/run-1/0:4/slot-0",
+    "/v1/run-1/9999999999999999999999:3/slot-0",
+    "/v1/run-1/x/slot-0",
+    "/v1",
+    "/",
+]
+
+
+@pytest.mark.parametrize("path", HOSTILE_PATHS)
+def test_reader_that_asks_for_another_file_gets_none(unharmed, path):
+    """A reader with the token asks for any other file (..., /etc/passwd, the slot being written) | 404 or 410"""
+    status, body = unharmed.ask(path, header=TOKEN.header)
+    assert status in (404, 410) and body in (b"", b"404: Not Found")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Range": "bytes=0-99999999999"},
+        {"Range": "bytes=99999999999-"},
+        {"Range": "bytes=-0"},
+        {"Range": "bytes=5-1"},
+        {"Range": "bytes=" + "0-1," * 900 + "0-1"},
+        {"X": "x" * 5000},
+        {f"X{i}": "x" for i in range(200)},
+        {"Content-Length": "999999999999"},
+        {"Transfer-Encoding": "chunked"},
+    ],
+    ids=[
+        "too far",
+        "behind",
+        "none",
+        "backwards",
+        "many ranges",
+        "long header",
+        "many headers",
+        "body",
+        "chunked body",
+    ],
+)
+def test_oversized_or_odd_request_refused(unharmed, headers):
+    """An oversized or odd request, with the token | an error or the file's own bytes; the server serves on"""
+    try:
+        status, body = unharmed.ask(header=TOKEN.header, headers=headers)
+    except http.client.RemoteDisconnected:  # closed without a word
+        pass
+    else:
+        assert status in (206, 400, 416, 431) and len(body) <= unharmed.manifest.file.num_bytes
+    assert unharmed.server.returncode is None
+
+
+def test_bytes_that_are_no_request_refused(unharmed):
+    """Bytes that are no TLS, or no HTTP | the connection is closed; the server serves on"""
+    host, _, port = unharmed.url.partition("//")[2].rpartition(":")
+    trust = ssl.create_default_context(cafile=str(unharmed.trust.ca))
+    for data in (b"\x80\x05." * 100, b"\x00" * 70_000, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"x" * 200):
+        with socket.create_connection((host, int(port)), timeout=20) as plain:
+            send_all(plain, data)
+        raw = socket.create_connection((host, int(port)), timeout=20)
+        with trust.wrap_socket(raw, server_hostname=host) as encrypted:
+            send_all(encrypted, data)
+    assert unharmed.server.returncode is None
+
+
+def send_all(connection: socket.socket, data: bytes) -> None:
+    try:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+    except OSError:  # the server had closed it already
+        pass
+
+
+def with_tensor(manifest: WeightManifest, **fields: object) -> WeightManifest:
+    tensor = dataclasses.replace(manifest.tensors[0], **fields)
+    return dataclasses.replace(manifest, tensors=(tensor,))
+
+
+def with_file(manifest: WeightManifest, **fields: object) -> WeightManifest:
+    return dataclasses.replace(manifest, file=dataclasses.replace(manifest.file, **fields))
+
+
+FORGERIES: dict[str, Callable[[WeightManifest], WeightManifest]] = {
+    "unsigned": lambda m: dataclasses.replace(m, hmac=None),
+    "signed with another token": lambda m: sign(m, OTHER_TOKEN),
+    "signed with what a header shows": lambda m: sign(m, Token(TOKEN.header.removeprefix("Bearer "))),
+    "signature of another version": lambda m: dataclasses.replace(m, version=at(9)),
+    "empty signature": lambda m: dataclasses.replace(m, hmac=""),
+    "other hashes": lambda m: with_file(m, chunk_hashes=bytes(len(m.file.chunk_hashes))),
+    "other tensors": lambda m: with_tensor(m, name="v"),
+    "other tokenizer": lambda m: dataclasses.replace(m, tokenizer_hash="x"),
+    "other time": lambda m: dataclasses.replace(m, created_s=0.0),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_manifest_that_the_token_has_not_signed_refused(unharmed, tmp_path, forgery):
+    """A manifest that is unsigned, signed by another, or changed in any field | refused before anything is fetched"""
+    forged = FORGERIES[forgery](unharmed.manifest)
+    said = "unsigned manifest" if forged.hmac is None else "not signed with this actor's token"
+    with pytest.raises(SnapshotError, match=said):
+        fetch(fetcher(unharmed.trust), unharmed.announcement(forged), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+SIGNED_BUT_WRONG: dict[str, tuple[Callable[[WeightManifest], WeightManifest], str]] = {
+    "run": (lambda m: dataclasses.replace(m, run="run-2"), "has run 'run-2', wanted 'run-1'"),
+    "tokenizer": (lambda m: dataclasses.replace(m, tokenizer_hash="x"), "has tokenizer hash 'x', wanted 'tokenizer-1'"),
+    "name": (lambda m: with_tensor(m, name="v"), "differs from the model in 2 tensors, first v"),
+    "dtype": (lambda m: with_tensor(m, dtype="float16", shape=(2 * NUM_VALUES,)), "differs from the model in 1"),
+    "shape": (lambda m: with_tensor(m, shape=(NUM_VALUES // 2, 2)), "differs from the model in 1 tensors"),
+    "size": (lambda m: with_tensor(m, shape=(NUM_VALUES * 2,)), "malformed tensor"),
+    "file": (lambda m: with_file(m, name="passwd"), "not a slot"),
+    "digest": (lambda m: with_file(m, blake3="0" * 64), "corrupt: its digests are not"),
+}
+
+
+@pytest.mark.parametrize("what", SIGNED_BUT_WRONG)
+def test_signed_snapshot_of_another_run_model_or_tokenizer_refused(unharmed, tmp_path, what):
+    """A signed snapshot of another run, tokenizer, or model | refused before anything is fetched, and says which"""
+    change, said = SIGNED_BUT_WRONG[what]
+    wrong = sign(change(unharmed.manifest), TOKEN)
+    with pytest.raises(SnapshotError, match=said):
+        fetch(fetcher(unharmed.trust), unharmed.announcement(wrong), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("position", [0, NUM_VALUES * 2, 4 * NUM_VALUES - 1], ids=["first", "middle", "last"])
+def test_flipped_bit_in_a_chunk_refused(tmp_path, position):
+    """One flipped bit in a chunk, where it lies or on its way | refused by its hash; the file is not called whole"""
+    with serving(tmp_path / "served") as place:
+        slot = place.folder / place.manifest.file.name
+        flip(slot, position)
+        with pytest.raises(SnapshotError, match=r"version 0:3: it can't be fetched.*corrupt: chunk 0 does not match"):
+            fetch(fetcher(place.trust), place.announcement(), tmp_path / "copy")
+        assert not (tmp_path / "copy.manifest").exists()
+        flip(slot, position)
+        np.testing.assert_array_equal(fetch(fetcher(place.trust), place.announcement(), tmp_path / "copy"), weights(3))
+
+
+def flip(path: pathlib.Path, position: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 0x10]))
+
+
+class Announcing:
+    """A store whose administrator may say what he likes."""
+
+    def __init__(self, announcement: Announcement) -> None:
+        self.announcement = announcement
+
+    def announced(self) -> Announcement:
+        return self.announcement
+
+
+@contextlib.contextmanager
+def following(
+    place: Place, folder: pathlib.Path, announcement: Announcement
+) -> Generator[tuple[RemoteSource, Announcing]]:
+    """An actor's side that follows what a store announces."""
+    store = Announcing(announcement)
+    shared = SharedCopy(folder, run=RUN, fetcher=fetcher(place.trust))
+    source = RemoteSource(store, shared)  # pyright: ignore[reportArgumentType]  # all that it asks of a store
+    with contextlib.closing(source):
+        yield source, store
+
+
+async def fetch_announced(source: RemoteSource) -> pathlib.Path:
+    manifest = await source.announced()
+    assert manifest is not None
+    return await source.fetch(manifest)
+
+
+def test_old_manifest_replayed_refused(tmp_path):
+    """An old manifest, rightly signed, announced again | refused by whoever has fetched a newer one, which stays"""
+    with serving(tmp_path / "served") as place, following(place, tmp_path, place.announcement()) as (source, store):
+        old = store.announcement
+        asyncio.run(fetch_announced(source))
+        newer = place.announcement(place.writer.write(at(4), {"w": weights(4)}, dtype="float32"))
+        store.announcement = newer
+        file = asyncio.run(fetch_announced(source))
+        store.announcement = old
+        with pytest.raises(SnapshotError, match="is version 0:3, but 0:4 was fetched before: an old manifest"):
+            asyncio.run(fetch_announced(source))
+        np.testing.assert_array_equal(map_tensors(file, newer.manifest)["w"], weights(4))
+
+
+def test_shared_memory_is_this_users_alone(tmp_path):
+    """Another user of the host reads or replaces fetched weights | folders 0700, files 0600; others' refused"""
+    with serving(tmp_path / "served") as place, following(place, tmp_path / "shm", place.announcement()) as (source, _):
+        file = asyncio.run(fetch_announced(source))
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+        for path in (file, *place.folder.glob("slot-*"), place.folder / WRITER):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        (theirs / file.parent.name).mkdir(mode=0o777)
+        (theirs / file.parent.name).chmod(0o777)
+        with pytest.raises(ValueError, match="is not this user's alone"):
+            SharedCopy(theirs, run=RUN, fetcher=fetcher(place.trust))
+        (theirs / file.parent.name).rmdir()
+        (theirs / file.parent.name).symlink_to(file.parent)
+        with pytest.raises(ValueError, match="is not this user's alone"):
+            SharedCopy(theirs, run=RUN, fetcher=fetcher(place.trust))
