@@ -9,13 +9,26 @@ import hmac
 import os
 import pathlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import blake3
 
 TOKEN, TOKEN_FILE = "SLUICE_TOKEN", "SLUICE_TOKEN_FILE"
 CERTIFICATE, KEY, CA = "SLUICE_TLS_CERT", "SLUICE_TLS_KEY", "SLUICE_TLS_CA"
 """Environment variables that name PEM files: a server's certificate chain and key, and whom a client trusts."""
+OTHERS = (
+    "PGPASSWORD",
+    "PGPASSFILE",
+    "PGSSLKEY",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+)
+"""Environment variables with which libraries open the store and buckets."""
 MIN_TOKEN_CHARS = 32
 _SIGNING_CONTEXT = "sluice 2026-11-22 manifest signature"
 _READING_CONTEXT = "sluice 2026-11-22 reader's credential"
@@ -75,6 +88,12 @@ def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
             raise ValueError(f"{TOKEN_FILE}={path} can't be read: {e}") from e
     value = environ.get(TOKEN)
     return Token(value) if value else None
+
+
+def without_secrets(environ: Mapping[str, str], *, keep: Collection[str] = ()) -> dict[str, str]:
+    """An environment for a child that needs no secrets, or only those of `keep`."""
+    secret = {TOKEN, TOKEN_FILE, KEY, *OTHERS}.difference(keep)
+    return {name: value for name, value in environ.items() if name not in secret}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

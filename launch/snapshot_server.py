@@ -15,7 +15,7 @@ import time
 
 from absl import flags
 
-from bridge.secrets import read_tls, read_token
+from bridge.secrets import KEY, TOKEN, TOKEN_FILE, read_tls, read_token, without_secrets
 from bridge.snapshots.serve import SnapshotServer, listen, url_of
 from configs import extension
 from launch import command_line, lifeline
@@ -73,7 +73,8 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=err,
-                env=os.environ | {"PYTHONPATH": extension.python_path(), lifeline.VARIABLE: str(os.getpid())},
+                env=without_secrets(os.environ, keep=(TOKEN, TOKEN_FILE, KEY))
+                | {"PYTHONPATH": extension.python_path(), lifeline.VARIABLE: str(os.getpid())},
             )
         self.url = self._first_line()
         """Where it serves: scheme, address and port."""

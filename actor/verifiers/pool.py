@@ -17,6 +17,7 @@ from absl import logging
 
 from actor.verifiers import worker
 from actor.verifiers.worker import Answer, Question
+from bridge.secrets import without_secrets
 from bridge.types import Finish, Task
 from configs import extension
 from configs.sections.prompts import Truncated
@@ -163,7 +164,7 @@ class _Worker:
                 stdout=asyncio.subprocess.PIPE,
                 # One thread each: the cores are the engine's.
                 env={
-                    **os.environ,
+                    **without_secrets(os.environ),  # a verifier may be anybody's code
                     "PYTHONPATH": extension.python_path(),
                     "OMP_NUM_THREADS": "1",
                     "OPENBLAS_NUM_THREADS": "1",

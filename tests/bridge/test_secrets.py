@@ -5,7 +5,7 @@ import traceback
 import blake3
 import pytest
 
-from bridge.secrets import CA, CERTIFICATE, KEY, TOKEN, TOKEN_FILE, Tls, Token, read_tls, read_token
+from bridge.secrets import CA, CERTIFICATE, KEY, TOKEN, TOKEN_FILE, Tls, Token, read_tls, read_token, without_secrets
 
 SECRET = "0123456789abcdef" * 4
 HEADER = Token(SECRET).header
@@ -109,3 +109,9 @@ def test_read_tls_refuses_half_a_pair_a_file_that_is_not_there_and_a_key_that_ot
     key.chmod(0o644)
     with pytest.raises(ValueError, match="chmod 600"):
         read_tls({CERTIFICATE: str(certificate), KEY: str(key)})
+
+
+def test_without_secrets_leaves_what_a_child_needs():
+    environ = {"PATH": "/bin", CA: "ca.pem", TOKEN: SECRET, TOKEN_FILE: "t", KEY: "k", "PGPASSWORD": "p"}
+    assert without_secrets(environ) == {"PATH": "/bin", CA: "ca.pem"}
+    assert without_secrets(environ, keep=(TOKEN_FILE,)) == {"PATH": "/bin", CA: "ca.pem", TOKEN_FILE: "t"}
