@@ -1,0 +1,194 @@
+"""What a run's processes show: to logs, to other users of the host (ps, files), and to the network (open ports)."""
+
+import asyncio
+import contextlib
+import http.client
+import ipaddress
+import os
+import pathlib
+import shutil
+import stat
+import struct
+import tempfile
+import traceback
+from collections.abc import Generator
+
+import pytest
+
+from actor.verifiers.pool import VerifierPool
+from bridge import secrets
+from bridge.store.open import create_run, open_store
+from bridge.store.postgres.schema import ACTOR
+from bridge.types import Task
+from launch import certificates, lifeline
+from launch.store_server.cluster import free_port
+from tests.integration.security.rig import OTHER_TOKEN, SECRET, TOKEN, Place, fetch, fetcher, serving
+from tests.launch.store_server.test_command import Served, served
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Generator[pathlib.Path]:
+    made = pathlib.Path(tempfile.mkdtemp(prefix="sluice-shown-"))
+    made.chmod(0o711)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def store(folder: pathlib.Path) -> Generator[Served]:
+    """A PostgreSQL of a trial, as its command starts it."""
+    certificates.make(folder / "tls", ["store.example"], days=1)
+    pair = (f"--cert={folder}/tls/server.pem", f"--key={folder}/tls/server.key")
+    with served(f"--dir={folder}/store", f"--listen=127.0.0.1:{free_port('127.0.0.1')}", *pair) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def snapshots(folder: pathlib.Path) -> Generator[Place]:
+    with serving(folder / "served") as place:
+        yield place
+
+
+def password(passfile: str) -> str:
+    return pathlib.Path(passfile).read_text().strip().rpartition(":")[2]
+
+
+def trees(store: Served, snapshots: Place) -> set[int]:
+    """All processes of the two servers."""
+    roots = {store.process.pid, snapshots.server.pid}
+    return roots | {pid for root in roots for pid in lifeline.descendants(root)}
+
+
+@contextlib.contextmanager
+def store_environment(store: Served, folder: pathlib.Path, *, word: str | None = None) -> Generator[None]:
+    """A client's; with `word` for a password in place of the right one."""
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("PGSSLROOTCERT", f"{folder}/tls/ca.pem")
+        environ.delenv("PGPASSFILE", raising=False)
+        if word is None:
+            environ.setenv("PGPASSFILE", store.passfile("learner"))
+        else:
+            environ.setenv("PGPASSWORD", word)
+        yield
+
+
+def test_tokens_and_passwords_are_in_no_log_error_or_command_line(store, snapshots, folder, tmp_path, caplog):
+    """Whoever reads logs, errors or ps looks for tokens and passwords | none is in any"""
+    wrong = "a wrong password that is as secret"
+    said: list[str] = []
+
+    def note(error: BaseException) -> None:
+        said.append("".join(traceback.format_exception(error)))
+
+    with store_environment(store, folder):
+        create_run(store.url("learner"), run="run-1", name="n", actor_role=ACTOR)
+        with contextlib.closing(open_store(store.url("learner"), run="run-1")) as opened:
+            said.append(repr(vars(opened)) + repr(vars(opened._database)))
+    with (
+        store_environment(store, folder, word=wrong),
+        pytest.raises(ValueError, match="authentication failed") as caught,
+    ):
+        open_store(store.url("learner"), run="run-1")
+    note(caught.value)
+    with_password = store.url("learner").replace("://sluice_learner@", f"://sluice_learner:{wrong.replace(' ', '+')}@")
+    with store_environment(store, folder, word=wrong), pytest.raises(ValueError) as caught:
+        open_store(with_password + "&nonsense=1", run="run-1")
+    note(caught.value)
+    for token in (TOKEN, OTHER_TOKEN):
+        with pytest.raises(Exception) as failed:
+            fetch(fetcher(None, token=token), snapshots.announcement(), tmp_path / "copy")
+        note(failed.value)
+        snapshots.ask(header=token.header + "x")
+    with contextlib.suppress(http.client.RemoteDisconnected):
+        snapshots.ask(headers={"Authorization": TOKEN.header, "Cookie": SECRET, "X": "x" * 9000})
+
+    shown = {
+        "errors": "\n".join(said),
+        "logs of clients": caplog.text,
+        "log of the snapshot server": snapshots.log.read_text(),
+        "output of the store": "\n".join(store.lines),
+        "log of PostgreSQL": "".join(p.read_text(errors="replace") for p in folder.rglob("*.log*")),
+        "command lines": "".join(pathlib.Path(f"/proc/{p}/cmdline").read_text() for p in trees(store, snapshots)),
+    }
+    assert all(shown[where] for where in ("errors", "log of the snapshot server", "command lines")), shown
+    hidden = [SECRET, TOKEN.header.removeprefix("Bearer "), OTHER_TOKEN.header.removeprefix("Bearer "), wrong]
+    hidden += [password(store.passfile(side)) for side in ("learner", "actor")]
+    for where, text in shown.items():
+        for secret in hidden:
+            assert secret not in text and secret.replace(" ", "+") not in text, where
+
+
+def test_files_that_hold_secrets_are_their_owners_alone(store, folder):
+    """Another user of the host reads keys, tokens or password files | mode 0600, in folders only their owner lists"""
+    files = [folder / "tls" / name for name in (certificates.KEY, certificates.TOKEN)]
+    files += [pathlib.Path(store.passfile(side)) for side in ("learner", "actor")]
+    for file in files:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    assert not (folder / "store").stat().st_mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IRGRP | stat.S_IWGRP)
+    assert stat.S_IMODE((folder / "store" / "data").stat().st_mode) == 0o700
+
+
+def test_shared_memory_of_the_learner_is_its_owners_alone(snapshots):
+    """Another user of the host reads or changes weights in shared memory | slots and locks 0600"""
+    for path in snapshots.folder.iterdir():
+        mode = stat.S_IMODE(path.stat().st_mode)
+        # The manifest holds names, shapes and hashes, and its folder decides who may replace it.
+        assert mode == 0o600 or (path.name == "manifest" and not mode & 0o022), path
+    assert not snapshots.folder.stat().st_mode & 0o022
+
+
+def listening(pids: set[int]) -> set[str]:
+    """The addresses at which processes listen for TCP, by the kernel's tables."""
+    inodes: set[str] = set()
+    for pid in pids:
+        for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # LISTEN
+                words = bytes.fromhex(fields[1].partition(":")[0])
+                packed = b"".join(struct.pack(">I", w) for w in struct.unpack(f"<{len(words) // 4}I", words))
+                found.add(str(ipaddress.ip_address(packed)))
+    return found
+
+
+def test_nothing_listens_beyond_loopback_unless_it_is_told_to(store, snapshots):
+    """Somebody on the network looks for open ports | all that the servers started listens on loopback alone"""
+    addresses = listening(trees(store, snapshots))
+    assert addresses and all(ipaddress.ip_address(a).is_loopback for a in addresses), addresses
+
+
+def test_server_holds_no_secret_that_is_not_its_own(snapshots):
+    """A snapshot server that was broken into | it holds the run's token and key, no password of store or bucket"""
+    environ = pathlib.Path(f"/proc/{snapshots.server.pid}/environ").read_text().split("\0")
+    names = {entry.partition("=")[0] for entry in environ}
+    assert secrets.TOKEN in names and names.isdisjoint(secrets.OTHERS)
+
+
+SPY = """
+import os
+def score(response_text, task, finish):
+    return float(sum("a secret of the tests" in value for value in os.environ.values()))
+"""
+
+
+def test_verifier_is_given_no_secret(tmp_path, monkeypatch):
+    """A verifier of somebody's own looks for secrets in its environment | it has none"""
+    (tmp_path / "spy.py").write_text(SPY)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    for name in (secrets.TOKEN, secrets.TOKEN_FILE, secrets.KEY, *secrets.OTHERS):
+        monkeypatch.setenv(name, "a secret of the tests")
+
+    async def judge() -> float:
+        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
+        try:
+            return await pool.score("x", Task(verifier="spy:score", answer=""), "stop")
+        finally:
+            await pool.close()
+
+    assert asyncio.run(judge()) == 0.0
