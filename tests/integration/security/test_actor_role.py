@@ -10,8 +10,9 @@ import psycopg
 import pytest
 
 from bridge import codec
+from bridge.store.postgres import connections
 from bridge.store.postgres.store import PostgresStore, make_run
-from bridge.store.protocol import FencedError
+from bridge.store.protocol import FencedError, StoreLostError
 from bridge.types import CardFile, Heartbeat, RunCard
 from tests.bridge.factories import make_group, make_ticket
 from tests.postgres import Server
@@ -387,3 +388,29 @@ def test_actor_role_that_fails_tickets_shows_the_learner_one_line_a_ticket(site)
         db.execute("UPDATE tickets SET state = 'claimed', actor = 'x', lease_expires_s = 1 WHERE id = 't1'")
         db.execute("UPDATE tickets SET state = 'failed', failure = E'a\\nERROR forged \\x1b[2J' WHERE id = 't1'")
     assert site.learner.failed() == {"t1": r"'a\nERROR forged \x1b[2J'"}
+
+
+def test_actor_role_claims_everything_and_the_learner_takes_it_back(site):
+    """It claims every ticket for a day and serves none | it may; the learner fences it, and others go on at once"""
+    with site.connect(ACTOR) as db:
+        db.execute(
+            "UPDATE tickets SET state = 'claimed', actor = 'greedy', lease_expires_s = now_s() + 86000 WHERE state = 'open'"
+        )
+    assert site.actor.claim("honest", limit=10, lease_s=60) == []
+    site.learner.fence("greedy", "it serves nothing")
+    assert len(site.actor.claim("honest", limit=10, lease_s=60)) == 5
+
+
+def test_actor_role_keeps_a_run_locked_and_the_learner_says_so(site, monkeypatch):
+    """It keeps the run's row locked in an open transaction | it may; the learner's error says who can end that"""
+    monkeypatch.setitem(connections._SESSION, "lock_timeout", "100ms")
+    url = site.server.url(LEARNER, site.database)
+    with contextlib.closing(PostgresStore(url, run=RUN, retry_s=0.2)) as learner, site.connect(ACTOR) as db:
+        db.execute("BEGIN")
+        db.execute("SELECT run FROM runs FOR UPDATE")
+        with pytest.raises(
+            StoreLostError, match=r"lock timeout; a session keeps this run locked: an administrator ends it"
+        ):
+            learner.withdraw(["t1"])
+        db.execute("ROLLBACK")
+        learner.withdraw(["t1"])
