@@ -141,9 +141,10 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
         # can appear below one already visible.
         check_limit(limit)
         rows = self._read(
-            """SELECT seq, ticket_id, kind, actor, payload, object
+            """SELECT seq, ticket_id, groups.actor, fit, payloads.payload, object
             FROM groups JOIN payloads ON payloads.run = groups.run AND payloads.call = groups.call
-            WHERE groups.run = :run AND kind = :kind AND seq > :after_seq ORDER BY seq LIMIT :limit""",
+                JOIN tickets ON tickets.run = groups.run AND tickets.id = ticket_id
+            WHERE groups.run = :run AND groups.kind = :kind AND seq > :after_seq ORDER BY seq LIMIT :limit""",
             kind=kind,
             after_seq=after_seq,
             limit=limit,
@@ -151,11 +152,11 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
         messages = self._unstow([(ticket_id, payload, object_) for _, ticket_id, _, _, payload, object_ in rows])
         groups: list[StoredGroup] = []
         spoiled: list[str] = []
-        for (seq, ticket_id, kind_, actor, _, _), message in zip(rows, messages, strict=True):
+        for (seq, ticket_id, actor, fit, _, _), message in zip(rows, messages, strict=True):
             try:
                 if isinstance(message, BadObjectError):
                     raise message
-                groups.append(StoredGroup(seq, self._group(message, ticket_id, kind_, actor)))
+                groups.append(StoredGroup(seq, self._group(message, ticket_id, actor, fit)))
             except ValueError as e:
                 logging.error("group set aside ticket=%r actor=%r: %s", ticket_id, actor, e)
                 self.set_aside[actor] += 1
@@ -164,17 +165,17 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
             self.reissue(spoiled)
         return groups
 
-    def _group(self, payload: bytes, ticket_id: str, kind: str, actor: str) -> Group:
-        """The group of a row. A role that may put one may put any bytes: what a row says and what is in it must agree.
+    def _group(self, payload: bytes, ticket_id: str, actor: str, fit: str) -> Group:
+        """The group of a row. A role that may put one may put any bytes: what `put_group` sees to is looked at again.
 
         Raises:
-          ValueError: it is no group, or another one than the row says.
+          ValueError: it is no group, or it does not answer the row's ticket.
         """
         group = self._decode(Group, payload)
-        if (group.ticket_id, group.kind, group.actor) != (ticket_id, kind, actor):
-            raise ValueError(
-                f"what is in it answers {group.ticket_id!r} ({group.kind}), and was made by {group.actor!r}"
-            )
+        if (group.ticket_id, group.actor) != (ticket_id, actor):
+            raise ValueError(f"what is in it answers {group.ticket_id!r}, and was made by {group.actor!r}")
+        if fit_of(group) != fit:
+            raise ValueError("what is in it does not fit its ticket (prompt, number of rollouts, kind, round, order)")
         return group
 
     @override
