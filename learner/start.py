@@ -34,6 +34,7 @@ from learner.model.config import Architecture
 from learner.model.decoder import Params
 from learner.model.hf import io as hf_io
 from learner.objective import losses
+from learner.publish.outlets import outlets_of
 from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
 from learner.run import Run, saved_part
@@ -170,19 +171,22 @@ def _publisher(
     timeline: Timeline,
     while_waiting: Callable[[], None],
 ) -> Publisher:
+    run, snapshots, publish = run_id(folder), snapshot_folder(config), config.publish
     return Publisher(
         SnapshotWriter(
-            snapshot_folder(config),
-            run=run_id(folder),
+            snapshots,
+            run=run,
             tokenizer_hash=tokenizer.fingerprint,
             lock_timeout_s=config.supervision.lock_wait_s,
+            full_every=publish.full_every if publish.leaves_the_machine else 1,
         ),
         architecture.param_names,
-        config.publish,
+        publish,
         incarnation=incarnation,
         dtype=config.model.served_dtype,
         timeline=timeline,
         while_waiting=while_waiting,
+        outlets=outlets_of(publish, snapshots, run=run),
     )
 
 

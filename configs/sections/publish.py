@@ -38,12 +38,17 @@ class PublishConfig:
     reader_wait_s: float = 10.0
     """How long a version that was superseded is served on to who has begun to read it."""
     bucket: str = ""
-    """s3://..., gs://... or file://... into which every version is put besides; empty: none."""
+    """s3://..., gs://... or file:///... into which every version is put besides; empty: none."""
     bucket_keep: int = 2
     """Versions that stay there."""
-    full_every: int = 1
-    """Every n-th version goes over the network in full, those between also as deltas against the one before; 1: all in
-    full, no deltas."""
+    full_every: int = 20
+    """Every n-th version goes to other machines in full only, those between also as deltas against the one before; 1:
+    all in full, no deltas."""
+
+    @property
+    def leaves_the_machine(self) -> bool:
+        """Whether versions are fetched from other machines."""
+        return self.serve != "none" or bool(self.bucket)
 
     def __post_init__(self) -> None:
         positive(
@@ -54,6 +59,8 @@ class PublishConfig:
             full_every=self.full_every,
         )
         not_negative("publish", probe_every_n_publishes=self.probe_every_n_publishes, parity_bound=self.parity_bound)
+        if self.bucket and not self.bucket.startswith(("s3://", "gs://", "file:///")):
+            raise ValueError(f"publish.bucket must be s3://..., gs://... or file:///..., got {self.bucket!r}")
         if self.kv_cache == "recompute" and self.at_publish != "keep":
             raise ValueError(
                 f"publish.kv_cache=recompute has no effect with publish.at_publish={self.at_publish}; leave it out"

@@ -1,0 +1,96 @@
+"""A run's versions in a bucket, as its publisher puts them there and an actor elsewhere fetches them."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from bridge.names import flatten
+from bridge.snapshots import bucket
+from bridge.snapshots.fetch import SnapshotFetcher
+from bridge.snapshots.writer import SnapshotWriter, map_tensors
+from bridge.types import Announcement
+from configs.sections import PublishConfig
+from learner.publish.outlets import outlets_of
+from learner.publish.publisher import Publisher
+from tests.learner.streams import MODEL, fresh_params
+
+
+class Run:
+    """A publisher that is wired by its config, and what it announced."""
+
+    def __init__(self, root, url):
+        self.config = PublishConfig(when="every", bucket=url)
+        self.announced: list[Announcement] = []
+        self.publisher = Publisher(
+            SnapshotWriter(root / "weights", run="r", tokenizer_hash="t", full_every=self.config.full_every),
+            MODEL.param_names,
+            self.config,
+            incarnation=0,
+            dtype="float32",
+            outlets=outlets_of(self.config, root / "weights", run="r"),
+            announce=self.announced.append,
+        )
+
+    def publish(self, params, step):
+        self.publisher.publish(params, step=step)
+        self.publisher.finish()
+        return self.announced[-1]
+
+
+def on_device():
+    return jax.device_put(fresh_params())
+
+
+def wanted_of(params):
+    return dict(MODEL.param_names.iter_tensors({path: np.array(x) for path, x in flatten(params).items()}))
+
+
+def test_versions_of_a_run_are_fetched_from_its_bucket_by_their_deltas(tmp_path):
+    run = Run(tmp_path, (tmp_path / "bucket").as_uri())
+    fetcher = SnapshotFetcher(run="r", tokenizer_hash="t")
+    params = on_device()
+    copies = [tmp_path / "copy-0", tmp_path / "copy-1"]
+    for step in range(3):
+        params = jax.tree.map(lambda leaf: leaf.at[..., :2].add(0.01), params)
+        announcement = run.publish(params, step)
+        assert announcement.sources == ((tmp_path / "bucket").as_uri() + f"/v1/r/0:{step}",)
+        fetcher.fetch(announcement, copies[step % 2], base=copies[1 - step % 2], stop=threading.Event())
+        got = map_tensors(copies[step % 2], announcement.manifest)
+        for name, array in wanted_of(params).items():
+            np.testing.assert_array_equal(got[name], array, err_msg=name)
+        del got
+    assert (fetcher.num_deltas, fetcher.num_failed_deltas) == (2, 0)
+    fetcher.close()
+    run.publisher.close()
+
+
+def test_bucket_that_fails_leaves_its_source_out_and_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket, "_BACKOFF_S", 0.0)
+    run = Run(tmp_path, (tmp_path / "bucket").as_uri())
+    (tmp_path / "bucket" / "v1").rename(tmp_path / "moved")
+    (tmp_path / "bucket" / "v1").write_text("a file where a folder must be")
+    assert run.publish(on_device(), 0).sources == ()
+    assert run.publisher.metrics()["publish/outlet_failures"] == 1
+    (tmp_path / "bucket" / "v1").unlink()
+    assert len(run.publish(on_device(), 1).sources) == 1
+    assert run.publisher.metrics()["publish/outlet_failures"] == 1
+    run.publisher.close()
+
+
+def test_run_without_a_bucket_has_no_outlet(tmp_path):
+    assert outlets_of(PublishConfig(), tmp_path, run="r") == []
+
+
+@pytest.mark.parametrize("url", ["/folder", "https://host/x", "file://relative"])
+def test_bucket_of_another_form_is_refused_in_the_config(url):
+    with pytest.raises(ValueError, match=r"publish\.bucket must be"):
+        PublishConfig(bucket=url)
+
+
+@pytest.mark.parametrize(
+    ("given", "leaves"), [({}, False), ({"serve": "http"}, True), ({"bucket": "s3://weights"}, True)]
+)
+def test_versions_leave_the_machine_by_a_server_or_a_bucket(given, leaves):
+    assert PublishConfig(**given).leaves_the_machine == leaves
