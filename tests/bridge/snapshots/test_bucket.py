@@ -332,6 +332,22 @@ def test_damaged_manifest_in_the_bucket_does_not_stop_a_publish(url, publisher):
     assert newest_in_bucket(place_at(url)) is not None
 
 
+def test_reader_fetches_the_first_version_by_ranges_and_the_next_one_by_its_delta(url, publisher, tmp_path):
+    bucket = make_bucket(url, publisher)
+    fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", patience=Patience(range_bytes=3 * 4096, first_backoff_s=0))
+    copies, stop = [tmp_path / "copy-0", tmp_path / "copy-1"], threading.Event()
+    fetched = []
+    for step in range(2):
+        manifest = publisher.write(step)
+        announcement = Announcement(manifest=manifest, sources=bucket.put(manifest))
+        into, base = copies[step], copies[1 - step]
+        fetched.append(fetcher.fetch(announcement, into, stop=stop, base=base).num_bytes)
+        assert into.read_bytes()[: manifest.file.num_bytes] == publisher.data(manifest)
+    assert manifest.delta is not None
+    assert fetched == [manifest.file.num_bytes, manifest.delta.num_bytes]
+    fetcher.close()
+
+
 def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_is_whole(url, tmp_path, monkeypatch):
     publisher = Publisher(tmp_path / "snap")
     bucket = make_bucket(url, publisher, keep=1)
