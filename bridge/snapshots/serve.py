@@ -34,8 +34,7 @@ _KEEP_ALIVE_S = 30.0
 _MAX_LINE_BYTES = 4096
 _SWEEP_S = 0.1
 _NAME = "sluice"
-_SILENT = stdlib_logging.Logger("sluice.serve", stdlib_logging.CRITICAL + 1)
-"""aiohttp logs whole requests, and there may be a token in one."""
+_NO_LOG = stdlib_logging.Logger("sluice.serve", stdlib_logging.CRITICAL + 1)
 
 
 def listen(address: str, *, scheme: str, token: Token | None, tls: Tls) -> tuple[socket.socket, ssl.SSLContext | None]:
@@ -112,8 +111,7 @@ class SnapshotServer:
             _Handler,
             runner.server,
             loop=asyncio.get_running_loop(),
-            access_log=_SILENT,
-            logger=_SILENT,
+            access_log=_NO_LOG,
             keepalive_timeout=_KEEP_ALIVE_S,
             lingering_time=0.0,
             max_line_size=_MAX_LINE_BYTES,
@@ -250,7 +248,8 @@ class _Handler(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Says in the log what it was, but none of what was sent: there may be a token in it."""
-        logging.warning("request refused status=%d error=%s", status, type(exc).__name__)
+        is_fault = exc is not None and status >= 500
+        logging.warning("request refused status=%d error=%s", status, type(exc).__name__, exc_info=is_fault and exc)
         response = web.Response(status=status, headers={"Server": _NAME})
         response.force_close()
         return response

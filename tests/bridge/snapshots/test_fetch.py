@@ -156,6 +156,18 @@ def test_bit_flipped_at_rest_is_refused_and_nothing_is_mapped(folder, writer, lo
     assert_holds(local, manifest, 1)
 
 
+def test_file_that_is_being_filled_passes_for_no_version(writer, local):
+    old, new = publish(writer, 1), publish(writer, 2)
+    good = ScriptedServer(values(1).tobytes())
+    fetch(announced(old, good.url), local)
+    good.close()
+    with pytest.raises(SnapshotError, match="0 of 20 chunks are there"):
+        fetch(announced(new, good.url), local)
+    for version in (old, new):
+        with pytest.raises(SnapshotError, match="no whole version"):
+            map_tensors(local, version)
+
+
 def test_download_that_broke_off_goes_on_where_it_stopped(writer, local):
     manifest = publish(writer, 1)
     data = values(1).tobytes()
