@@ -51,7 +51,7 @@ class SnapshotFetcher:
         token: Token | None = None,
         tls: Tls | None = None,
         patience: Patience | None = None,
-        lock_timeout_s: float = 60.0,
+        lock_timeout_s: float = 10.0,
     ) -> None:
         """Nothing is opened yet.
 
