@@ -64,7 +64,8 @@ def fetcher(**kwargs) -> SnapshotFetcher:
         "token": TOKEN,
         "patience": QUICK,
     }
-    return SnapshotFetcher(**(given | {"lock_timeout_s": 0.05} | kwargs))
+    given |= {"lock_timeout_s": 0.05} | kwargs
+    return SnapshotFetcher(**given)
 
 
 def fetch(announcement: Announcement, into: Path, **kwargs) -> Tally:
