@@ -20,6 +20,7 @@ from bridge.store.postgres import database as postgres_database
 from bridge.store.postgres.database import PostgresDatabase
 from bridge.store.protocol import StoreLostError
 from bridge.store.sql.store import SqlStore
+from tests.integration.support import store_operations
 from tests.integration.support.cutting_proxy import CuttingProxy, Direction
 from tests.integration.support.processes import wait_until
 from tests.integration.support.store_operations import OPERATIONS, Operation, dump_postgres
@@ -208,3 +209,41 @@ def test_operation_whose_server_is_killed_anywhere_is_as_if_it_had_not_been(mort
         _, want, seen = uncut(bench, operation)
         for place in places(seen):
             assert killing(mortal_server, bench, operation, place) == (operation.want, want), place
+
+
+def take_over(stores: dict[str, SqlStore]) -> None:
+    stores["actor"].claim("b", limit=1, lease_s=60)
+
+
+def reissue(stores: dict[str, SqlStore]) -> None:
+    stores["learner"].reissue(["t0"])
+
+
+def serve_again(stores: dict[str, SqlStore]) -> None:
+    stores["actor"].claim("b", limit=2, lease_s=60)
+    for order in (0, 1):
+        assert stores["actor"].put_group(store_operations.group(order, actor="b"))
+
+
+BETWEEN = (
+    ("give_up", take_over, {"t0": ("claimed", "b"), "t1": ("claimed", "a")}),
+    ("release", take_over, {"t0": ("claimed", "b"), "t1": ("claimed", "a")}),
+    ("put_group", reissue, {"t0": ("open", None), "t1": ("claimed", "a")}),
+    ("reissue", serve_again, {"t0": ("done", "b"), "t1": ("done", "b")}),
+)
+
+
+@pytest.mark.parametrize(("name", "between", "want"), BETWEEN, ids=[name for name, *_ in BETWEEN])
+def test_operation_whose_answer_was_lost_does_nothing_again_to_what_others_did_since(bench, name, between, want):
+    (operation,) = [o for o in OPERATIONS if o.name == name]
+    _, _, seen = uncut(bench, operation)
+    run, stores = bench.new_run(operation)
+    store = bench.store(bench.cut, operation, run, stores)
+    store.now_s()
+    # All was sent and answered; nothing of the answer arrives, and others go on before it is asked again.
+    last = len(seen["to_client"]) - 1
+    bench.proxy.arm("to_client", last, act=lambda: between(stores))
+    assert operation.call(store) == operation.want
+    states = "SELECT id, state, actor FROM sluice.tickets WHERE run = %s AND id IN ('t0', 't1')"
+    found = {id_: tuple(rest) for id_, *rest in bench.admin.execute(states, (run,)).fetchall()}
+    assert found == want

@@ -24,6 +24,7 @@ RESULTS_DIR = flags.DEFINE_string(
     None,
     "Where the results go; tests/bench/results if not given (with --small nothing is written without it).",
 )
+RIG = "real vLLM on one core, the learner on another, float32"
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 _START_S, _START_LOAD = time.monotonic(), os.getloadavg()[0]
 """Taken at import: a bench imports this before anything else takes time."""
@@ -84,6 +85,7 @@ def finish(
     data: dict[str, Any],
     calibration: Calibration | None = None,
     figure: bool = True,
+    beside: str = RIG,
 ) -> None:
     """Prints the table, writes the files and prints the line.
 
@@ -98,6 +100,7 @@ def finish(
       data: for the JSON file beside those: the profile, what was measured, the figure's data.
       calibration: of the training cost, where there was one: its ratio and its warnings go into the result.
       figure: whether `<bench>.png` is beside it.
+      beside: what else the machine did.
     """
     values = values | conditions()
     if calibration is not None:
@@ -114,11 +117,11 @@ def finish(
             columns=["aim", "value", "wanted", "met"],
             rows=[[k, _number(a["value"]), _aim(a["aim"]), "yes" if a["met"] else "no"] for k, a in aims.items()],
         )
-        parts = [f"# {title}", *about, machine(), table.markdown(), *remarks, met.markdown()]
+        parts = [f"# {title}", *about, machine(beside), table.markdown(), *remarks, met.markdown()]
         if figure:
             parts.append(f"![{title}]({bench}.png)")
         (folder / f"{bench}.md").write_text("\n\n".join(parts) + "\n")
-        whole = {"bench": bench, "values": values, "aims": aims, "machine": machine(), **data}
+        whole = {"bench": bench, "values": values, "aims": aims, "machine": machine(beside), **data}
         (folder / f"{bench}.json").write_text(json.dumps(_finite(whole), indent=1, allow_nan=False) + "\n")
     print(json.dumps(_finite({"bench": bench, "values": values, "aims": aims}), allow_nan=False), flush=True)
 
@@ -132,12 +135,12 @@ def conditions() -> dict[str, float]:
     }
 
 
-def machine() -> str:
+def machine(beside: str = RIG) -> str:
     """What it ran on, how long, and beside what."""
     now = conditions()
     return (
-        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, real vLLM on one core, "
-        f"the learner on another, float32. {now['wall_s']:.0f} s; load average {now['load_at_start']:.1f} at the "
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {beside}. "
+        f"{now['wall_s']:.0f} s; load average {now['load_at_start']:.1f} at the "
         f"start, {now['load_at_end']:.1f} at the end."
     )
 
