@@ -121,9 +121,11 @@ def uncut(bench: Bench, operation: Operation) -> tuple[dict, dict, dict[Directio
 def places(seen: dict[Direction, list[str]]) -> list[tuple[Direction, int]]:
     """Where to cut: before all, and after each statement sent, and each answer."""
     ends: dict[Direction, str] = {"to_server": "ES", "to_client": "CZ"}
-    found: list[tuple[Direction, int]] = [("to_server", 0), ("to_client", 0)]
+    found: list[tuple[Direction, int]] = [(direction, 0) for direction in ends]
     for direction, types in ends.items():
-        found += [(direction, i + 1) for i, type_ in enumerate(seen[direction]) if type_ in types]
+        for number, type_ in enumerate(seen[direction], start=1):
+            if type_ in types:
+                found.append((direction, number))
     return [place for place in found if place[1] < len(seen[place[0]])]
 
 

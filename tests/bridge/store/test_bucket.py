@@ -38,7 +38,8 @@ class Bucket:
 
     def make_older(self, seconds: float) -> None:
         for file in self.files():
-            os.utime(file, (time.time() - seconds,) * 2)
+            when = time.time() - seconds
+            os.utime(file, (when, when))
 
 
 @pytest.fixture

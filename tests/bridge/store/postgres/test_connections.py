@@ -120,7 +120,10 @@ REFUSED = [
     ("postgresql://postgres:{secret}@{host}:{port}/nowhere", 'database "nowhere" does not exist.*CREATE DATABASE'),
     ("postgresql://postgres:{secret}@{host}:{port}/postgres?sslmode=require", "does not support SSL.*sslmode"),
     ("postgresql://postgres:{secret}@{host}:{port}/postgres?sslmode=wrong", "sslmode.*one of disable"),
-    ("postgresql://postgres:{secret}@no.such.host.invalid/postgres?sslmode=verify-full&sslrootcert=system", "no.such.host.invalid.*URL"),
+    (
+        "postgresql://postgres:{secret}@no.such.host.invalid/postgres?sslmode=verify-full&sslrootcert=system",
+        "no.such.host.invalid.*URL",
+    ),
     ("postgresql://postgres:{secret}@{host}:{port}/postgres?nonsense=1", "nonsense"),
     ("postgresql://postgres:{secret}@{host}:wrong/postgres", "port"),
     ("postgresql://postgres:{secret}%zz@{host}/postgres", "can't be read"),
