@@ -82,6 +82,7 @@ METRICS: dict[str, str] = {
     "packing/fill": "real tokens per computed token",
     "groups/dropped": "groups kept out so far, whatever the reason",
     "groups/reissued": "tickets offered again so far",
+    "groups/set_aside": "groups so far that could not be read, or were not what their row in the store said",
     "groups/stale": "groups over the lag bound so far",
     "groups/early": "groups so far with tokens of older weights than their ticket allows",
     "groups/zero_variance": "groups without signal so far that another prompt replaced",

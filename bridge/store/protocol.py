@@ -128,6 +128,11 @@ class LearnerStore(SharedStore, Protocol):
         """
         ...
 
+    @property
+    def num_set_aside(self) -> int:
+        """Groups that `read_groups` found to be none, or not what their rows say; their tickets were offered again."""
+        ...
+
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
         """Forgets these groups' data; their ids stay known, so a late copy is refused."""
         ...

@@ -44,6 +44,11 @@ class SampleTickets(LearnerStore):
             parts += split(ticket)
         return self._store.put_tickets(parts, only_for=only_for)
 
+    @property
+    @override
+    def num_set_aside(self) -> int:
+        return self._store.num_set_aside
+
     @override
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
         # A training group's seq is its last sample's; who asks from another seq than the last it got starts over.

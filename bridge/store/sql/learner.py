@@ -165,6 +165,11 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
             self.reissue(spoiled)
         return groups
 
+    @property
+    @override
+    def num_set_aside(self) -> int:
+        return sum(self.set_aside.values())
+
     def _group(self, payload: bytes, ticket_id: str, actor: str, fit: str) -> Group:
         """The group of a row. A role that may put one may put any bytes: what `put_group` sees to is looked at again.
 

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import http.client
+import http.server
 import pathlib
 import socket
 import ssl
 import stat
+import threading
 from collections.abc import Callable, Generator
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -153,6 +156,47 @@ def test_certificate_that_proves_nothing_refused(tmp_path, what):
         with pytest.raises(ssl.SSLCertVerificationError):  # another client's word on it
             place.ask(header=TOKEN.header)
         assert "token refused" not in place.log.read_text()
+
+
+class Redirecting(http.server.BaseHTTPRequestHandler):
+    """Sends a reader elsewhere, and remembers what it showed."""
+
+    to = ""
+    shown: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.shown.append(self.headers.get("Authorization"))
+        self.send_response(302 if self.to else 404)
+        self.send_header("Location", self.to)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_source_that_redirects_elsewhere_is_not_followed_with_the_token(unharmed, tmp_path, scheme):
+    """A source redirects to another server, plain or encrypted | the credential does not go there; refused"""
+    shown, trust = certificate(tmp_path / "tls")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(str(shown.certificate), shown.key)
+    there = type("There", (Redirecting,), {"shown": []})
+    with contextlib.ExitStack() as ending:
+
+        def serve(handler: type[Redirecting], *, tls: bool) -> str:
+            server = ending.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            if tls:
+                server.socket = context.wrap_socket(server.socket, server_side=True)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            ending.callback(server.shutdown)
+            return f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}/v1"
+
+        here = type("Here", (Redirecting,), {"shown": [], "to": serve(there, tls=scheme == "https")})
+        announced = dataclasses.replace(unharmed.announcement(), sources=(serve(here, tls=True),))
+        with pytest.raises(SnapshotError):
+            fetch(fetcher(trust), announced, tmp_path / "copy")
+    assert TOKEN.header in here.shown and set(there.shown) <= {None}
 
 
 HOSTILE_PATHS = [

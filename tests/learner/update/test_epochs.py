@@ -116,7 +116,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
 
 
 def books_of(run) -> StepBooks:
-    store: Any = SimpleNamespace(counts=lambda: {"reissued": 0}, heartbeats=lambda: [])
+    store: Any = SimpleNamespace(num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: [])
     return StepBooks(run.config.optimizer, MODEL, stream=run.stream, store=store, num_skipped=0)
 
 
