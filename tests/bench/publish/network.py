@@ -1,0 +1,126 @@
+"""Over HTTP and HTTPS on loopback: the bytes into a warm mirror, verified, beside a memcpy of as many.
+
+    python -m tests.bench.publish.network SIZE
+
+The server is the one that a learner starts, in a process of its own, with token and TLS; the reader is the actors'.
+Fetched once with its hashes and once without, so that the way of the bytes shows apart.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from bridge import secrets
+from bridge.snapshots import download
+from bridge.snapshots.chunks import hashed
+from bridge.snapshots.fetch import SnapshotFetcher
+from bridge.snapshots.layout import manifest_path, part_path, place_of
+from bridge.snapshots.writer import SnapshotWriter
+from bridge.types import Announcement, Version
+from launch import certificates
+from launch.snapshot_server import ServerProcess
+from tests.bench.publish.timing import in_turns, medians, speed_over
+
+ROUNDS = 5
+RUN = "bench"
+
+
+def provide_secrets(folder: pathlib.Path, host: str) -> tuple[secrets.Token, secrets.Tls]:
+    """Makes certificates and a token, and puts them where the processes started from here find them."""
+    certificates.make(folder, [host], days=1)
+    os.environ |= {
+        secrets.TOKEN_FILE: str(folder / certificates.TOKEN),
+        secrets.CERTIFICATE: str(folder / certificates.CERTIFICATE),
+        secrets.KEY: str(folder / certificates.KEY),
+        secrets.CA: str(folder / certificates.CA),
+    }
+    token = secrets.read_token()
+    assert token is not None
+    return token, secrets.read_tls()
+
+
+def random_tensors(size_name: str) -> dict[str, np.ndarray]:
+    """A model's tensors in bfloat16's place, full of random bits that are numbers."""
+    import ml_dtypes
+
+    from tests.bench.publish.sizes import SIZES
+
+    size = SIZES[size_name]
+    leaves = {
+        path: np.frombuffer(np.random.default_rng(0).bytes(int(np.prod(shape))), np.int8)
+        .astype(ml_dtypes.bfloat16)
+        .reshape(shape)
+        for path, shape in size.shapes.items()
+    }
+    return dict(size.names.iter_tensors(leaves))
+
+
+def measure(size_name: str) -> dict[str, Any]:
+    """Seconds and ratios by name."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        folder = pathlib.Path(name)
+        token, tls = provide_secrets(folder / "secrets", "127.0.0.1")
+        writer = SnapshotWriter(folder / "weights", run=RUN, tokenizer_hash="t", token=token)
+        manifest = writer.write(Version(incarnation=0, step=0), random_tensors(size_name), dtype="bfloat16")
+        fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", token=token, tls=tls)
+        into = folder / "copy"
+        servers = {
+            scheme: ServerProcess(
+                folder / "weights",
+                listen="127.0.0.1:0",
+                scheme=scheme,
+                reader_wait_s=10.0,
+                log=folder / f"{scheme}.log",
+            )
+            for scheme in ("http", "https")
+        }
+
+        def fetch(scheme: str) -> None:
+            manifest_path(into).unlink(missing_ok=True)
+            part_path(into).unlink(missing_ok=True)
+            source = place_of(servers[scheme].url, RUN, manifest.version)
+            fetcher.fetch(Announcement(manifest=manifest, sources=(source,)), into, stop=threading.Event())
+
+        def fetch_unhashed(scheme: str) -> None:
+            with mock.patch.object(download, "has_chunk", lambda *_: True):
+                fetch(scheme)
+
+        source, target = (np.full(manifest.file.num_bytes, i, np.uint8) for i in range(2))
+        try:
+            seconds = in_turns(
+                {
+                    "memcpy": lambda: np.copyto(target, source),
+                    "hash": lambda: hashed(manifest.file, source),
+                    "http": lambda: fetch("http"),
+                    "http_bytes": lambda: fetch_unhashed("http"),
+                    "https": lambda: fetch("https"),
+                    "https_bytes": lambda: fetch_unhashed("https"),
+                },
+                rounds=ROUNDS,
+            )
+        finally:
+            for server in servers.values():
+                server.close()
+            fetcher.close()
+            writer.remove()
+    return medians(seconds) | {
+        "num_bytes": manifest.file.num_bytes,
+        "network_over_memcpy": speed_over(seconds, "http_bytes", than="memcpy"),
+        "network_tls_over_memcpy": speed_over(seconds, "https_bytes", than="memcpy"),
+        "network_with_hash_over_memcpy": speed_over(seconds, "http", than="memcpy"),
+        "network_tls_with_hash_over_memcpy": speed_over(seconds, "https", than="memcpy"),
+    }
+
+
+if __name__ == "__main__":
+    began_s = time.monotonic()
+    found = measure(sys.argv[1])
+    print(json.dumps(found | {"wall_s": time.monotonic() - began_s}))
