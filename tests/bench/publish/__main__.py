@@ -59,7 +59,8 @@ def run(job: tuple[str, ...]) -> dict[str, Any]:
         if (available := available_bytes()) < needed:
             return {"left_out": f"needs {needed / 1e9:.0f} GB of memory, {available / 1e9:.0f} are available"}
     try:
-        return child(*job) | {"load": load}
+        found = child(*job)
+        return found.get("values", found) | {"load": load}
     except (RuntimeError, subprocess.TimeoutExpired) as e:
         return {"left_out": str(e), "load": load}
 
