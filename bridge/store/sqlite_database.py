@@ -24,7 +24,7 @@ from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedErro
 from bridge.store.sqlite_schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION, add_migration_functions
 
 LOOK_S = 0.005
-"""How often `wait` looks whether the file was changed; no statement is run for it."""
+"""How often `wait` looks whether the file was changed; no row is read for it."""
 
 
 class StoreBusyError(TimeoutError):

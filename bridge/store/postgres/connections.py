@@ -73,6 +73,11 @@ class Connections:
         self._has_worked = False
         self.closed = threading.Event()
 
+    @property
+    def is_of_another_process(self) -> bool:
+        """Whether they were opened before a fork."""
+        return os.getpid() != self._pid
+
     @contextlib.contextmanager
     def borrow(self) -> Generator[Connection]:
         """One for this thread, for a while; one that broke is not lent again.
@@ -121,7 +126,7 @@ class Connections:
 
     def close(self) -> None:
         """Cuts what is under way and closes all."""
-        if os.getpid() != self._pid:
+        if self.is_of_another_process:
             return
         self.closed.set()
         self.drop_idle()
@@ -155,7 +160,7 @@ class Connections:
             connection.close()
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
+        if self.is_of_another_process:
             raise RuntimeError(f"the store at {self.place} was opened before a fork; each process opens its own")
         if self.closed.is_set():
             raise StoreClosedError(f"the store at {self.place} was closed")

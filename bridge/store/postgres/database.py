@@ -107,6 +107,8 @@ class PostgresDatabase(Database):
 
     @override
     def close(self) -> None:
+        if self._connections.is_of_another_process:
+            return  # what a fork left here is the parent's
         with self._lock:
             self._connections.closed.set()
             listener = self._listener

@@ -105,14 +105,17 @@ def test_closed_store_says_so(learner):
 
 
 def test_use_after_fork_refused(learner):
-    learner.counts()
+    learner.wait(dict.fromkeys(TOPICS, 0), TOPICS, timeout_s=60)  # it listens, too
     child = os.fork()
     if child == 0:
         error = error_of(learner.counts)
         learner.close()  # leaves the parent's connections alone
         os._exit(0 if isinstance(error, RuntimeError) and "fork" in str(error) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    learner.counts()
+    assert learner.counts()["open"] == 0 and not learner._database._listener._connection.closed
+    mark = learner.mark()
+    learner.put_tickets([make_ticket("a")])
+    learner.wait(mark, ["tickets"], timeout_s=60)
 
 
 REFUSED = [
