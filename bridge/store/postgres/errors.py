@@ -25,7 +25,6 @@ _HEALING_WORDS = (
 )
 # Part of what libpq or the server says -> what to do about it.
 _ADVICE = (
-    ("lock timeout", "a session keeps this run locked: an administrator ends it (pg_locks, pg_terminate_backend)"),
     ("password authentication failed", "give the right password in PGPASSFILE or PGPASSWORD"),
     ("no password supplied", "give its password in PGPASSFILE or PGPASSWORD"),
     ("no pg_hba.conf entry", "have the server's administrator let this role in from here (pg_hba.conf)"),
@@ -82,4 +81,6 @@ def reason_of(error: psycopg.Error) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("\t", "- "))]
     refusals = [line for line in lines if "FATAL" in line]
     reason = (refusals or lines or [type(error).__name__])[-1]
+    if "lock timeout" in reason:
+        reason += ": a session keeps this run locked; an administrator ends it (pg_locks, pg_terminate_backend)"
     return reason.removeprefix("connection failed: ").removeprefix("connection is bad: ")

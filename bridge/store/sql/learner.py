@@ -1,13 +1,14 @@
 """What the learner asks of a store, in SQL. What is written is guarded: an older incarnation's is refused."""
 
 import collections
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from absl import logging
 from typing_extensions import override
 
 from bridge import codec
-from bridge.store.group_objects import BadObjectError
+from bridge.store.group_objects import BadObjectError, Reference
 from bridge.store.protocol import LearnerLivesError, LearnerStore, StoredGroup
 from bridge.store.sql.actor import check_blob
 from bridge.store.sql.fit import fit_of
@@ -29,6 +30,8 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
         super().__init__(database, run=run, max_message_bytes=max_message_bytes)
         self.set_aside: collections.Counter[str] = collections.Counter()
         """Groups that could not be read, by the actor that they name; their tickets were offered again."""
+        self.page_bytes = 2 * max_message_bytes
+        """`read_groups` stops after so much, so that many large groups at once don't fill the memory."""
 
     @override
     def lead(self, holder: str, *, lease_s: float) -> int:
@@ -142,13 +145,21 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
         check_limit(limit)
         rows = self._read(
             """SELECT seq, ticket_id, groups.actor, fit, payloads.payload, object
-            FROM groups JOIN payloads ON payloads.run = groups.run AND payloads.call = groups.call
+            FROM (SELECT seq AS last_seq, sum(size) OVER (ORDER BY seq) - size AS before FROM (
+                    SELECT seq, length(payload) AS size
+                    FROM groups JOIN payloads ON payloads.run = groups.run AND payloads.call = groups.call
+                    WHERE groups.run = :run AND kind = :kind AND seq > :after_seq ORDER BY seq LIMIT :limit
+                ) AS next) AS page
+                JOIN groups ON groups.seq = last_seq
+                JOIN payloads ON payloads.run = groups.run AND payloads.call = groups.call
                 JOIN tickets ON tickets.run = groups.run AND tickets.id = ticket_id
-            WHERE groups.run = :run AND groups.kind = :kind AND seq > :after_seq ORDER BY seq LIMIT :limit""",
+            WHERE groups.run = :run AND before < :num_bytes ORDER BY seq""",
             kind=kind,
             after_seq=after_seq,
             limit=limit,
+            num_bytes=self.page_bytes,
         )
+        rows = rows[: _num_within([object_ for *_, object_ in rows], self.page_bytes)]
         messages = self._unstow([(ticket_id, payload, object_) for _, ticket_id, _, _, payload, object_ in rows])
         groups: list[StoredGroup] = []
         spoiled: list[str] = []
@@ -347,3 +358,15 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
             ids=list(ids),
             call=call,
         )
+
+
+def _num_within(objects: Sequence[str | None], num_bytes: int) -> int:
+    """How many of these rows to read: up to the one whose object reaches so many bytes."""
+    total = 0
+    for i, object_ in enumerate(objects):
+        if total >= num_bytes:
+            return i
+        if object_ is not None:
+            with contextlib.suppress(BadObjectError):
+                total += Reference.parse(object_).num_bytes
+    return len(objects)

@@ -181,13 +181,13 @@ def test_group_whose_object_is_not_what_was_put_is_set_aside_and_its_ticket_offe
     wait_until(lambda: bucket.files() == [other], "the bad object to go")
 
 
-def test_reader_that_was_given_no_bucket_says_so_and_sets_nothing_aside(place, store):
+def test_learner_that_was_given_no_bucket_asks_for_the_group_anew_and_says_so(place, store, caplog):
     put_groups(store, "a")
     with contextlib.closing(place.open()) as without:
         without.lead("here", lease_s=60)
-        with pytest.raises(ValueError, match=r"group a is in a bucket: give store\.bucket"):
-            read_ids(without)
-        assert without.set_aside == {}
+        assert read_ids(without) == []
+        assert without.set_aside == {"a": 1} and "give both store.bucket" in caplog.text
+        assert [t.id for t in without.claim("x", limit=9, lease_s=60)] == ["a"]
 
 
 def test_bucket_that_is_away_keeps_group_and_ticket_as_they_were(place, store, bucket, monkeypatch):

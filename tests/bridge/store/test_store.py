@@ -154,6 +154,20 @@ def test_put_group_that_does_not_fit_its_ticket_refused(store, fields):
     assert store.put_group(make_group(ticket)) is True
 
 
+def test_read_groups_stops_after_so_many_bytes_and_goes_on_from_there(store):
+    tickets = put(store, "a", "b", "c", "d")
+    for ticket in tickets.values():
+        store.put_group(make_group(ticket))
+    side = getattr(store, "learner", store)
+    everything = [s.seq for s in store.read_groups(after_seq=0, limit=9)]
+    side.page_bytes = len(codec.encode(make_group(tickets["a"]))) + 1
+    first = [s.seq for s in store.read_groups(after_seq=0, limit=9)]
+    second = [s.seq for s in store.read_groups(after_seq=first[-1], limit=9)]
+    assert (len(first), first + second) == (2, everything)
+    side.page_bytes = 1  # one at least, however large
+    assert [s.seq for s in store.read_groups(after_seq=0, limit=9)] == everything[:1]
+
+
 def test_read_groups_by_arrival_kind_and_position(store):
     trained = put(store, "a", "b", "c")
     held_out = put(store, "e", kind="eval")

@@ -336,11 +336,11 @@ def test_actor_role_hands_in_a_group_outside_the_rules_refused(site):
     assert site.actor.put_group(make_group(make_ticket("t1", order=1), actor="honest"))
 
 
-def hand_in(site: Site, ticket_id: str, payload: bytes, *, actor: str = "hostile") -> None:
+def hand_in(site: Site, ticket_id: str, payload: bytes, *, actor: str = "hostile", object_: str | None = None) -> None:
     """A group of any bytes, within an actor's rights: as `put_group` writes it, without what it checks."""
     with site.connect(ACTOR, autocommit=False) as db:
         call = f"hostile-{ticket_id}"
-        db.execute("INSERT INTO payloads VALUES (%s, %s, %s)", (RUN, call, payload))
+        db.execute("INSERT INTO payloads VALUES (%s, %s, %s, %s)", (RUN, call, payload, object_))
         db.execute("UPDATE runs SET last_seq = last_seq + 1 WHERE run = %s", (RUN,))
         db.execute(
             "INSERT INTO groups SELECT run, last_seq, %s, 'train', %s, 0, %s FROM runs WHERE run = %s",
@@ -375,6 +375,15 @@ def test_group_of_garbage_or_of_another_ticket_is_set_aside_and_its_ticket_offer
     for i in range(5):
         assert site.actor.put_group(make_group(make_ticket(f"t{i}", order=i), actor="honest"))
     assert {g.group.ticket_id for g in site.learner.read_groups(after_seq=0, limit=100)} == {f"t{i}" for i in range(6)}
+
+
+def test_group_that_refers_to_a_bucket_of_nobodys_is_set_aside(site):
+    """It hands in a reference to an object, true or not, where the run has no bucket | set aside, asked for anew"""
+    hand_in(site, "t0", b"", object_="0" * 32 + ":100:" + "0" * 64)
+    hand_in(site, "t1", b"", object_="../../etc/passwd")
+    assert [g.group.ticket_id for g in site.learner.read_groups(after_seq=0, limit=100)] == ["t5"]
+    assert site.learner.set_aside == {"hostile": 2}
+    assert site.learner.counts()["open"] == 5
 
 
 def test_heartbeat_of_garbage_or_of_anothers_name_is_left_out(site):
@@ -415,7 +424,7 @@ def test_actor_role_keeps_a_run_locked_and_the_learner_says_so(site, monkeypatch
         db.execute("BEGIN")
         db.execute("SELECT run FROM runs FOR UPDATE")
         with pytest.raises(
-            StoreLostError, match=r"lock timeout; a session keeps this run locked: an administrator ends it"
+            StoreLostError, match=r"lock timeout: a session keeps this run locked; an administrator ends it"
         ):
             learner.withdraw(["t1"])
         db.execute("ROLLBACK")
