@@ -17,18 +17,29 @@ from absl import logging
 from jaxtyping import Int32
 
 from actor.admission import Admission
+from actor.bell import Bell
 from actor.engine.protocol import Engine, Sample
 from actor.group_builder import GroupBuilder
 from actor.lanes import Lanes, record
 from actor.race import Race
 from actor.verifiers.pool import VerifierError, VerifierPool
 from actor.weights.client import WeightClient
-from bridge.store.protocol import GroupStore, UnfitGroupError
+from bridge.store.protocol import (
+    FOR_GOOD,
+    TOPICS,
+    ActorStore,
+    FencedError,
+    StoreLostError,
+    Topic,
+    UnfitGroupError,
+)
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
 
-CLAIM_POLL_S = 0.05
-"""How often the store is asked for tickets while nothing happens here."""
+CLAIM_S = 1.0
+"""How often the store is asked for tickets though nobody said that there are any: a lease may have ended."""
+PUTS_AT_ONCE = 4
+"""Groups on their way to the store at once: over a slow link they must not keep the leases from being renewed."""
 MAX_DROPPED_IN_A_ROW = 32
 """Groups dropped without one success between them; then the verifier is broken and the actor ends."""
 
@@ -45,6 +56,9 @@ class Limits:
     """A weight update that takes longer has hung."""
     stall_s: float = 120.0
     """An engine with requests that samples no token for so long, weight updates aside, has hung."""
+    max_unstored_groups: int = 64
+    """Groups that are sampled and that the store doesn't have yet, from which on nothing is begun: it is away, or slow,
+    or verifiers are."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -72,7 +86,7 @@ class Actor:
         self,
         name: str,
         *,
-        store: GroupStore,
+        store: ActorStore,
         engine: Engine,
         weights: WeightClient,
         verifiers: VerifierPool,
@@ -101,15 +115,26 @@ class Actor:
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits, self.drains = admission, timeline, limits, drains
         self._verifiers, self._decode, self._lag_bound = verifiers, decode, lag_bound
-        self._num_actors = 1
+        self._other_engines: list[int] = []
         self._held: dict[str, Ticket] = {}
         self._groups: dict[str, asyncio.Task[None]] = {}
         self._emitting: dict[str, Ticket] = {}
         """Not held any more: a lease that ends while a group is on its way to the store is no reason to stop."""
         self._is_paused = False
         self._is_leaving = False
-        self._changed = asyncio.Event()
+        self._changed = Bell()
         """Something happened that may let a ticket start."""
+        self.told: Mapping[Topic, Bell] = {topic: Bell() for topic in TOPICS}
+        """Rung when the store tells of a change (`hear`)."""
+        self.sample_ended, self.group_ended = Bell(), Bell()
+        """Rung when a request ends; and when a group is stored, or given up."""
+        self._putting: set[asyncio.Future[bool]] = set()
+        """Groups on their way to the store."""
+        self._puts = asyncio.Semaphore(PUTS_AT_ONCE)
+        self._fence = ""
+        """Why the learner has fenced this actor; empty if it hasn't, as far as is known here."""
+        self._is_clean = True
+        """Nothing is here that was sampled by weights from before the fence."""
         self.num_emitted = 0
         self.num_dropped = 0
         self.num_emitted_tokens = 0
@@ -133,12 +158,17 @@ class Actor:
     @property
     def num_actors(self) -> int:
         """Actors that serve, this one among them: they share the tickets."""
-        return self._num_actors
+        return 1 + len(self._other_engines)
 
     @property
     def is_paused(self) -> bool:
         """Whether nothing is claimed or started for now: weights are replaced on which nothing may start."""
         return self._is_paused
+
+    @property
+    def must_start_over(self) -> bool:
+        """Whether it is fenced, and has yet to rid itself of what is here: then it may serve the learner's probes."""
+        return not self._is_clean
 
     @property
     def is_leaving(self) -> bool:
@@ -149,25 +179,34 @@ class Actor:
         """Serves, the duties beside it; what it holds is given back when it ends.
 
         Raises:
-          ExceptionGroup: of what ended it (EngineDeadError; FencedError by the learner's parity fence; what a duty
-            raised).
+          ExceptionGroup: of what ended it (EngineDeadError; FencedError where the learner's fence is for good;
+            StoreLostError; what a duty raised).
         """
+        is_lost = False
         try:
             async with asyncio.TaskGroup() as tasks:
                 for duty in duties:
                     tasks.create_task(duty(self))
                 while True:
+                    count = self._changed.count
                     await self._claim()
                     if self._takes_new:
                         for ticket in self.admission.admit(self.engine.version):
                             self._groups[ticket.id] = tasks.create_task(self._serve(ticket))
-                    # Not `wait_for`: Python 3.11's can swallow the cancellation that ends this loop.
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(CLAIM_POLL_S):
-                            await self._changed.wait()
-                    self._changed.clear()
+                    await self._changed.after(count, timeout_s=CLAIM_S)
+        except* StoreLostError:
+            is_lost = True
+            raise
         finally:
-            await asyncio.to_thread(self.store.release, self.name, list(self._held))
+            if not is_lost:  # else the leases end by themselves
+                await asyncio.to_thread(self.store.release, self.name, list(self._held))
+
+    def hear(self, topics: Iterable[Topic]) -> None:
+        """The store tells that something of these may have changed."""
+        for topic in topics:
+            self.told[topic].ring()
+            if topic == "tickets":
+                self._changed.ring()
 
     def pause(self) -> None:
         """Claims and starts nothing until `resume`; what runs goes on."""
@@ -177,7 +216,7 @@ class Actor:
         """Ends a pause; of `restarting` (what `end_groups` returned) those that are still held start again."""
         self.admission.offer(t for t in restarting if t.id in self._held)
         self._is_paused = False
-        self._changed.set()
+        self._changed.ring()
 
     async def end_groups(self) -> list[Ticket]:
         """Ends every group in progress, its requests aborted; returns the tickets of them that are held on."""
@@ -197,6 +236,32 @@ class Actor:
             self._held.pop(ticket.id, None)
         await asyncio.to_thread(self.store.release, self.name, [t.id for t in tickets])
 
+    async def drop_all(self) -> None:
+        """Ends every group in progress and forgets its ticket; nothing of it is on its way to the store any more."""
+        for ticket in await self.end_groups():
+            self.forget(ticket.id)
+        while self._putting:
+            await asyncio.wait(set(self._putting))
+
+    def started_over(self) -> None:
+        """Weights fetched anew are served, and nothing of those before is left."""
+        self._is_clean = True
+        self._changed.ring()
+
+    def note_fence(self, reason: str) -> None:
+        """Takes in that the learner has fenced this actor: it starts over, and then serves probes until it is let in.
+
+        Raises:
+          FencedError: it will not be let in again.
+        """
+        if reason.startswith(FOR_GOOD):
+            raise FencedError(f"actor {self.name} is fenced {reason}")
+        if reason != self._fence:  # another one: it answered a probe, and was off again
+            logging.error("actor fenced reason=%s", reason)
+            self.timeline.instant("fenced", reason=reason)
+            self._fence, self._is_clean = reason, False
+            self.told["weights"].ring()  # who follows the weights sees to it
+
     def forget(self, ticket_id: str) -> None:
         """Lets go of a ticket that is not ours any more; its requests are aborted.
 
@@ -210,8 +275,11 @@ class Actor:
 
     def share_among(self, other_engines: Sequence[int]) -> None:
         """From here on actors with engines of so many sequences each share the tickets with this one."""
-        self._num_actors = 1 + len(other_engines)
+        if list(other_engines) == self._other_engines:
+            return
+        self._other_engines = list(other_engines)
         self.admission.share_among(other_engines)
+        self._changed.ring()
 
     def restart_stale(self) -> int:
         """Starts samples anew that began more than the lag bound behind the weights served; returns how many.
@@ -232,7 +300,7 @@ class Actor:
     def bound_sequences(self, max_sequences: int) -> None:
         """From here on so many sequences may run at once; what runs beyond that goes on."""
         self.admission.max_sequences = max_sequences
-        self._changed.set()
+        self._changed.ring()
 
     def leave(self) -> None:
         """From here on it claims and starts nothing any more and only finishes what it has."""
@@ -240,7 +308,9 @@ class Actor:
 
     @property
     def _takes_new(self) -> bool:
-        return not (self._is_paused or self._is_leaving)
+        num_unstored = len(self._groups) - len(self.admission.in_service)
+        is_held_up = num_unstored >= self.limits.max_unstored_groups
+        return not (self._is_paused or self._is_leaving or is_held_up or self.must_start_over)
 
     async def _claim(self) -> None:
         if self.engine.version is None or self.weights.is_stuck or not self._takes_new:
@@ -254,21 +324,39 @@ class Actor:
                     limit=limit,
                     lease_s=self.limits.lease_s,
                     width=self.admission.width if self.admission.policy == "frontier" else None,
-                    among=1 if self.admission.policy == "window" else self._num_actors,
+                    among=1 if self.admission.policy == "window" else self.num_actors,
                     served=served,
                 )
             )
             try:
                 tickets = await asyncio.shield(claiming)
             except asyncio.CancelledError:
-                self._held |= {t.id: t for t in await claiming}  # leased all the same, so to be given back
+                with contextlib.suppress(FencedError):
+                    self._held |= {t.id: t for t in await claiming}  # leased all the same, so to be given back
                 raise
+            except FencedError:
+                await self._look_at_fence()
+                return
+            await self._look_at_fence(tickets)
             new = [t for t in tickets if not self._holds(t)]  # our own lease may have run out
             await self._end_predecessors(new)
             self._held |= {t.id: t for t in new}
             self.admission.offer(new)
             if not new or any(t.kind == "train" for t in new):
                 return  # else there may be more evaluations, which take no slot
+
+    async def _look_at_fence(self, tickets: Sequence[Ticket] | None = None) -> None:
+        """Whether it is fenced; asked where it was said so (None), or where a claim gave what a fenced one gets too."""
+        if tickets is not None and not self._fence and all(t.kind != "probe" for t in tickets):
+            return
+        reason = await asyncio.to_thread(self.store.fenced, self.name)
+        if reason is None:
+            if self._fence:
+                logging.info("actor let in again")
+                self.timeline.instant("unfenced")
+            self._fence = ""
+        else:
+            self.note_fence(reason)
 
     def _holds(self, ticket: Ticket) -> bool:
         """Whether this very ticket is here: another prompt, or newer weights, make it another one."""
@@ -303,7 +391,8 @@ class Actor:
                 requests[loser].cancel()
             if self.admission.finish_sample(ticket.id, 1 + len(losers)):
                 self._just_served.append(ticket.id)
-            self._changed.set()
+            self._changed.ring()
+            self.sample_ended.ring()
             text = self._decode(sample.tokens)
             builder.add(index, sample, await self._verifiers.score(text, ticket.task, sample.finish))
 
@@ -321,7 +410,9 @@ class Actor:
             self._lanes.give_back(lane)
             self._groups.pop(ticket.id, None)
             self.admission.remove(ticket.id)
-            self._changed.set()
+            self._changed.ring()
+            self.sample_ended.ring()
+            self.group_ended.ring()
 
     async def _sample(self, ticket: Ticket, index: int) -> Sample:
         """One response, begun anew as often as it gets stale (`restart_stale`)."""
@@ -351,15 +442,31 @@ class Actor:
         if group.ticket_id in self._held:
             self._emitting[group.ticket_id] = self._held.pop(group.ticket_id)
         try:
-            is_new = await asyncio.to_thread(self.store.put_group, group)
+            async with self._puts:
+                is_new = await self._put(group)
         except (KeyError, UnfitGroupError) as e:  # withdrawn, or another prompt has its id now
             logging.info("group unwanted ticket=%s: %s", group.ticket_id, e)
+            return
+        except FencedError:
+            await self._look_at_fence()
             return
         finally:
             self._emitting.pop(group.ticket_id, None)
         self.num_emitted += is_new
         self.num_emitted_tokens += is_new * sum(r.tokens.size for r in group.rollouts)
         self._num_dropped_in_a_row = 0
+
+    async def _put(self, group: Group) -> bool:
+        """Hands a group in; once begun it goes on, also if this is cancelled, and `drop_all` waits for it."""
+        putting = asyncio.ensure_future(asyncio.to_thread(self.store.put_group, group))
+        self._putting.add(putting)
+        putting.add_done_callback(self._put_ended)
+        return await asyncio.shield(putting)
+
+    def _put_ended(self, putting: "asyncio.Future[bool]") -> None:
+        self._putting.discard(putting)
+        if not putting.cancelled():
+            putting.exception()  # seen by who waits, if anybody still does
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
         """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times."""

@@ -1,8 +1,12 @@
-"""One live process a role in a run folder; the kernel lets go of the lock of a dead one."""
+"""One live process a role in a run folder; the kernel lets go of the lock of a dead one.
+
+A lock says nothing to other machines; there the store's lead does, held by a place (`place_of`).
+"""
 
 import fcntl
 import os
 import pathlib
+import platform
 
 from bridge.files import try_flock
 
@@ -28,3 +32,15 @@ class RunLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def place_of(folder: pathlib.Path) -> str:
+    """Where a run's folder lies in the world: two places differ where a lock in one is no lock in the other.
+
+    Rather too many differ than too few: containers of one image share the machine's id, clones of a machine both name
+    and id, so the folder's own number on its disk is in it too.
+    """
+    machine = pathlib.Path("/etc/machine-id")
+    machine_id = machine.read_text().strip() if machine.is_file() else ""
+    folder = folder.resolve()
+    return f"{platform.node()}/{machine_id}:{folder}#{folder.stat().st_ino}"

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import uuid
 from typing import Any, cast
 
@@ -12,7 +13,13 @@ from configs.overrides import to_json
 from configs.schema import Config
 
 _Json = dict[str, Any]
-_MAY_DIFFER = ("run.num_updates ", "run.dir ", "supervision ", "supervision.")
+_MAY_DIFFER = (
+    *("run.num_updates ", "run.dir ", "supervision ", "supervision.", "actor.leave_s ", "actor.max_unstored_groups "),
+    *("store.bucket ", "store.inline_bytes ", "store.actor_role ", "store.lead_s ", "store.retry_s "),
+    *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_wait_s "),
+    *("publish.bucket ", "publish.bucket_keep ", "publish.full_every "),
+)
+_DATABASE = re.compile(r"postgres(?:ql)?://[^/]*/(?P<name>[^?]*)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,7 +120,7 @@ def check_run_folder(config: Config) -> None:
     """Checks that the run folder is new, or belongs to this very config.
 
     A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ; so may what is taken
-    for a hang (`supervision`).
+    for a hang (`supervision`), where the store's database is reached, and how weights go to other machines.
 
     Raises:
       ValueError: the folder holds another config (the fields that differ are named), or other files.
@@ -129,6 +136,8 @@ def check_run_folder(config: Config) -> None:
             raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
         differing = _differences(cast(_Json, old), dataclasses.asdict(config))
         differing = [d for d in differing if not d.startswith(_MAY_DIFFER)]
+        if _is_same_store(cast(_Json, old), config):
+            differing = [d for d in differing if not d.startswith(("store ", "store.url "))]
         if differing:
             raise ValueError(
                 f"{folder} is the run of another config: {'; '.join(differing)}. "
@@ -166,6 +175,23 @@ def set_up_run(config: Config) -> pathlib.Path:
 def run_id(folder: str | os.PathLike[str]) -> str:
     """The run's own name in the world: two runs never share one, even in the same folder one after the other."""
     return RunFolder(pathlib.Path(folder)).run_id_file.read_text().strip()
+
+
+def is_remote_store(config: Config) -> bool:
+    """Whether the run's store is a server that other machines may reach."""
+    return not config.store.url.startswith("sqlite:///") and bool(config.store.url)
+
+
+def _is_same_store(old: _Json, config: Config) -> bool:
+    """Whether the store that a run began with is the one it would go on with, by whatever host, user or proxy."""
+    before: str = old.get("store", {}).get("url", "")
+    names = [_DATABASE.match(url) for url in (before, config.store.url)]
+    return before == config.store.url or (None not in names and len({n["name"] for n in names if n}) == 1)
+
+
+def store_url(config: Config) -> str:
+    """Where the run's store is: a file in the run's folder unless the config says otherwise."""
+    return config.store.url or f"sqlite:///{RunFolder(pathlib.Path(config.run_dir)).store}"
 
 
 def snapshot_root(config: Config) -> pathlib.Path:

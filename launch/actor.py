@@ -1,13 +1,19 @@
-"""An actor: `python -m launch.actor --run_dir=FOLDER [--name=actor-0]`."""
+"""An actor, on the learner's machine: `python -m launch.actor --run_dir=FOLDER [--name=actor-0]`.
+
+Or anywhere: `python -m launch.actor --store=postgresql://NAME@host/database?sslmode=verify-full --run=NAME --name=...`.
+What it needs comes from the store; SLUICE_TOKEN_FILE and SLUICE_TLS_CA name files with the run's token and with whom it
+trusts, PGPASSFILE one with the database's password.
+"""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import pathlib
 import signal
 import sys
-import time
-from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
@@ -17,130 +23,185 @@ from actor.duties.resizing import ResizeRequest, follow_limits
 from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineSize
-from actor.loop import Actor, Duty, Limits
+from actor.loop import Actor, Limits
 from actor.verifiers.pool import VerifierPool, check_own
 from actor.weights.client import WeightClient
-from actor.weights.local_copy import LocalCopy
-from actor.weights.model_folder import read_model_folder
-from actor.weights.source import LocalSource
 from bridge.pulse import BEAT_S, Doing, Pulse
-from bridge.store.sqlite import SqliteStore
+from bridge.store.protocol import StoreLostError
 from bridge.timeline import Timeline
-from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch import command_line
 from launch.engine_start import deadline, heartbeats, say_refused
+from launch.joining import Joined, join_folder, join_store
+from launch.leaving import serve_until_told
 from launch.lifeline import die_with_parent
 from launch.stopped import end_stopped_processes
 
+if TYPE_CHECKING:
+    from actor.vllm.engine import VllmEngine
+
 _NAME = flags.DEFINE_string("name", "actor-0", "This actor's name in the store; one process may use it at a time.")
+_STORE = flags.DEFINE_string(
+    "store",
+    None,
+    "URL of the store of a run whose folder is elsewhere; the password comes from PGPASSFILE, PGPASSWORD.",
+)
+_RUN = flags.DEFINE_string("run", None, "With --store: the run's name.")
+_WORK_DIR = flags.DEFINE_string(
+    "work_dir", None, "With --store: a folder for this actor's events and limits; default: one in the user's cache."
+)
+_SNAPSHOT_DIR = flags.DEFINE_string(
+    "snapshot_dir", "/dev/shm", "With --store: a folder in shared memory with room for two copies of the weights."
+)
+_ALLOW_MODULE = flags.DEFINE_multi_string(
+    "allow_module", [], "With --store: module:function that the run's config may make this machine import."
+)
 _LIMITS = flags.DEFINE_string(
     "limits",
     None,
-    "JSON file with the engine's limits, where they differ from the config's; default: limits/NAME.json in the run "
-    "folder. Written while the actor runs, it makes the actor finish what it has and start again with them.",
+    "JSON file with the engine's limits, where they differ from the config's; default: limits/NAME.json in the run's "
+    "folder, or in --work_dir. Written while the actor runs, it makes the actor finish what it has and start again "
+    "with them.",
 )
-_WAIT_S = flags.DEFINE_float("wait_s", 120.0, "How long to wait for the run folder to be set up.")
+_WAIT_S = flags.DEFINE_float("wait_s", 120.0, "How long to wait for the run to be set up.")
+_LEAVE_S = flags.DEFINE_float(
+    "leave_s", None, "How long to go on with what it has after SIGTERM; default: the config's actor.leave_s."
+)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_RUN_FOLDER_POLL_S = 0.1
-_LATE_SIGNAL_S = 0.5
+_NUM_THREADS = 16
+"""For calls of the store: some wait, and none may keep the others from being made."""
 
 
 def main() -> int:
-    """Serves until it is told to stop (0) or fails (1, with one line that says why)."""
+    """Serves until it is told to stop (0) or fails: one line says why, the code of what kind it was."""
     die_with_parent()
     pulse = Pulse.of_this_process()
     pulse.start()
     command_line.log_to_stderr()
-    for number in _SIGNALS:  # while the engine is being built there is nothing to bring in order
+    for number in (signal.SIGTERM, signal.SIGINT):  # while the engine is being built there is nothing to bring in order
         signal.signal(number, lambda *_: sys.exit(0))
-    with command_line.usage_errors():
-        prepared = _wait_for_run()
-        config, folder = prepared.config, prepared.folder
-        check_own(config.prompts.verifier)
-        model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
-        snapshots = snapshot_folder(config)
-        copy = LocalCopy(snapshots, _NAME.value)
-        store = SqliteStore(RunFolder(folder).store, busy_timeout_s=config.supervision.lock_wait_s)
-        timeline = Timeline(RunFolder(folder).events, _NAME.value)
-    stopped = end_stopped_processes(config.supervision.heartbeat_s)
-    limits_file = _limits_file(config, folder)
-    try:
-        from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
-
-        config = _with_limits(config, limits_file)
-        with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
-            try:
-                with deadline(config.actor.start_timeout_s, limits_file, pulse), heartbeats(store, _NAME.value):
-                    engine = VllmEngine.start(model.path, config, expected=model.tensors)
-            except Exception as e:
-                if limits_file.refuse():
-                    say_refused(limits_file, str(e))
-                    return command_line.RESIZE
-                raise
-        weights = WeightClient(
-            LocalSource(
-                snapshots,
-                copy.file,
-                run=run_id(folder),
-                tokenizer_hash=model.tokenizer_hash,
-                expected=model.tensors,
-            ),
-            engine,
-            timeline=timeline,
-        )
-        logging.info("actor ready name=%s model=%s", _NAME.value, model.path)
-
-        async def serve() -> None:
-            # Made inside the loop that uses them.
-            verifiers = VerifierPool(
-                num_workers=config.actor.verifier_workers,
-                timeout_s=config.actor.verifier_timeout_s,
-                retries=config.actor.verifier_retries,
-                truncated=config.prompts.truncated,
-            )
-            actor = Actor(
-                _NAME.value,
-                store=store,
-                engine=engine,
-                weights=weights,
-                verifiers=verifiers,
-                decode=model.decode,
-                admission=Admission.of(config),
-                timeline=timeline,
-                limits=Limits(
-                    lease_s=config.actor.lease_s,
-                    max_attempts=config.actor.max_attempts,
-                    swap_s=config.supervision.swap_s,
-                    stall_s=config.supervision.engine_s,
-                ),
-                drains=config.publish.at_publish == "drain",
-                lag_bound=config.lag_bound if config.publish.when == "every" else None,
-            )
-            share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
-            resizing = functools.partial(follow_limits, file=limits_file, share=share)
-            keep_pulse = functools.partial(_keep_pulse, pulse=pulse)
-            try:
-                await _run_until_stopped(actor, (*STANDARD_DUTIES, resizing, keep_pulse))
-            finally:
-                await verifiers.close()
-                await engine.close()
-
-        asyncio.run(serve())
-        weights.close()
-    except ResizeRequest as e:
-        logging.info("actor ends to be resized: %s", e)
-        return command_line.RESIZE
-    except Exception as e:
-        logging.info("actor failed", exc_info=True)
-        print(f"error: {'; '.join([*stopped, str(e)])}", file=sys.stderr)
-        return 1
-    finally:
-        timeline.close()
-        store.close()
-        copy.close()
+    with contextlib.ExitStack() as parts:
+        with command_line.usage_errors():
+            joined = _join()
+            parts.enter_context(joined.parts)
+            check_own(joined.config.prompts.verifier)
+            timeline = Timeline(joined.work.events, _NAME.value)
+            parts.callback(timeline.close)
+        stopped = end_stopped_processes(joined.config.supervision.heartbeat_s)
+        limits_file = _limits_file(joined)
+        try:
+            joined = dataclasses.replace(joined, config=_with_limits(joined.config, limits_file))
+            engine = _start_engine(joined, limits_file, pulse, timeline)
+            asyncio.run(_serve(joined, engine, timeline, limits_file, pulse))
+        except ResizeRequest as e:
+            logging.info("actor ends to be resized: %s", e)
+            return command_line.RESIZE
+        except StoreLostError as e:
+            print(f"error: {command_line.one_line(e)}; start again when it can be reached", file=sys.stderr)
+            return command_line.BUSY
+        except Exception as e:
+            logging.info("actor failed", exc_info=True)
+            print(f"error: {'; '.join([*stopped, str(e)])}", file=sys.stderr)
+            return 1
     return 0
+
+
+def _join() -> Joined:
+    """The run that the command line names.
+
+    Raises:
+      ValueError, TimeoutError: it can't be served.
+    """
+    if (_STORE.value is None) == (flags.FLAGS.run_dir is None):
+        raise ValueError("give --run_dir=FOLDER of a run on this machine, or --store=URL --run=NAME of one elsewhere")
+    if _STORE.value is None:
+        for name, value in (("run", _RUN.value), ("work_dir", _WORK_DIR.value), ("allow_module", _ALLOW_MODULE.value)):
+            if value:
+                raise ValueError(f"--{name} goes with --store")
+        if command_line.given_overrides():
+            raise ValueError("--config.* goes with --store here; a run folder's config is fixed")
+        return join_folder(flags.FLAGS.run_dir, _NAME.value, wait_s=_WAIT_S.value)
+    if _RUN.value is None:
+        raise ValueError("--store needs --run=NAME, the run's --config.run.name")
+    return join_store(
+        _STORE.value,
+        _RUN.value,
+        _NAME.value,
+        given=command_line.given_overrides(),
+        allowed_modules=_ALLOW_MODULE.value,
+        work_dir=_WORK_DIR.value,
+        memory=_SNAPSHOT_DIR.value,
+        wait_s=_WAIT_S.value,
+    )
+
+
+def _start_engine(joined: Joined, limits_file: LimitsFile, pulse: Pulse, timeline: Timeline) -> "VllmEngine":
+    """The engine, which serves no weights yet.
+
+    Raises:
+      ResizeRequest: it did not start with the limits asked for; they are put aside.
+      Exception: it did not start.
+    """
+    from actor.vllm.engine import VllmEngine  # vLLM is loaded only once the input is known to be good
+
+    config = joined.config
+    with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
+        try:
+            with deadline(config.actor.start_timeout_s, limits_file, pulse), heartbeats(joined.store, _NAME.value):
+                return VllmEngine.start(joined.model.path, config, expected=joined.model.tensors)
+        except Exception as e:
+            if limits_file.refuse():
+                say_refused(limits_file, str(e))
+                raise ResizeRequest("the config's limits are used") from e
+            raise
+
+
+async def _serve(
+    joined: Joined, engine: "VllmEngine", timeline: Timeline, limits_file: LimitsFile, pulse: Pulse
+) -> None:
+    """Serves with an engine that was started, and closes it."""
+    config = joined.config
+    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
+    asyncio.get_running_loop().set_default_executor(threads)
+    # Made inside the loop that uses them.
+    verifiers = VerifierPool(
+        num_workers=config.actor.verifier_workers,
+        timeout_s=config.actor.verifier_timeout_s,
+        retries=config.actor.verifier_retries,
+        truncated=config.prompts.truncated,
+        own=joined.own_verifiers,
+    )
+    weights = WeightClient(joined.source, engine, timeline=timeline)
+    logging.info("actor ready name=%s run=%s model=%s", _NAME.value, joined.run, joined.model.path)
+    actor = Actor(
+        _NAME.value,
+        store=joined.store,
+        engine=engine,
+        weights=weights,
+        verifiers=verifiers,
+        decode=joined.model.decode,
+        admission=Admission.of(config),
+        timeline=timeline,
+        limits=Limits(
+            lease_s=config.actor.lease_s,
+            max_attempts=config.actor.max_attempts,
+            swap_s=config.supervision.swap_s,
+            stall_s=config.supervision.engine_s,
+            max_unstored_groups=config.actor.max_unstored_groups,
+        ),
+        drains=config.publish.at_publish == "drain",
+        lag_bound=config.lag_bound if config.publish.when == "every" else None,
+    )
+    share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
+    resizing = functools.partial(follow_limits, file=limits_file, share=share)
+    keep_pulse = functools.partial(_keep_pulse, pulse=pulse)
+    leave_s = config.actor.leave_s if _LEAVE_S.value is None else _LEAVE_S.value
+    try:
+        await serve_until_told(actor, (*STANDARD_DUTIES, resizing, keep_pulse), leave_s=leave_s)
+    finally:
+        await verifiers.close()
+        await engine.close()
+        joined.store.close()  # or a thread that waits for a store that is away would be waited for
 
 
 async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:
@@ -150,12 +211,13 @@ async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-def _limits_file(config: Config, folder: pathlib.Path) -> LimitsFile:
+def _limits_file(joined: Joined) -> LimitsFile:
+    config = joined.config
     default = EngineLimits(
         max_num_seqs=config.actor.max_num_seqs, tensor_parallel_size=config.actor.tensor_parallel_size
     )
     return LimitsFile(
-        pathlib.Path(_LIMITS.value) if _LIMITS.value else RunFolder(folder).limits(_NAME.value),
+        pathlib.Path(_LIMITS.value) if _LIMITS.value else joined.work.limits(_NAME.value),
         default=default,
         max_tensor_parallel_size=max(config.actor.max_tensor_parallel_size, default.tensor_parallel_size),
     )
@@ -186,46 +248,6 @@ def _elastic_share(config: Config, size: EngineSize, file: LimitsFile) -> Elasti
         tensor_parallel_size=size.tensor_parallel_size,
         by_round=config.publish.when == "round_end",
     )
-
-
-async def _run_until_stopped(actor: Actor, duties: Iterable[Duty]) -> None:
-    stop = asyncio.Event()
-    for number in _SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-    serving, stopping = asyncio.create_task(actor.run(duties)), asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not stop.is_set():
-        # A signal to the whole process group reaches the engine too, perhaps before us.
-        await asyncio.wait({stopping}, timeout=_LATE_SIGNAL_S)
-    serving.cancel()
-    stopping.cancel()
-    (outcome,) = await asyncio.gather(serving, return_exceptions=True)
-    if stop.is_set():
-        logging.info("actor stopped groups=%d", actor.num_emitted)
-    elif isinstance(outcome, BaseException):
-        raise _first_cause(outcome)
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _wait_for_run() -> command_line.Prepared:
-    """The run folder, as soon as it is set up.
-
-    Raises:
-      ValueError: it was not in time.
-    """
-    folder = flags.FLAGS.run_dir
-    if folder is None:
-        raise ValueError("give --run_dir=FOLDER of a run that was set up")
-    deadline = time.monotonic() + _WAIT_S.value
-    while not RunFolder(pathlib.Path(folder)).model_path_file.is_file() and time.monotonic() < deadline:
-        time.sleep(_RUN_FOLDER_POLL_S)
-    return command_line.open_prepared(folder)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from configs import overrides
 from configs.run_folder import RunFolder, check_run_folder, set_up_run
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
+from launch.network_check import check_network
 
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -31,6 +32,8 @@ STOPPED = 3
 """Exit code of a learner that was asked to stop before its run was done."""
 BUSY = 4
 """Exit code of a process that waited too long for another one, as for the store's lock; starting it again may help."""
+SUPERSEDED = 5
+"""Exit code of a learner in whose place another one leads the run: it must not be started again."""
 RESIZE = 75
 """Exit code of an actor that wants to be started again, with other limits of its engine; no failure."""
 
@@ -101,7 +104,7 @@ def prepare(roles: Collection[str]) -> Prepared:
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder)
         preflight.check_run_room(prepared.config, prepared.model_folder)
-        for note in preflight.check_functions(prepared.config, roles):
+        for note in check_network(prepared.config) + preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
         return prepared
     config = overrides.load_preset(_CONFIG.value)
@@ -113,7 +116,8 @@ def prepare(roles: Collection[str]) -> Prepared:
     model_folder = (
         pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config)
     )
-    for note in preflight.check(config, model_folder) + preflight.check_functions(config, roles):
+    notes = check_network(config)
+    for note in notes + preflight.check(config, model_folder) + preflight.check_functions(config, roles):
         print(note, flush=True)
     preflight.check_folders(config, model_folder)
     preflight.check_run_room(config, model_folder)

@@ -10,7 +10,7 @@ from actor.duties.signs import heartbeat
 from actor.engine.limits import LimitsFile
 from actor.loop import Limits
 from bridge.pulse import Doing, Pulse
-from bridge.store.protocol import GroupStore
+from bridge.store.protocol import SharedStore
 from launch import command_line
 
 
@@ -41,7 +41,7 @@ def deadline(seconds: float, limits_file: LimitsFile, pulse: Pulse) -> Iterator[
 
 
 @contextlib.contextmanager
-def heartbeats(store: GroupStore, name: str) -> Iterator[None]:
+def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
     """Heartbeats of an actor that does not serve yet, while its block runs."""
     has_ended = threading.Event()
 

@@ -67,7 +67,7 @@ class Supervisor:
         limits = f"--limits={run.limits('actor-0')}"
         self._actor = Child(
             "actor-0",
-            [*arguments, limits],
+            [*arguments, limits, "--leave_s=0"],  # when the run ends, what it has is of no use any more
             run.log("actor-0"),
             devices=config.actor.devices,
             mark=f"{self._mark}actor-0",

@@ -12,6 +12,7 @@ import sys
 from configs import extension, overrides
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
+from launch.cache import cache_folder
 
 
 def cached_tiny_model(config: Config) -> pathlib.Path:
@@ -49,16 +50,6 @@ def _make_unless_there(folder: pathlib.Path, config: Config) -> None:
         )
         if made.returncode != 0:
             raise ValueError(f"the tiny model could not be made (exit code {made.returncode}; see above)")
-
-
-def cache_folder() -> pathlib.Path:
-    """$SLUICE_CACHE, or sluice in the user's cache folder."""
-    if "SLUICE_CACHE" in os.environ:
-        return pathlib.Path(os.environ["SLUICE_CACHE"])
-    try:
-        return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "sluice"
-    except RuntimeError as e:  # no home
-        raise ValueError(f"the tiny model has no place to be kept ({e}); set SLUICE_CACHE") from e
 
 
 def main() -> None:

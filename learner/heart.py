@@ -1,4 +1,4 @@
-"""The learner's signs of life, and its ear for being told to stop."""
+"""The learner's signs of life, its lead of the run, and its ear for being told to stop."""
 
 import os
 import threading
@@ -11,6 +11,8 @@ from bridge.store.protocol import LearnerStore
 from bridge.types import Heartbeat
 
 HEARTBEAT_S = 2.0
+LAST_BEAT_S = 10.0
+"""How long the last one may take at the end: the store may be away."""
 ACTORS_CHECK_S = 10.0
 """How often, while it waits, the learner looks whether an actor lives."""
 NO_ACTOR_WARNING_S = 60.0
@@ -23,11 +25,13 @@ class Stopped(Exception):  # noqa: N818  # nothing went wrong
 class Heart:
     """Says that the learner lives, from a thread of its own, and how far it is; tells it when to stop."""
 
-    def __init__(self, store: LearnerStore, stop: threading.Event, pulse: Pulse) -> None:
-        """Not beating yet; `pulse` is felt by who started this process."""
+    def __init__(self, store: LearnerStore, stop: threading.Event, pulse: Pulse, *, lead_s: float) -> None:
+        """Not beating yet; `pulse` is felt by who started this process, `lead_s` is `store.lead_s`."""
         self._store = store
         self._stop = stop
         self._pulse = pulse
+        self._lead_s = lead_s
+        self._failure: Exception | None = None
         self._thread_stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._checked_s = self._warned_s = time.monotonic()
@@ -39,19 +43,23 @@ class Heart:
         self._thread.start()
 
     def stop(self) -> None:
-        """Beats a last time and ends."""
+        """Beats a last time and ends; more than once is fine."""
         self._thread_stop.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(LAST_BEAT_S)
 
     def check(self) -> None:
         """Called wherever the learner waits for others.
 
         Raises:
           Stopped: the process was asked to end.
+          SupersededLearnerError: another learner leads the run.
+          StoreLostError: the store was away for too long.
         """
         if self._stop.is_set():
             raise Stopped
+        if self._failure is not None:
+            raise self._failure
         self._look_for_actors()
         self._pulse.work(Doing.ALONE if self._is_alone else Doing.WAITING)
 
@@ -66,7 +74,7 @@ class Heart:
         """Called after each update.
 
         Raises:
-          Stopped: the process was asked to end.
+          What `check` does.
         """
         self._has_updated = True
         self.check()
@@ -77,18 +85,26 @@ class Heart:
         if now - self._checked_s < ACTORS_CHECK_S:
             return
         self._checked_s = now
-        self._is_alone = not any(b.role == "actor" and is_fresh(b) for b in self._store.heartbeats())
+        self._is_alone = not live_actors(self._store)
         if self._is_alone and now - self._warned_s > NO_ACTOR_WARNING_S:
             self._warned_s = now
-            logging.warning("no live actor; start one with: python -m launch.actor --run_dir=...")
+            logging.warning(
+                "no live actor; start one with: python -m launch.actor --run_dir=..., elsewhere --store=... --run=..."
+            )
 
     def _beat(self) -> None:
         while True:
-            self._store.heartbeat(Heartbeat(process="learner", role="learner", pid=os.getpid(), time_s=time.time()))
-            if self._thread_stop.wait(HEARTBEAT_S):
+            try:
+                self._store.heartbeat(Heartbeat(process="learner", role="learner", pid=os.getpid(), time_s=time.time()))
+                self._store.keep_lead(lease_s=self._lead_s)
+            except Exception as e:  # raised where the learner next looks
+                self._failure = e
+                return
+            if self._thread_stop.wait(min(HEARTBEAT_S, self._lead_s / 3)):
                 return
 
 
-def is_fresh(beat: Heartbeat) -> bool:
-    """Whether its process most likely lives."""
-    return time.time() - beat.time_s < 5 * HEARTBEAT_S
+def live_actors(store: LearnerStore) -> list[Heartbeat]:
+    """The last signs of life of the actors that most likely live, by the store's clock."""
+    since_s = store.now_s() - 5 * HEARTBEAT_S
+    return [b for b in store.heartbeats() if b.role == "actor" and b.time_s > since_s]

@@ -4,9 +4,8 @@ import dataclasses
 import json
 import pathlib
 import signal
-import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,10 +15,8 @@ from jax.sharding import NamedSharding
 
 from bridge.pulse import Pulse
 from bridge.run_lock import RunLock
+from bridge.secrets import read_token
 from bridge.snapshots.writer import SnapshotWriter
-from bridge.store.protocol import LearnerStore
-from bridge.store.sample_tickets import SampleTickets
-from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
@@ -35,15 +32,18 @@ from learner.model.decoder import Params
 from learner.model.hf import io as hf_io
 from learner.objective import losses
 from learner.publish.outlets import outlets_of
+from learner.publish.outlet import Outlet
 from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
 from learner.run import Run, saved_part
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
+from learner.store import by_samples, open_run_store, put_run_card, take_lead
 from learner.update.anchors import Anchors
 from learner.update.kept_batch import KeptBatch
 from learner.update.state import TrainState
 from learner.update.step import Steps, build_steps
+from learner.waiting import Waiting, readmission_of
 
 
 def open_run(
@@ -53,6 +53,7 @@ def open_run(
     *,
     steps: Steps | None = None,
     pulse: Pulse | None = None,
+    outlets: Sequence[Outlet] = (),
 ) -> Run:
     """Builds a learner; resumes if the folder has a checkpoint.
 
@@ -62,6 +63,7 @@ def open_run(
       model_folder: a Hugging Face folder.
       steps: an earlier run's device functions, compiled already; built here if not given.
       pulse: of this process, where its parent feels it.
+      outlets: where versions go besides this machine's memory and the bucket.
 
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
@@ -76,8 +78,9 @@ def open_run(
         raise ValueError("the steps given were built for another model or configuration; let open_run build them")
 
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
-    store = _open_store(config, folder)
-    incarnation = store.lead(f"{socket.gethostname()}:{folder.absolute()}", lease_s=config.store.lead_s)
+    whole_store = open_run_store(config, folder)
+    incarnation = take_lead(whole_store, config, folder)
+    store = by_samples(whole_store, config)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -85,18 +88,24 @@ def open_run(
     weights = _Weights(config, architecture)
     step, state, books = _restore(checkpoints, steps, weights, folder, model_folder)
     store.record_restore(incarnation, step)
+    put_run_card(store, config, folder, model_folder, architecture, state.params)
 
-    heart = Heart(store, stop, pulse or Pulse.of_this_process())
+    heart = Heart(store, stop, pulse or Pulse.of_this_process(), lead_s=config.store.lead_s)
+    waiting = Waiting(heart)
     timeline = Timeline(RunFolder(folder).events, "learner")
     metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
-    publisher = _publisher(
-        config, folder, architecture, tokenizer, incarnation, timeline=timeline, while_waiting=heart.check
+    publisher = Publisher(
+        _writer(config, folder, tokenizer),
+        architecture.param_names,
+        config.publish,
+        incarnation=incarnation,
+        dtype=config.model.served_dtype,
+        timeline=timeline,
+        while_waiting=heart.check,
+        outlets=[*outlets, *outlets_of(config.publish, snapshot_folder(config), run=run_id(folder))],
+        announce=store.announce,
     )
-
-    def while_waiting() -> None:
-        heart.check()
-        publisher.check()  # nothing comes of waiting for samples by weights that don't go out
-
+    waiting.looks.append(publisher.check)  # nothing comes of waiting for samples by weights that don't go out
     stream = Stream(
         config,
         store=store,
@@ -106,7 +115,8 @@ def open_run(
         incarnation=incarnation,
         vocab_size=architecture.vocab_size,
         step=step,
-        while_waiting=while_waiting,
+        while_waiting=waiting.check,
+        meanwhile=waiting.look,
     )
     stream.resume(books)
     reference = pathlib.Path(config.loss.reference_path or model_folder)
@@ -134,16 +144,17 @@ def open_run(
         evaluation=Pinned(
             "eval",
             store,
-            while_waiting=while_waiting,
+            while_waiting=waiting.check,
             is_exact=config.publish.when == "round_end",
             fenced_actors=lambda: stream.fenced_actors,
         ),
-        probe=Pinned("probe", store, while_waiting=while_waiting, fenced_actors=lambda: stream.fenced_actors),
+        probe=Pinned("probe", store, while_waiting=waiting.check, fenced_actors=lambda: stream.fenced_actors),
         metrics=metrics,
         timeline=timeline,
         heart=heart,
         lock=lock,
     )
+    waiting.looks.append(readmission_of(run, whole_store).look)
     heart.start()
     heart.worked()
     _say_ready(run, incarnation)
@@ -161,41 +172,16 @@ def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) ->
     return prompts, held_out
 
 
-def _publisher(
-    config: Config,
-    folder: pathlib.Path,
-    architecture: Architecture,
-    tokenizer: Tokenizer,
-    incarnation: int,
-    *,
-    timeline: Timeline,
-    while_waiting: Callable[[], None],
-) -> Publisher:
-    run, snapshots, publish = run_id(folder), snapshot_folder(config), config.publish
-    return Publisher(
-        SnapshotWriter(
-            snapshots,
-            run=run,
-            tokenizer_hash=tokenizer.fingerprint,
-            lock_timeout_s=config.supervision.lock_wait_s,
-            full_every=publish.full_every if publish.leaves_the_machine else 1,
-        ),
-        architecture.param_names,
-        publish,
-        incarnation=incarnation,
-        dtype=config.model.served_dtype,
-        timeline=timeline,
-        while_waiting=while_waiting,
-        outlets=outlets_of(publish, snapshots, run=run),
+def _writer(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> SnapshotWriter:
+    publish = config.publish
+    return SnapshotWriter(
+        snapshot_folder(config),
+        run=run_id(folder),
+        tokenizer_hash=tokenizer.fingerprint,
+        lock_timeout_s=config.supervision.lock_wait_s,
+        token=read_token() if publish.leaves_the_machine else None,
+        full_every=publish.full_every if publish.leaves_the_machine else 1,
     )
-
-
-def _open_store(config: Config, folder: pathlib.Path) -> LearnerStore:
-    store = SqliteStore(RunFolder(folder).store, busy_timeout_s=config.supervision.lock_wait_s)
-    if config.admission.unit == "group":
-        return store
-    rounds = config.rounds
-    return SampleTickets(store, num_samples=rounds.samples_per_group, num_requests=rounds.requests_per_group)
 
 
 @dataclasses.dataclass(frozen=True)

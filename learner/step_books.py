@@ -8,7 +8,7 @@ import jax
 from bridge.store.protocol import LearnerStore
 from configs.sections import OptimizerConfig
 from learner.costs.flops import model_flops, peak_flops
-from learner.heart import is_fresh
+from learner.heart import live_actors
 from learner.metrics import LAST_PASS, SHOWN_OF_LAST_PASS
 from learner.model.config import Architecture
 from learner.schedule import group_check
@@ -129,7 +129,7 @@ class StepBooks:
 
     def _actor_metrics(self) -> dict[str, float]:
         """The slowest actor's last weight update, and what all actors sampled for nothing."""
-        reports = [b.report for b in self._store.heartbeats() if b.report is not None and is_fresh(b)]
+        reports = [b.report for b in live_actors(self._store) if b.report is not None]
         times_s = {
             "actor/pause_s": [r.pause_s for r in reports if r.pause_s is not None],
             "actor/load_s": [r.load_s for r in reports if r.load_s is not None],

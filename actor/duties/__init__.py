@@ -1,10 +1,11 @@
 """What an actor does beside its loop, one coroutine a duty; it changes the actor by its methods, never its fields."""
 
+from actor.duties.changes import follow_store
 from actor.duties.leases import keep_leases
 from actor.duties.signs import beat, watch
 from actor.duties.weights import follow_weights
 from actor.duties.withdrawals import follow_withdrawals
 from actor.loop import Duty
 
-STANDARD_DUTIES: tuple[Duty, ...] = (follow_weights, keep_leases, beat, watch, follow_withdrawals)
+STANDARD_DUTIES: tuple[Duty, ...] = (follow_store, follow_weights, keep_leases, beat, watch, follow_withdrawals)
 """The duties of every actor. One that is started again for another engine also has `resizing.follow_limits`."""

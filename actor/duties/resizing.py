@@ -5,12 +5,12 @@ The rules, and RollPacker's elastic tensor parallel size, are in `actor.engine.e
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Sequence
 from typing import NoReturn
 
 from absl import logging
 
+from actor.duties.leaving import leave
 from actor.engine.elastic import ElasticShare, StepStats
 from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineStats
@@ -73,7 +73,7 @@ async def follow_limits(actor: Actor, *, file: LimitsFile, share: ElasticShare |
             logging.error("limits ignored: %s", e)
             wanted = None
         if wanted is not None and wanted != current:
-            await _finish(actor)
+            await leave(actor)
             raise ResizeRequest(f"{current} become {wanted}")
         if share is not None:
             step = observe(actor, file, share, step)
@@ -113,15 +113,3 @@ def observe(actor: Actor, file: LimitsFile, share: ElasticShare, step: Step) -> 
     is_full = actor.admission.num_sequences >= share.max_sequences
     step.add(stats, actor.admission.in_service, is_full=is_full)
     return step
-
-
-async def _finish(actor: Actor) -> None:
-    """Takes nothing new, gives back what has not begun, and waits for the groups in progress to be emitted."""
-    start_s = time.time()
-    actor.leave()
-    logging.info("actor leaves groups=%d", actor.num_groups)
-    while actor.num_groups or actor.admission.waiting:
-        if actor.admission.waiting:
-            await actor.give_back_waiting()
-        await asyncio.sleep(LIMITS_POLL_S)
-    actor.timeline.span("leave", start_s, time.time())

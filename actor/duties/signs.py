@@ -63,7 +63,7 @@ async def say_alive(actor: Actor) -> None:
     )
     await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, report))
     beats = await asyncio.to_thread(actor.store.heartbeats)
-    horizon = time.time() - 5 * actor.limits.heartbeat_s
+    horizon = await asyncio.to_thread(actor.store.now_s) - 5 * actor.limits.heartbeat_s
     actor.share_among(
         [
             b.report.max_sequences

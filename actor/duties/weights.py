@@ -1,8 +1,9 @@
 """Keeps the newest published weights in service: in-flight weight updates (PipelineRL, section 4).
 
 A version is fetched and verified while requests run; then the engine swaps, and running requests go on under the new
-weights (`actor.weights.client`). Two cases are no update in flight: with publish.at_publish=drain running requests end
-first, and those of a future that the learner abandoned start anew.
+weights (`actor.weights.client`). Three cases are no update in flight: with publish.at_publish=drain running requests
+end first; those of a future that the learner abandoned start anew; and a fenced actor drops all it has and fetches the
+weights anew before it serves the probe that may let it in again.
 """
 
 import asyncio
@@ -15,8 +16,8 @@ from actor.engine.protocol import EngineDeadError
 from actor.loop import Actor
 from bridge.types import Ticket, WeightManifest
 
-ANNOUNCED_POLL_S = 0.02
-"""How often the announced version is looked at: one small file."""
+ANNOUNCED_S = 0.25
+"""How often the announced version is looked at though the store told of none: a refused one is tried again."""
 
 
 async def follow_weights(actor: Actor) -> None:
@@ -26,14 +27,19 @@ async def follow_weights(actor: Actor) -> None:
       EngineDeadError: an update failed half-way, or hung.
       WeightLoadError: the announced version was refused for minutes.
     """
+    told = actor.told["weights"]
     while True:
+        count = told.count
+        if actor.must_start_over:
+            await _start_over(actor)
         manifest = await actor.weights.prefetch()
         if manifest is not None:
             await _replace(actor, manifest)
         actor.weights.check_hope()
         if actor.weights.is_stuck and actor.admission.waiting:
             await actor.give_back_waiting()  # other actors may have the weights that these tickets want
-        await asyncio.sleep(ANNOUNCED_POLL_S)
+        if manifest is None:
+            await told.after(count, timeout_s=ANNOUNCED_S)
 
 
 async def _replace(actor: Actor, manifest: WeightManifest) -> None:
@@ -43,15 +49,39 @@ async def _replace(actor: Actor, manifest: WeightManifest) -> None:
         newest = await _drain(actor, manifest)
     restarting = await _abandon(actor, newest) if newest is not None and _is_abandoned(actor, newest) else []
     if newest is not None:
-        try:
-            async with asyncio.timeout(actor.limits.swap_s):
-                await actor.weights.swap(newest)
-        except TimeoutError as e:
-            raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_s} s") from e
+        await _swap(actor, newest)
     actor.resume(restarting)
     if num_stale := actor.restart_stale():
         logging.info("stale samples begun anew count=%d version=%s", num_stale, actor.engine.version)
     await say_alive(actor)  # at once: the learner waits for actors that serve its weights
+
+
+async def _swap(actor: Actor, manifest: WeightManifest) -> bool:
+    """Puts a version into service; False if the engine refused it."""
+    try:
+        async with asyncio.timeout(actor.limits.swap_s):
+            return await actor.weights.swap(manifest)
+    except TimeoutError as e:
+        raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_s} s") from e
+
+
+async def _start_over(actor: Actor) -> None:
+    """Rids the actor of all that the weights of before the fence made, and of the weights."""
+    actor.pause()
+    await actor.drop_all()
+    actor.weights.start_over()
+    told = actor.told["weights"]
+    while True:
+        count = told.count
+        manifest = await actor.weights.prefetch()
+        if manifest is not None and await _swap(actor, manifest):
+            break
+        actor.weights.check_hope()
+        await told.after(count, timeout_s=ANNOUNCED_S)
+    actor.timeline.instant("started over", version=str(actor.engine.version))
+    actor.started_over()
+    actor.resume()
+    await say_alive(actor)
 
 
 async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | None:
@@ -64,7 +94,7 @@ async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | Non
     newest: WeightManifest | None = manifest
     actor.pause()
     while actor.admission.num_sequences and not (newest is not None and _is_abandoned(actor, newest)):
-        await asyncio.sleep(ANNOUNCED_POLL_S)
+        await actor.sample_ended.after(actor.sample_ended.count, timeout_s=ANNOUNCED_S)
         newest = await actor.weights.prefetch()
     actor.timeline.span("drain", start_s, time.time(), version=str(newest.version if newest else manifest.version))
     return newest

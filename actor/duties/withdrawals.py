@@ -6,15 +6,20 @@ from absl import logging
 
 from actor.loop import Actor
 
-LEASED_POLL_S = 0.05
-"""How often the store is asked what is leased to this actor: one read, and a loser's requests take room in the engine
-that the next round wants."""
+LEASED_S = 1.0
+"""How often the store is asked what is leased to this actor though it told of no change; it is one read."""
 
 
 async def follow_withdrawals(actor: Actor) -> None:
-    """Aborts the requests of tickets that this actor does not hold any more."""
+    """Aborts the requests of tickets that this actor does not hold any more.
+
+    At once: a loser's requests take room in the engine that the next round wants.
+    """
+    told = actor.told["tickets"]
+    count = told.count
     while True:
-        await asyncio.sleep(LEASED_POLL_S)
+        await told.after(count, timeout_s=LEASED_S)
+        count = told.count
         if not actor.held:
             continue
         held = set(actor.held)  # before the store is asked: what is claimed meanwhile is in neither

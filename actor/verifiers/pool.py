@@ -10,7 +10,7 @@ import math
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from absl import logging
@@ -44,8 +44,13 @@ class VerifierPool:
         retries: int,
         truncated: Truncated = "zero",
         command: Sequence[str] = COMMAND,
+        own: Collection[str] = (),
     ) -> None:
-        """Workers are started when they are first needed; `truncated` is `prompts.truncated`."""
+        """Workers are started when they are first needed; `truncated` is `prompts.truncated`.
+
+        Of the user's own verifiers only `own` may be asked for: a ticket's name alone makes nothing be imported.
+        """
+        self._own = own
         self._timeout_s = timeout_s
         self._truncated: Truncated = truncated
         self._retries = retries
@@ -64,6 +69,7 @@ class VerifierPool:
         """
         if finish == "length" and self._truncated == "zero":
             return TRUNCATED_REWARD
+        self._check_allowed(task.verifier)
         problem = ""
         for _ in range(1 + self._retries):
             one = await self._idle.get()
@@ -77,12 +83,17 @@ class VerifierPool:
                 self._idle.put_nowait(one)
         raise VerifierError(f"verifier {task.verifier}: {problem} ({1 + self._retries} attempts)")
 
+    def _check_allowed(self, name: str) -> None:
+        if extension.is_own(name) and name not in self._own:
+            raise VerifierError(f"verifier {name} is code of somebody's own that this actor may not import")
+
     async def load(self, name: str) -> None:
         """Lets a worker load a verifier, as the first response to judge will.
 
         Raises:
           VerifierError: says why it can't be.
         """
+        self._check_allowed(name)
         one = await self._idle.get()
         try:
             await self._load(one, Task(verifier=name, answer=""))
@@ -135,7 +146,7 @@ def check_own(name: str) -> None:
         return
 
     async def load() -> None:
-        pool = VerifierPool(num_workers=1, timeout_s=LOAD_TIMEOUT_S, retries=0)
+        pool = VerifierPool(num_workers=1, timeout_s=LOAD_TIMEOUT_S, retries=0, own=(name,))
         try:
             await pool.load(name)
         finally:

@@ -67,7 +67,9 @@ class VllmEngine:
 
     @classmethod
     def start(cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable) -> "VllmEngine":
-        """Loads the model and starts the engine's processes; takes long and blocks, so do it before a loop.
+        """Builds the model and starts the engine's processes; takes long and blocks, so do it before a loop.
+
+        Of the folder the config alone is read; its weights, if it has any, are not.
 
         `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
         """
@@ -87,6 +89,8 @@ class VllmEngine:
         arguments = AsyncEngineArgs(
             model=str(model_folder),
             skip_tokenizer_init=True,
+            # Nothing is sampled before the first snapshot, which has all: where the folder has weights, they are old.
+            load_format="dummy",
             dtype=config.model.served_dtype,
             max_model_len=config.model.max_tokens,
             max_num_seqs=config.actor.max_num_seqs,

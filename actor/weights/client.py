@@ -46,6 +46,8 @@ class WeightClient:
         self._num_refusals = 0
         self._retry_at = 0.0
         self._last_refusal: Exception | None = None
+        self._starts_over = False
+        """The announced version is fetched though it is the one served."""
         self.is_swapping = False
         """Whether the engine is being given a version now: it may stand still."""
         self.num_refused = 0
@@ -85,7 +87,9 @@ class WeightClient:
             self._refuse(None, e)
             return None
         served = self._engine.version
-        if manifest is None or (served is not None and manifest.version <= served):
+        if manifest is None:
+            return None
+        if served is not None and (manifest.version < served or (manifest.version == served and not self._starts_over)):
             return None
         if is_waiting and manifest.version == self._refused:
             return None
@@ -123,7 +127,7 @@ class WeightClient:
             self.is_swapping = False
             self._source.release()
         end_s = time.time()
-        self._refused, self._num_refusals = None, 0
+        self._refused, self._num_refusals, self._starts_over = None, 0, False
         self.timings |= {
             "verify_s": timings.check_s,
             "pause_s": timings.pause_s,
@@ -142,6 +146,11 @@ class WeightClient:
             end_s - manifest.created_s,
         )
         return True
+
+    def start_over(self) -> None:
+        """Trusts neither what is served nor the local copy: the next update fetches all of the announced version."""
+        self._held, self._starts_over = None, True
+        self._source.forget()
 
     def close(self) -> None:
         """Lets go of the local file."""

@@ -36,6 +36,15 @@ def read_model_folder(path: pathlib.Path, *, dtype: str) -> ModelFolder:
     Raises:
       ValueError: a file is missing or unreadable.
     """
+    return describe(path, tensor_table(path, dtype=dtype))
+
+
+def describe(path: pathlib.Path, tensors: TensorTable) -> ModelFolder:
+    """A folder whose tensors are known, so that no weights need lie there.
+
+    Raises:
+      ValueError: the tokenizer is missing or unreadable.
+    """
     file = path / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{path} has no tokenizer.json; save the tokenizer in its fast format")
@@ -49,7 +58,7 @@ def read_model_folder(path: pathlib.Path, *, dtype: str) -> ModelFolder:
 
     return ModelFolder(
         path=path,
-        tensors=tensor_table(path, dtype=dtype),
+        tensors=tensors,
         tokenizer_hash=blake3(file.read_bytes()).hexdigest(),
         decode=decode,
     )

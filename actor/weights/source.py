@@ -39,6 +39,10 @@ class WeightSource(Protocol):
         """Lets the file of the last `fetch` be overwritten: its tensors are in the engine, or not wanted any more."""
         ...
 
+    def forget(self) -> None:
+        """From here on trusts nothing that was fetched before: the next `fetch` brings all of it."""
+        ...
+
     def close(self) -> None:
         """Lets go of the local files."""
         ...
@@ -81,6 +85,9 @@ class LocalSource:
 
     def release(self) -> None:
         """Nobody else overwrites this file."""
+
+    def forget(self) -> None:
+        """Each `fetch` copies everything."""
 
     def close(self) -> None:
         """Lets go of the local file."""
@@ -131,6 +138,10 @@ class RemoteSource:
     def release(self) -> None:
         """Lets other processes of this host put a newer version there."""
         self._shared.release()
+
+    def forget(self) -> None:
+        """Also for the other actors of this host, where they don't use it just now."""
+        self._shared.forget()
 
     def close(self) -> None:
         """Leaves the shared download."""

@@ -84,6 +84,19 @@ class SharedCopy:
             os.close(self._pin_fd)
             self._pin_fd = None
 
+    def forget(self) -> None:
+        """From here on trusts nothing of what lies here, but what others of this host use at this moment."""
+        self.release()
+        for file in (self._folder / name for name in _FILES):
+            try:
+                fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            if try_flock(fd, fcntl.LOCK_EX):
+                manifest_path(file).unlink(missing_ok=True)
+                part_path(file).unlink(missing_ok=True)
+            os.close(fd)
+
     def close(self) -> None:
         """Leaves; the last one to leave removes the folder."""
         self.release()

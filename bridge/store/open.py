@@ -8,6 +8,11 @@ from bridge.store.postgres.store import PostgresStore, find_runs, make_run
 from bridge.store.sql.store import SqlStore
 from bridge.store.sqlite import SqliteStore
 
+
+class NoRunError(ValueError):
+    """The store has no such run, or none that we may see; it may be made any moment."""
+
+
 _SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgres://")
 
@@ -70,14 +75,17 @@ def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
     """The id of the run that people call so, for `open_store`.
 
     Raises:
-      ValueError: none that this role may serve, or several (with their ids); or the store refuses us.
+      NoRunError: none that this role may serve.
+      ValueError: several (with their ids); or the store refuses us.
       StoreLostError: it could not be reached.
     """
-    if sqlite_path(url):
+    if path := sqlite_path(url):
+        if not path.is_file():
+            raise NoRunError(f"there is no store {path}; is the run's learner started?")
         return name_or_id
     found = find_runs(url, name_or_id, retry_s=retry_s)
     if not found:
-        raise ValueError(f"the store has no run {name_or_id!r} that this role may serve; is its learner started?")
+        raise NoRunError(f"the store has no run {name_or_id!r} that this role may serve; is its learner started?")
     if len(found) > 1 and name_or_id not in found:
         raise ValueError(
             f"{len(found)} runs are called {name_or_id!r}; give one's id, the newest first: {', '.join(found)}"

@@ -288,6 +288,10 @@ class GroupStore(LearnerStore, ActorStore, Protocol):
     """What every store does, whatever is behind it."""
 
 
+FOR_GOOD = "for good: "
+"""What the reason of a fence begins with that no probe will lift any more: its actor ends."""
+
+
 class StoreLostError(TimeoutError):
     """The store could not be reached for longer than it was told to try."""
 

@@ -39,6 +39,12 @@ class ActorConfig:
     """An engine that is not up by then has hung; its actor ends."""
     max_attempts: int = 3
     """How often a prompt is tried whose responses can't be judged; then another takes its place."""
+    leave_s: float = 20.0
+    """How long an actor that is told to end (SIGTERM) goes on with the groups it has; the rest it gives back. One that
+    launch.local started ends at once, as the run has ended."""
+    max_unstored_groups: int = 64
+    """Groups that are sampled and not stored, from which on an actor begins nothing: the store is away, or slow, or its
+    verifiers are."""
 
     def __post_init__(self) -> None:
         positive(
@@ -52,6 +58,7 @@ class ActorConfig:
             verifier_workers=self.verifier_workers,
             start_timeout_s=self.start_timeout_s,
             max_attempts=self.max_attempts,
+            max_unstored_groups=self.max_unstored_groups,
         )
         if 0 < self.max_tensor_parallel_size < self.tensor_parallel_size:
             raise ValueError(
@@ -59,4 +66,5 @@ class ActorConfig:
                 f"actor.tensor_parallel_size ({self.tensor_parallel_size})"
             )
         not_negative("actor", max_tensor_parallel_size=self.max_tensor_parallel_size)
+        not_negative("actor", leave_s=self.leave_s)
         not_negative("actor", verifier_retries=self.verifier_retries, max_restarts=self.max_restarts)

@@ -16,8 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from actor.duties.weights import ANNOUNCED_POLL_S
-from actor.loop import CLAIM_POLL_S
+from bridge.store.sqlite_database import LOOK_S
 from configs.run_folder import snapshot_folder
 from launch import command_line
 from launch.pipes import ChildError, PipedProcess, wait_for
@@ -107,7 +106,7 @@ def measure(
 
         publishes = [ask(learner, "publish") | ask(engine, "update") for _ in range(_NUM_PUBLISHES)][1:]
         publish = {name: statistics.median(p[name] for p in publishes) for name in publishes[0]}
-        publish["prefetch_s"] += ANNOUNCED_POLL_S / 2  # an actor looks that often
+        publish["prefetch_s"] += LOOK_S / 2  # an actor hears of it that often
         problems = ask(learner, "problems", count=num_prompts)
         num_tokens = max(8, min(_LONGEST_TOKENS, config.model.max_tokens - PROMPT_TOKENS))
         context_tokens = context_tokens or config.model.max_tokens // 2
@@ -118,6 +117,6 @@ def measure(
             "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
             "learner": ask(learner, "training"),
             "publish": publish,
-            "claim_s": CLAIM_POLL_S / 2,  # likewise
+            "claim_s": LOOK_S / 2,  # likewise
             **ask(engine, "judging", task=problems["task"]),
         }

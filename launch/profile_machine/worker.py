@@ -146,7 +146,12 @@ class EngineSide:
         actor = self._config.actor
 
         async def seconds() -> float:
-            pool = VerifierPool(num_workers=1, timeout_s=actor.verifier_timeout_s, retries=actor.verifier_retries)
+            pool = VerifierPool(
+                num_workers=1,
+                timeout_s=actor.verifier_timeout_s,
+                retries=actor.verifier_retries,
+                own=(task["verifier"],),
+            )
             try:
                 response = f"\\boxed{{{task['answer']}}}"  # what verifier=math takes for an answer
                 await pool.score(response, Task(**task), "stop")

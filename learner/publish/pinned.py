@@ -5,7 +5,6 @@ evaluation must be back before the next publish (the engine's would); where weig
 wait for it: it ends on newer weights, and says by which. Until then training goes on.
 """
 
-import time
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -18,7 +17,8 @@ from learner.data.problems import Problem
 PROBE_PROBLEMS = 2
 PROBE_SAMPLES = 2
 PROBE_TOKENS = 64
-PINNED_POLL_S = 0.002
+LOOK_S = 0.2
+"""How often it is looked for groups though the store told of none: the process may have been asked to stop."""
 _FIRST_ORDER = {"probe": -2_000_000_000, "eval": -1_000_000_000}
 """Below every training ticket's, so that they are served first."""
 
@@ -48,7 +48,7 @@ class Pinned:
         Args:
           kind: eval or probe.
           store: where tickets go and groups come from.
-          while_waiting: called on every poll that found nothing; may raise.
+          while_waiting: called on every look that found nothing; may raise.
           is_exact: all tokens must be by the very version asked about; otherwise newer ones of its incarnation do.
           fenced_actors: names of those whose groups are refused, also ones taken before the fence.
         """
@@ -82,9 +82,12 @@ class Pinned:
 
         A ticket that nobody could make a group for is left out.
         """
-        while not self.poll(accept):
+        while True:
+            mark = self._store.mark()
+            if self.poll(accept):
+                break
             self._while_waiting()
-            time.sleep(PINNED_POLL_S)
+            self._store.wait(mark, ("groups", "tickets"), timeout_s=LOOK_S)
         groups = sorted(self._groups.values(), key=lambda g: g.order)
         self._store.acknowledge([g.ticket_id for g in groups])
         self._tickets, self._groups, self.version = {}, {}, None

@@ -19,7 +19,8 @@ from learner.schedule.intake import Intake
 from learner.schedule.ticket_books import TicketBooks
 from learner.schedule.training_order import TrainingOrder
 
-EMPTY_QUEUE_POLL_S = 0.002
+LOOK_S = 0.2
+"""How often the queue looks though the store told of nothing: the process may have been asked to stop."""
 
 
 class GroupQueue(grain.IterDataset[list[Group]]):
@@ -31,7 +32,7 @@ class GroupQueue(grain.IterDataset[list[Group]]):
       store: where they arrive.
       intake: decides about each.
       timeline: told when a race is decided.
-      while_waiting: called on every poll that found nothing (heartbeats, watchdogs); may raise.
+      while_waiting: called on every look that found nothing (heartbeats, watchdogs); may raise.
     """
 
     def __init__(
@@ -75,9 +76,13 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
     def __next__(self) -> list[Group]:
         """The groups to train next, of one update; waits until they are there."""
         start = time.perf_counter()
-        while not (groups := self._order.next_groups()):
+        while True:
+            mark = self._store.mark()
+            if groups := self._order.next_groups():
+                break
             self._while_waiting()
-            time.sleep(EMPTY_QUEUE_POLL_S)
+            # Tickets too: one that an actor claims, or gives up, may have to be followed by another.
+            self._store.wait(mark, ("groups", "tickets"), timeout_s=LOOK_S)
         self.wait_s += time.perf_counter() - start
         return groups
 

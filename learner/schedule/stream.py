@@ -57,6 +57,7 @@ class Stream:
         vocab_size: int,
         step: int = 0,
         while_waiting: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing is issued or read yet.
 
@@ -70,10 +71,11 @@ class Stream:
           vocab_size: the model's; groups with other token ids are refused.
           step: the learner's.
           while_waiting: called on every look that found no group; may raise.
+          meanwhile: called between two micro-batches; may raise.
         """
         self._config, self._store, self._timeline = config, store, timeline
         self.prompts = prompts
-        self._check_while_waiting = while_waiting
+        self._check_while_waiting, self._meanwhile = while_waiting, meanwhile
         self._incarnation = incarnation
         self._limits = group_check.GroupLimits(vocab_size=vocab_size, max_tokens=config.model.max_tokens)
         self._refusals = group_check.Refusals()
@@ -156,6 +158,7 @@ class Stream:
         """Looks for arrivals without waiting, while the learner computes: a race may be decided, a window run dry."""
         self._queue.poll()
         self._top_up()
+        self._meanwhile()
 
     def trained(self, start_s: float, end_s: float) -> None:
         """The learner computed from `start_s` to `end_s` (Unix time)."""
@@ -208,6 +211,12 @@ class Stream:
         self._timeline.instant("fence", actor=actor, off=off_nats)
         self._store.fence(actor, reason)
         self.intake.fence(actor)
+
+    def unfence(self, actor: str) -> None:
+        """Lets an actor in again; it has nothing left of what it sampled before."""
+        self._timeline.instant("unfence", actor=actor)
+        self.intake.fenced_actors.discard(actor)
+        self._store.unfence(actor)
 
     def begin_save(self) -> dict[str, Any]:
         """The stream's part of the checkpoint of this step; JSON. Its groups go once that is committed."""

@@ -1,17 +1,19 @@
 """The loop when something fails or ends: verifiers, engines, leases, cancellation."""
 
 import asyncio
+import dataclasses
 import sys
 import threading
 
 import numpy as np
+import pytest
 
 from actor.engine.protocol import EngineDeadError
 from bridge import timeline
-from bridge.store.protocol import FencedError
+from bridge.store.protocol import FOR_GOOD, FencedError, StoreLostError
 from bridge.types import Task, Version
 from tests.actor.fakes import until
-from tests.actor.loop_setup import ended, make_setup, run, ticket
+from tests.actor.loop_setup import LIMITS, ended, make_setup, run, ticket
 from tests.bridge.factories import make_group
 
 
@@ -101,15 +103,137 @@ def test_ticket_withdrawn_while_it_is_served_is_forgotten(tmp_path):
     run(body())
 
 
-def test_fenced_actor_ends(tmp_path):
+def test_actor_fenced_for_good_ends(tmp_path):
     async def body():
         s = make_setup(tmp_path)
         s.publish(0)
         async with s.serving() as task:
             await s.served(Version(incarnation=0, step=0))
-            s.store.fence("actor-0", "off by 2.2")
+            s.store.fence("actor-0", f"{FOR_GOOD}off by 2.2")
             error = await ended(task)
-        assert isinstance(error, FencedError) and "off by 2.2" in str(error)
+        assert isinstance(error, FencedError) and "for good: off by 2.2" in str(error)
+
+    run(body())
+
+
+def test_fenced_actor_drops_all_it_has_fetches_its_weights_anew_and_serves_only_probes(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        s.put(0)
+        async with s.serving() as task:
+            await s.runs("t0.0", "t0.1")
+            s.store.fence("actor-0", "off by 2.2")
+            await until(lambda: s.engine.swapped == [Version(incarnation=0, step=0)] * 2, "the same version, anew")
+            assert s.running() == [] and sorted(s.engine.aborted) == ["t0.0", "t0.1"] and not s.actor.held
+            s.store.put_tickets([ticket(-1, kind="probe")], only_for="actor-0")
+            await s.runs("t-1.0", "t-1.1")
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: len(s.groups("probe")) == 1, "the probe's answer")
+            assert s.store.counts()["open"] == 1 and not task.done()  # t0 is for others
+            s.store.unfence("actor-0")
+            await s.runs("t0.0", "t0.1")
+        assert len(s.engine.swapped) == 2
+
+    run(body())
+
+
+def test_probe_offered_before_the_fence_was_noticed_waits_until_the_actor_is_clean(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, width=1)
+        s.publish(0)
+        async with s.serving():
+            await s.served(Version(incarnation=0, step=0))
+            s.engine.hang_swaps = True
+            s.store.fence("actor-0", "off by 2.2")
+            s.store.put_tickets([ticket(-1, kind="probe")], only_for="actor-0")
+            await until(lambda: s.actor.must_start_over, "the fence is noticed")
+            await until(lambda: s.actor.weights.is_swapping, "it fetches its weights anew")
+            assert s.running() == []
+
+    run(body())
+
+
+def test_actor_that_is_off_again_starts_over_again(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        async with s.serving():
+            await s.served(Version(incarnation=0, step=0))
+            for number in range(1, 4):
+                s.store.fence("actor-0", f"off by {number}")
+                await until(lambda n=number: len(s.engine.swapped) == 1 + n, "anew")
+
+    run(body())
+
+
+def test_group_that_is_on_its_way_when_the_actor_is_fenced_has_arrived_before_it_starts_over(tmp_path, monkeypatch):
+    """Or it might arrive after the actor was let in, made by what it was fenced for."""
+
+    async def body():
+        s = make_setup(tmp_path)
+        put_group, go_on = s.store.put_group, threading.Event()
+        seen = []
+
+        def slow_put(group):
+            assert go_on.wait(30)
+            try:
+                return put_group(group)
+            finally:
+                seen.append(len(s.engine.swapped))
+
+        monkeypatch.setattr(s.store, "put_group", slow_put)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: bool(s.actor._putting), "the group is on its way")
+            s.store.fence("actor-0", "off by 2.2")
+            await until(lambda: s.actor.is_paused, "it starts over")
+            go_on.set()
+            await until(lambda: len(s.engine.swapped) == 2, "its weights anew")
+        assert seen == [1] and s.groups() == []
+
+    run(body())
+
+
+def test_store_that_takes_no_groups_stops_new_ones_and_not_what_runs(tmp_path, monkeypatch):
+    async def body():
+        limits = dataclasses.replace(LIMITS, max_unstored_groups=2)
+        s = make_setup(tmp_path, auto=True, width=1, limits=limits)
+        put_group, go_on = s.store.put_group, threading.Event()
+        monkeypatch.setattr(s.store, "put_group", lambda group: go_on.wait(30) and put_group(group))
+        s.publish(0)
+        s.put(*range(20))
+        async with s.serving():
+            await until(lambda: len(s.actor._putting) == 2, "as many as may wait")
+            for _ in range(5):
+                await asyncio.to_thread(s.store.heartbeats)
+            assert s.actor.num_groups <= 3  # the one that had begun before the second was sampled
+            go_on.set()
+            await until(lambda: len(s.groups()) == 20, "all of them")
+
+    run(body())
+
+
+def test_store_that_is_lost_ends_the_actor_without_another_call(tmp_path, monkeypatch):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+
+        def lost(*_, **__):
+            raise StoreLostError("away for 600 s")
+
+        async with s.serving() as task:
+            await s.served(Version(incarnation=0, step=0))
+            monkeypatch.setattr(s.store, "release", lambda *_: pytest.fail("asked again"))
+            monkeypatch.setattr(s.store, "claim", lost)
+            s.put(0)
+            error = await ended(task)
+        assert isinstance(error, StoreLostError)
 
     run(body())
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from bridge.snapshots.layout import SnapshotBusyError, SnapshotError
+from bridge.store.protocol import StoreLostError, SupersededLearnerError
 from bridge.store.sqlite_database import StoreBusyError
+from configs.schema import Config
 from launch import command_line, learner
 from learner import loop, start
 from learner.checkpoint import CheckpointError
@@ -34,7 +36,7 @@ def end(monkeypatch):
         return learner.main()
 
     folder = pathlib.Path("run")
-    prepared = SimpleNamespace(config=None, folder=folder, model_folder=folder)
+    prepared = SimpleNamespace(config=Config(preset="test"), folder=folder, model_folder=folder)
     monkeypatch.setattr(command_line, "prepare", lambda roles: prepared)
     monkeypatch.setattr(command_line, "log_to_stderr", lambda: None)
     return call
@@ -55,6 +57,8 @@ FULL = OSError(28, "No space left on device", "metrics.jsonl")
         (dict(train=NotFiniteError("5 in a row")), 1, "5 in a row; the run's folder and its last checkpoint are kept"),
         (dict(train=StoreBusyError("store stayed locked")), 4, "store stayed locked; start again"),
         (dict(train=SnapshotBusyError("still being copied")), 4, "still being copied; start again"),
+        (dict(train=StoreLostError("away for 600 s")), 4, "away for 600 s; start again"),
+        (dict(train=SupersededLearnerError("another learner leads")), 5, "another learner leads; this one's"),
     ],
 )
 def test_learner_that_can_not_go_on_says_so_in_one_line(end, capsys, raised, code, said):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bridge.pulse import Doing, Pulse
+from bridge.store.protocol import StoreLostError, SupersededLearnerError
 from bridge.types import Heartbeat
 from learner import heart as heart_module
 from learner.heart import Heart, Stopped
@@ -15,19 +16,23 @@ class Setup:
     """A heart over a store with some actors' beats, at a time of the test's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 1000.0
+        self.here_s = 1000.0
         self.actor_beat_s: float | None = None
-        monkeypatch.setattr(heart_module.time, "time", lambda: self.now_s)
-        monkeypatch.setattr(heart_module.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(heart_module.time, "time", lambda: self.here_s)
+        monkeypatch.setattr(heart_module.time, "monotonic", lambda: self.here_s)
         self.stop = threading.Event()
         self.pulse = Pulse(Pulse.create())
         store: Any = self
-        self.heart = Heart(store, self.stop, self.pulse)
+        self.heart = Heart(store, self.stop, self.pulse, lead_s=30.0)
 
     def heartbeats(self) -> list[Heartbeat]:
         if self.actor_beat_s is None:
             return []
-        return [Heartbeat(process="actor-0", role="actor", pid=1, time_s=self.actor_beat_s)]
+        return [Heartbeat(process="actor-0", role="actor", pid=1, time_s=self.actor_beat_s - 5000.0)]
+
+    def now_s(self) -> float:
+        """The store's clock, which is not this machine's."""
+        return self.here_s - 5000.0
 
     def said(self) -> tuple[int, Doing]:
         sign = self.pulse.feel()
@@ -58,16 +63,16 @@ def test_every_wait_and_every_part_of_the_work_is_felt(s):
 def test_learner_without_a_live_actor_says_so_until_one_lives(s):
     s.heart.check()
     assert s.said()[1] is Doing.WAITING  # nobody looked yet
-    s.now_s += heart_module.ACTORS_CHECK_S
+    s.here_s += heart_module.ACTORS_CHECK_S
     s.heart.check()
     assert s.said()[1] is Doing.ALONE
-    s.actor_beat_s = s.now_s
-    s.now_s += heart_module.ACTORS_CHECK_S / 2
+    s.actor_beat_s = s.here_s
+    s.here_s += heart_module.ACTORS_CHECK_S / 2
     s.heart.check()
     assert s.said()[1] is Doing.ALONE
-    s.now_s += heart_module.ACTORS_CHECK_S / 2 - 1
-    s.actor_beat_s = s.now_s
-    s.now_s += 1
+    s.here_s += heart_module.ACTORS_CHECK_S / 2 - 1
+    s.actor_beat_s = s.here_s
+    s.here_s += 1
     s.heart.check()
     assert s.said()[1] is Doing.WAITING
 
@@ -77,3 +82,50 @@ def test_stop_is_heard_while_waiting_and_after_an_update(s):
     for hear in (s.heart.check, s.heart.updated):
         with pytest.raises(Stopped):
             hear()
+
+
+class Lead:
+    """A store whose lead can be lost."""
+
+    def __init__(self) -> None:
+        self.extended: list[float] = []
+        self.error: Exception | None = None
+        self.kept = threading.Event()
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        pass
+
+    def keep_lead(self, *, lease_s: float) -> None:
+        if self.error is not None:
+            raise self.error
+        self.extended.append(lease_s)
+        self.kept.set()
+
+
+def heart_over(lead: Any) -> Heart:
+    return Heart(lead, threading.Event(), Pulse(Pulse.create()), lead_s=0.03)
+
+
+def test_beating_heart_keeps_the_lead_until_it_is_stopped():
+    lead = Lead()
+    heart = heart_over(lead)
+    heart.start()
+    assert lead.kept.wait(30)
+    heart.check()
+    heart.stop()
+    count = len(lead.extended)
+    assert set(lead.extended) == {0.03}
+    heart.stop()
+    assert len(lead.extended) == count
+
+
+@pytest.mark.parametrize("error", [SupersededLearnerError("another one leads"), StoreLostError("away")])
+def test_lost_lead_or_store_is_told_where_the_learner_next_waits(error):
+    lead = Lead()
+    lead.error = error
+    heart = heart_over(lead)
+    heart.start()
+    heart._thread.join(30)
+    with pytest.raises(type(error)):
+        heart.check()
+    heart.stop()

@@ -278,7 +278,7 @@ class Trained:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pulse = Pulse(Pulse.create())
         self.run = run_of(num_updates=2, save_every=100)
-        self.run.heart = Heart(mock.Mock(), threading.Event(), self.pulse)
+        self.run.heart = Heart(mock.Mock(), threading.Event(), self.pulse, lead_s=30.0)
         self.run.stream, self.run.publisher = mock.MagicMock(), mock.Mock(is_due=lambda **_: False)
         self.run.stream.micro_batches = self.micro_batches
         for part in ("architecture", "state", "store", "checkpoints", "probe", "steps", "metrics"):
@@ -327,7 +327,7 @@ def test_finish_each_part_of_it_is_felt(monkeypatch, tmp_path):
         felt.append(pulse.feel().num_works)
 
     run = run_of(step=10, saved=9, evaluated=10)
-    run.heart, run.folder = Heart(mock.Mock(), threading.Event(), pulse), tmp_path
+    run.heart, run.folder = Heart(mock.Mock(), threading.Event(), pulse, lead_s=30.0), tmp_path
     run.probe = run.evaluation = mock.Mock(version=None)
     for part in ("publisher", "stream", "state", "architecture", "tokenizer"):
         setattr(run, part, mock.MagicMock())

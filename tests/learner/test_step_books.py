@@ -23,7 +23,9 @@ def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = ()) -> StepBooks:
         dropped=collections.Counter(),
         trained=lambda *a: None,
     )
-    store: Any = SimpleNamespace(num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats))
+    store: Any = SimpleNamespace(
+        num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats), now_s=time.time
+    )
     return StepBooks(config_of().optimizer, MODEL, stream=stream, store=store, num_skipped=skipped)
 
 

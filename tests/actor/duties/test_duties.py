@@ -8,8 +8,8 @@ import pytest
 from actor import duties
 
 FILES = sorted(Path(duties.__file__).parent.glob("*.py"))
-PARTS = {"engine", "store", "timeline", "weights"}
-"""What an actor was put together from and a duty may use; everything else of it is read only."""
+PARTS = {"engine", "store", "timeline", "weights", "sample_ended", "group_ended"}
+"""What an actor was put together from, and the bells it rings; everything else of it is read only."""
 
 
 def path_in_actor(node: ast.AST) -> list[str]:

@@ -140,6 +140,24 @@ def ending(response_text, task, *, finish):
 def no_jax(response_text, task):
     return float(not {"jax", "torch", "vllm"} & sys.modules.keys())
 """
+OWN_NAMES = ("mine:length", "mine:text", "mine:ending", "mine:no_jax")
+
+
+def test_score_by_somebodys_own_that_was_not_allowed_imports_nothing(tmp_path, monkeypatch):
+    """A ticket names the verifier, and whoever writes tickets must not make an actor run code."""
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\ndef f(text, task): return 1\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def body():
+        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=("theirs:g",))
+        try:
+            with pytest.raises(VerifierError, match="theirs:f is code of somebody's own"):
+                await pool.score("abc", Task(verifier="theirs:f", answer=""), "stop")
+        finally:
+            await pool.close()
+
+    run(body())
+    assert not (tmp_path / "imported").exists()
 
 
 def test_real_worker_scores_by_ones_own_from_where_the_command_was_started(tmp_path, monkeypatch):
@@ -147,7 +165,7 @@ def test_real_worker_scores_by_ones_own_from_where_the_command_was_started(tmp_p
     monkeypatch.chdir(tmp_path)
 
     async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
+        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=OWN_NAMES)
         try:
             assert await pool.score("abc", Task(verifier="mine:length", answer="42"), "stop") == 3.2
             assert await pool.score("abc", Task(verifier="mine:ending", answer="42"), "stop") == 1.0
@@ -182,7 +200,7 @@ def test_verifier_of_ones_own_is_told_how_the_response_ended(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
 
     async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, truncated="keep")
+        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, truncated="keep", own=OWN_NAMES)
         try:
             task = Task(verifier="mine:ending", answer="42")
             assert [await pool.score("abc", task, finish) for finish in ("stop", "length")] == [1.0, 2.0]

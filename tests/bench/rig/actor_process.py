@@ -153,6 +153,7 @@ def _verifiers(session: Session, config: Config) -> VerifierPool | HashRewards:
         timeout_s=config.actor.verifier_timeout_s,
         retries=config.actor.verifier_retries,
         truncated=config.prompts.truncated,
+        own=(config.prompts.verifier,),
     )
 
 

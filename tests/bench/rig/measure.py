@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from actor.loop import CLAIM_POLL_S
+from bridge.store.sqlite_database import LOOK_S
 from configs.schema import Config
 from configs.sections import AdmissionConfig
 from launch.profile_machine.engine import counts_up_to
@@ -64,7 +64,7 @@ def measure_profile(
             "optimizer_step_s": statistics.median(e["dur"] / 1e6 for e in events if e["name"] == "apply"),
         },
         "publish": publish_costs(results),
-        "claim_s": CLAIM_POLL_S / 2,
+        "claim_s": LOOK_S / 2,
     }
 
 

@@ -1,11 +1,22 @@
-"""Stand-ins at the schedule's edges: problems that are numbers, and a timeline that remembers its marks."""
+"""Stand-ins at the schedule's edges: problems that are numbers, a timeline that remembers its marks, a store in which
+nobody waits."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
+from bridge.store.protocol import Mark, Topic
+from bridge.store.sqlite import SqliteStore
 from bridge.types import Task
 from learner.data.problems import Problem
+
+
+class RestlessStore(SqliteStore):
+    """The test's actors act whenever the learner looks, so there is nothing to wait for."""
+
+    def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
+        del mark, topics, timeout_s
 
 
 class Problems:

@@ -21,7 +21,7 @@ from configs import schema, sections
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from tests.bridge.factories import make_group, make_rollout
-from tests.learner.schedule.fakes import Marks, Problems
+from tests.learner.schedule.fakes import Marks, Problems, RestlessStore
 
 K, R, U = 2, 4, 2
 MAX_LAG = 2
@@ -126,7 +126,7 @@ class World:
 
     def __init__(self, folder: str, config: schema.Config, seed: int) -> None:
         self.config, self.rng = config, random.Random(seed)
-        self.shared = SqliteStore(f"{folder}/store.db")
+        self.shared = RestlessStore(f"{folder}/store.db")
         self.store: LearnerStore = self.shared
         if config.admission.unit == "sample":
             self.store = SampleTickets(self.shared, num_samples=K, num_requests=config.rounds.requests_per_group)

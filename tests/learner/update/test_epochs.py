@@ -116,7 +116,9 @@ def run_of(config, *, steps=None, spans=None) -> Any:
 
 
 def books_of(run) -> StepBooks:
-    store: Any = SimpleNamespace(num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: [])
+    store: Any = SimpleNamespace(
+        num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: [], now_s=lambda: 0.0
+    )
     return StepBooks(run.config.optimizer, MODEL, stream=run.stream, store=store, num_skipped=0)
 
 

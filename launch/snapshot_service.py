@@ -1,0 +1,101 @@
+"""The snapshot server beside a learner: started with it, started again when it dies, ended with it."""
+
+import pathlib
+import threading
+import time
+import urllib.parse
+from collections.abc import Sequence
+
+from absl import logging
+
+from bridge.snapshots.layout import SnapshotError, place_of
+from bridge.types import WeightManifest
+from configs.run_folder import RunFolder, run_id, snapshot_folder
+from configs.schema import Config
+from launch.snapshot_server import ServerProcess
+from learner.publish.outlet import Outlet
+
+MAX_RESTARTS = 5
+"""In a row; one that served for `STEADY_S` starts the count anew."""
+STEADY_S = 60.0
+_WATCH_S = 0.5
+_BACKOFF_S = 1.0
+
+
+class SnapshotService:
+    """A server process that is there as long as this object is open."""
+
+    def __init__(self, config: Config, folder: pathlib.Path) -> None:
+        """Starts it and waits until it listens.
+
+        Raises:
+          ValueError: it refuses to start (no token, no certificate, an address that can't be had); one line says why.
+        """
+        publish = config.publish
+        self._run = run_id(folder)
+        self._snapshots, self._scheme = snapshot_folder(config), publish.serve
+        self._reader_wait_s = publish.reader_wait_s
+        self._is_required = not publish.bucket
+        self._log = RunFolder(folder).log("snapshot-server")
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._server = self._start(publish.listen)
+        self._listen = urllib.parse.urlsplit(self._server.url).netloc
+        """With the port that was free: actors were told of it."""
+        self.url = publish.advertise or self._server.url
+        self._failure = ""
+        self._is_closing = threading.Event()
+        # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
+        self._thread = threading.Thread(target=self._watch, name="snapshot server", daemon=True)
+        self._thread.start()
+        logging.info("snapshots served url=%s listen=%s", self.url, self._listen)
+
+    @property
+    def outlet(self) -> Outlet:
+        """For the publisher: under which URL a version is fetched. Nothing is copied: the server reads the slots."""
+        return Outlet(name="snapshot server", put=self._put, is_required=self._is_required)
+
+    @property
+    def pid(self) -> int:
+        """Of the server that runs now."""
+        return self._server.pid
+
+    def close(self) -> None:
+        """Ends it."""
+        self._is_closing.set()
+        self._thread.join()
+        self._server.close()
+
+    def _put(self, manifest: WeightManifest) -> Sequence[str]:
+        if self._failure:
+            raise SnapshotError(self._failure)
+        return (place_of(self.url, self._run, manifest.version),)
+
+    def _start(self, listen: str) -> ServerProcess:
+        return ServerProcess(
+            self._snapshots,
+            listen=listen,
+            scheme=self._scheme,
+            reader_wait_s=self._reader_wait_s,
+            log=self._log,
+        )
+
+    def _watch(self) -> None:
+        num_restarts, started_s = 0, time.monotonic()
+        while not self._is_closing.wait(_WATCH_S):
+            code = self._server.returncode
+            if code is None:
+                continue
+            num_restarts = 1 if time.monotonic() - started_s > STEADY_S else num_restarts + 1
+            if num_restarts > MAX_RESTARTS:
+                self._failure = f"the snapshot server died {num_restarts} times in a row (code {code}); see {self._log}"
+                logging.error("%s", self._failure)
+                return
+            logging.error("snapshot server died code=%s; starting it again", code)
+            if self._is_closing.wait(_BACKOFF_S * (num_restarts - 1)):
+                return
+            started_s = time.monotonic()
+            try:
+                self._server.close()
+                self._server = self._start(self._listen)
+            except ValueError as e:  # looked at again: its port may be free in a moment
+                logging.error("snapshot server not started: %s", e)

@@ -1,0 +1,77 @@
+"""The run's card: what an actor needs that shares no folder with the learner; the weights come as snapshots."""
+
+import pathlib
+from collections.abc import Mapping
+
+from blake3 import blake3
+
+from bridge import codec, versions
+from bridge.names import ParamNames
+from bridge.snapshots.layout import lay_out
+from bridge.types import CardFile, RunCard
+
+ENGINE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+"""What an engine and a tokenizer read of a model's folder, besides the weights; no code."""
+
+
+def make_card(
+    *,
+    run: str,
+    name: str,
+    config: str,
+    model_folder: pathlib.Path,
+    names: ParamNames,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+) -> tuple[RunCard, dict[str, bytes]]:
+    """A run's card, and its files by their hashes.
+
+    Args:
+      run: the run's id.
+      name: the name it was given.
+      config: its config.json.
+      model_folder: a Hugging Face folder.
+      names: the model's parameters under both names.
+      shapes: of the learner's parameters by path, stacked as they are.
+      dtype: what is served.
+
+    Raises:
+      ValueError: a file is too large to be kept in a store.
+    """
+    blobs: dict[str, bytes] = {}
+    files: list[CardFile] = []
+    for file in ENGINE_FILES:
+        path = model_folder / file
+        if not path.is_file():
+            continue
+        data = path.read_bytes()
+        digest = blake3(data).hexdigest()
+        blobs[digest] = data
+        files.append(CardFile(name=file, num_bytes=len(data), blake3=digest))
+    tensors, _ = lay_out(
+        (hf_name, dtype, shapes[path][len(names.stack(path)) :])
+        for path in names.paths()
+        for hf_name in names.hf_names(path)
+    )
+    card = RunCard(
+        run=run,
+        name=name,
+        config=config,
+        files=tuple(files),
+        tensors=tensors,
+        sluice=versions.SLUICE,
+        formats=codec.describe_formats(),
+        vllm=versions.VLLM,
+    )
+    return card, blobs

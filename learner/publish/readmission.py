@@ -1,0 +1,178 @@
+"""How a fenced actor comes back: by probes for it alone, sampled on weights that it fetched anew.
+
+The learner offers them whenever the weights it would compare with are the published ones: after a publish until the
+next update, and while it waits for a probe. A fenced actor drops all it had, fetches the published version in full and
+answers (`actor.duties.weights`); if all its answers are the learner's own within the bound, it is let in. After
+`MAX_TRIES` it stays out for good, and ends.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from absl import logging
+
+from bridge.store.protocol import FOR_GOOD, LearnerStore
+from bridge.types import Group, Sampling, Ticket, Version
+from learner.data.problems import Problem
+from learner.heart import live_actors
+from learner.publish.pinned import pinned_tickets
+
+MAX_TRIES = 3
+LOOK_AT_BEATS_S = 2.0
+ALONE_S = 30.0
+"""For so long nobody but fenced actors may live while the learner can't probe; then they end, and others may come."""
+
+
+class Gate(Protocol):
+    """Who is fenced, and what may be done about it (`learner.schedule.stream.Stream`)."""
+
+    @property
+    def fenced_actors(self) -> Collection[str]:
+        """Their names."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The round now being trained."""
+        ...
+
+    def fence(self, actor: str, reason: str, off_nats: float | None = None) -> None:
+        """Refuses an actor's groups and claims."""
+        ...
+
+    def unfence(self, actor: str) -> None:
+        """Lets it in again."""
+        ...
+
+    def is_sound(self, group: Group, ticket: Ticket) -> bool:
+        """Whether nothing in a group contradicts the run."""
+        ...
+
+
+@dataclasses.dataclass
+class _Probe:
+    version: Version
+    tickets: dict[str, Ticket]
+    """Those not answered yet."""
+    ids: tuple[str, ...]
+
+
+class Readmission:
+    """The probes that are out for fenced actors."""
+
+    def __init__(
+        self,
+        store: LearnerStore,
+        gate: Gate,
+        *,
+        problems: list[tuple[Problem, int]],
+        sampling: Sampling,
+        published: Callable[[], Version | None],
+        score: Callable[[Group], float],
+        bound: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is out.
+
+        Args:
+          store: where probes go and answers come from.
+          gate: who is fenced.
+          problems: (problem, samples) pairs of a probe; none: nobody comes back.
+          sampling: how a probe is sampled.
+          published: the version announced last, as long as the learner's weights are the very same; else None.
+          score: largest |log pi - log mu| of a group by the learner's weights, in nats.
+          bound: nats; `Config.parity_bound`.
+          clock: monotonic, in seconds.
+        """
+        self._store, self._gate = store, gate
+        self._problems, self._sampling = problems, sampling
+        self._published, self._score, self._bound, self._clock = published, score, bound, clock
+        self._out: dict[str, _Probe] = {}
+        self._num_tries: dict[str, int] = {}
+        self._after_seq = 0
+        self._alive: set[str] = set()
+        self._looked_at = self._could_probe_at = -float("inf")
+        self._for_good: set[str] = set()
+
+    def look(self) -> None:
+        """Offers probes to fenced actors that live, and takes in their answers; never waits.
+
+        Called wherever the learner waits, and between two micro-batches.
+        """
+        fenced = set(self._gate.fenced_actors) - self._for_good
+        if not fenced:
+            return
+        version, now = self._published(), self._clock()
+        if now - self._looked_at >= LOOK_AT_BEATS_S:
+            self._looked_at = now
+            self._alive = {b.process for b in live_actors(self._store)}
+        if version is not None or self._alive - set(self._gate.fenced_actors) or not self._alive & fenced:
+            self._could_probe_at = now
+        for actor in [a for a, probe in self._out.items() if probe.version != version]:
+            self._withdraw(actor)  # what it would be compared with is gone
+        if version is not None and self._problems:
+            for actor in sorted(fenced & self._alive - self._out.keys()):
+                self._offer(actor, version)
+            self._take_in()
+        elif not self._problems or now - self._could_probe_at > ALONE_S:
+            why = "there are no problems to probe it with" if not self._problems else "nobody else serves"
+            for actor in sorted(fenced & self._alive):
+                self._keep_out(actor, f"{why}, so it can't be proved clean", None)
+
+    def _offer(self, actor: str, version: Version) -> None:
+        number = self._num_tries.get(actor, 0) + 1
+        tickets = {
+            id_: dataclasses.replace(ticket, id=id_)
+            for i, ticket in enumerate(
+                pinned_tickets("probe", self._problems, self._sampling, version=version, round=self._gate.round)
+            )
+            for id_ in [f"readmit-{actor}-{version}-{number}-{i}"]
+        }
+        self._store.put_tickets(tickets.values(), only_for=actor)
+        self._out[actor] = _Probe(version, tickets, tuple(tickets))
+        logging.info("probe for a fenced actor actor=%s version=%s try=%d", actor, version, number)
+
+    def _take_in(self) -> None:
+        while stored := self._store.read_groups(after_seq=self._after_seq, limit=64, kind="probe"):
+            for s in stored:
+                self._after_seq = s.seq
+                for actor, probe in list(self._out.items()):
+                    if ticket := probe.tickets.pop(s.group.ticket_id, None):
+                        self._judge(actor, probe, s.group, ticket)
+
+    def _judge(self, actor: str, probe: _Probe, group: Group, ticket: Ticket) -> None:
+        at, version = (group.incarnation, group.min_step, group.max_step), probe.version
+        if at != (version.incarnation, version.step, version.step):
+            return self._withdraw(actor)  # it was not there yet, or already further: asked again
+        off = self._score(group) if self._gate.is_sound(group, ticket) else float("nan")
+        if not off <= self._bound:
+            return self._refuse(actor, version, off)
+        if probe.tickets:
+            return None
+        self._withdraw(actor)
+        self._num_tries.pop(actor, None)
+        logging.info("actor let in again actor=%s version=%s off=%.3g", actor, version, off)
+        return self._gate.unfence(actor)
+
+    def _refuse(self, actor: str, version: Version, off: float) -> None:
+        self._withdraw(actor)
+        number = self._num_tries[actor] = self._num_tries.get(actor, 0) + 1
+        reason = (
+            f"its logprobs are off by {off:.3g} nats at version {version}, the bound is {self._bound:.3g} "
+            f"(probe {number} of {MAX_TRIES})"
+        )
+        if number < MAX_TRIES:
+            self._gate.fence(actor, reason, off)
+        else:
+            self._keep_out(actor, reason, off)
+
+    def _keep_out(self, actor: str, reason: str, off: float | None) -> None:
+        self._for_good.add(actor)
+        self._gate.fence(actor, f"{FOR_GOOD}{reason}", off)
+
+    def _withdraw(self, actor: str) -> None:
+        probe = self._out.pop(actor, None)
+        if probe is not None:
+            self._store.withdraw(probe.ids)

@@ -1,0 +1,89 @@
+"""The learner's store: opened, led, and given what actors elsewhere must know."""
+
+import pathlib
+import time
+
+from absl import logging
+
+from bridge.names import flatten
+from bridge.run_lock import place_of
+from bridge.store.open import create_run, open_store
+from bridge.store.protocol import GroupStore, LearnerLivesError, LearnerStore
+from bridge.store.sample_tickets import SampleTickets
+from configs.overrides import to_json
+from configs.run_folder import run_id, store_url
+from configs.schema import Config
+from learner.model.config import Architecture
+from learner.model.decoder import Params
+from learner.publish.card import make_card
+
+_LOOK_S = 1.0
+
+
+def open_run_store(config: Config, folder: pathlib.Path) -> GroupStore:
+    """The run's store; the run is made in it where it is new.
+
+    Raises:
+      ValueError: the store can't be used; one line says why.
+      TimeoutError: it can't be reached.
+    """
+    url, run, retry_s = store_url(config), run_id(folder), config.store.retry_s
+    create_run(url, run=run, name=config.run.name, actor_role=config.store.actor_role, retry_s=retry_s)
+    return open_store(
+        url,
+        run=run,
+        busy_timeout_s=config.supervision.lock_wait_s,
+        retry_s=retry_s,
+        bucket=config.store.bucket,
+        inline_bytes=config.store.inline_bytes,
+    )
+
+
+def take_lead(store: LearnerStore, config: Config, folder: pathlib.Path) -> int:
+    """Becomes the run's one learner; waits for the lease of one elsewhere that may be dead. Returns the incarnation.
+
+    Raises:
+      LearnerLivesError: a learner elsewhere lives.
+    """
+    lease_s = config.store.lead_s
+    deadline = time.monotonic() + lease_s + _LOOK_S
+    has_said = False
+    while True:
+        try:
+            return store.lead(place_of(folder), lease_s=lease_s)
+        except LearnerLivesError as e:
+            if time.monotonic() > deadline:
+                raise
+            if not has_said:
+                logging.warning("%s; waiting whether it ends", e)
+                has_said = True
+            time.sleep(_LOOK_S)
+
+
+def by_samples(store: LearnerStore, config: Config) -> LearnerStore:
+    """What the learner's books see of the store: whole groups, also where single samples are tickets."""
+    if config.admission.unit == "group":
+        return store
+    rounds = config.rounds
+    return SampleTickets(store, num_samples=rounds.samples_per_group, num_requests=rounds.requests_per_group)
+
+
+def put_run_card(
+    store: LearnerStore,
+    config: Config,
+    folder: pathlib.Path,
+    model_folder: pathlib.Path,
+    architecture: Architecture,
+    params: Params,
+) -> None:
+    """Tells actors that share no folder with this learner what they need to know."""
+    card, blobs = make_card(
+        run=run_id(folder),
+        name=config.run.name,
+        config=to_json(config),
+        model_folder=model_folder,
+        names=architecture.param_names,
+        shapes={path: tuple(leaf.shape) for path, leaf in flatten(params).items()},
+        dtype=config.model.served_dtype,
+    )
+    store.put_card(card, blobs)

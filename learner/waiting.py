@@ -1,0 +1,63 @@
+"""What the learner does while it waits for others: it hears when to stop, and looks after actors that are fenced."""
+
+import dataclasses
+from collections.abc import Callable
+
+from bridge.store.protocol import LearnerStore
+from bridge.types import Group, Version
+from learner.heart import Heart
+from learner.publish.parity import max_abs_dlogprob
+from learner.publish.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS
+from learner.publish.readmission import Readmission
+from learner.run import Run
+from learner.schedule.ticket_books import training_sampling
+
+
+class Waiting:
+    """Handed to whatever waits; what needs the whole run joins it once there is one."""
+
+    def __init__(self, heart: Heart) -> None:
+        """Nothing is looked after yet."""
+        self._heart = heart
+        self.looks: list[Callable[[], None]] = []
+        """None of them waits itself."""
+
+    def check(self) -> None:
+        """Called on every look that found nothing.
+
+        Raises:
+          What `Heart.check` does.
+        """
+        self._heart.check()
+        self.look()
+
+    def look(self) -> None:
+        """Called between two micro-batches."""
+        for look in self.looks:
+            look()
+
+
+def readmission_of(run: Run, store: LearnerStore) -> Readmission:
+    """Probes by the published weights, scored by the learner's own as long as those are the same.
+
+    `store` is the one that actors use: there probes are whole, also where the samples of other groups are tickets.
+    """
+    sampling = training_sampling(run.config, run.tokenizer.stop_token_ids)
+
+    def published() -> Version | None:
+        announced = run.publisher.announced
+        return announced if announced is not None and announced.step == run.step else None
+
+    def score(group: Group) -> float:
+        run.heart.worked()
+        return max_abs_dlogprob(run.steps, run.state.params, group, run.config.packing)
+
+    return Readmission(
+        store,
+        run.stream,
+        problems=[(p, PROBE_SAMPLES) for p in run.held_out[:PROBE_PROBLEMS]],
+        sampling=dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS)),
+        published=published,
+        score=score,
+        bound=run.config.parity_bound,
+    )
