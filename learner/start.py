@@ -31,8 +31,8 @@ from learner.model.config import Architecture
 from learner.model.decoder import Params
 from learner.model.hf import io as hf_io
 from learner.objective import losses
-from learner.publish.outlets import outlets_of
 from learner.publish.outlet import Outlet
+from learner.publish.outlets import outlets_of
 from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
 from learner.run import Run, saved_part
