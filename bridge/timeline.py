@@ -6,6 +6,7 @@ restarts and machines (process ids repeat; names do not).
 """
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 import numpy as np
+from absl import logging
 
 from bridge.files import replace_file
 
@@ -33,6 +35,8 @@ class Timeline:
         path = pathlib.Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        self._num_lost = 0
+        """Events that found no room on the disk."""
         self._file = open(path / f"{process}.jsonl", "a+b", buffering=0)  # noqa: SIM115  # open as long as the timeline
         # A predecessor killed in the middle of a line left no end to it.
         size = self._file.seek(0, os.SEEK_END)
@@ -79,8 +83,32 @@ class Timeline:
             args = {k: str(v) for k, v in event["args"].items()}
             line = json.dumps({**event, "args": args}, allow_nan=False)
         with self._lock:
-            if not self._file.closed:
-                self._file.write(line.encode() + b"\n")  # unbuffered: one write call, one whole line
+            if self._file.closed:
+                return
+            if self._num_lost:
+                lost = {"name": "events lost", "ph": "i", "s": "p", "ts": event["ts"], "tid": 0}
+                line = json.dumps({**lost, "args": {"count": self._num_lost}, "pid": os.getpid()}) + "\n" + line
+            if self._append(line.encode() + b"\n"):
+                self._num_lost = 0
+            else:
+                self._num_lost += 1
+
+    def _append(self, data: bytes) -> bool:
+        """Writes whole lines, in one call; False if the disk has no room for them, and then nothing of them is there.
+
+        A full disk must not stop a run for the sake of its log.
+        """
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(data) == len(data):
+                return True
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        if not self._num_lost:
+            logging.error("event log %s: no room on its disk; events are lost until there is", self._file.name)
+        self._file.truncate(end)
+        return False
 
 
 def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

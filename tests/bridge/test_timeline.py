@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 
 import numpy as np
@@ -42,6 +44,36 @@ def test_values_json_has_no_word_for_are_written_as_text(tmp_path):
     timeline.span("odd", 0.0, 1.0, path=tmp_path)
     assert events_named(tmp_path, "bad")[0]["args"] == {"loss": "nan", "norm": "inf", "step": "3"}
     assert events_named(tmp_path, "odd")[0]["args"] == {"path": str(tmp_path)}
+
+
+class FullDisk(io.FileIO):
+    """A file whose disk has room for so many bytes more."""
+
+    room = 0
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = super().write(memoryview(data)[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 10])
+def test_full_disk_loses_events_and_says_how_many_and_no_line_is_torn(tmp_path, room):
+    timeline = Timeline(tmp_path, "p")
+    timeline.instant("before")
+    timeline._file.close()
+    timeline._file = disk = FullDisk(tmp_path / "p.jsonl", "a+")
+    disk.room = room
+    for _ in range(3):
+        timeline.instant("lost")
+    disk.room = 10**6
+    timeline.instant("after")
+    timeline.instant("last")
+    names = [e["name"] for e in read(tmp_path)]
+    assert names == ["process_name", "before", "events lost", "after", "last"]
+    assert events_named(tmp_path, "events lost")[0]["args"] == {"count": 3}
 
 
 @pytest.mark.parametrize("tear", ['{"name": "tor', '{"name": "torn", "ph": "X", "args": {"process_name": 1'])
