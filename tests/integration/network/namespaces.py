@@ -10,8 +10,9 @@ The bridges stand in a namespace between the hosts. A cut takes a bridge down: b
 they send is lost without a word, as behind a broken switch. A host has one address (on its loopback), reached over
 whichever link leads there, so a cut leg has no way round. `tc tbf` bounds each direction of each link.
 
-Names carry the test's pid: what a killed test left behind goes when the next network is made. Needs root, `ip` and `tc`
-(iproute2); `unavailable` says what is missing.
+Shared memory is each host's own too, or its actors would share downloads with those of another. Names carry the test's
+pid: what a killed test left behind goes when the next network is made. Needs root, `ip` and `tc` (iproute2);
+`unavailable` says what is missing.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ _BURST_BYTES = 512 * 1024
 _PREFIX = "sluice-test"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-\d+-\S+")
 _CLONE_NEWNET = 0x40000000
-_NAMESPACES = Path("/run/netns")
+_NAMESPACES, _SHM = Path("/run/netns"), Path("/dev/shm")
 _numbers = itertools.count()
 
 
@@ -53,16 +54,30 @@ class Host:
     namespace: str
     address: str
 
+    @property
+    def shm(self) -> Path:
+        """The folder that its processes see as /dev/shm."""
+        return _SHM / self.namespace
+
     def command(self, *arguments: object) -> list[str]:
         """A command line that runs another one on this host; the process keeps its id."""
         return ["ip", "netns", "exec", self.namespace, *map(str, arguments)]
 
     def spawn(
-        self, module: str, *arguments: object, env: Mapping[str, str] | None = None, output: int | IO[str] | None = None
+        self,
+        module: str,
+        *arguments: object,
+        env: Mapping[str, str] | None = None,
+        output: int | IO[str] | None = None,
+        shm: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """Runs `python -m module arguments` on this host from the repository's root."""
+        """Runs `python -m module arguments` on this host from the repository's root.
+
+        Its shared memory is the host's, or `shm` (`ip netns exec` gives each process mounts of its own).
+        """
+        own = ("sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', shm or self.shm)
         return subprocess.Popen(
-            self.command(sys.executable, "-m", module, *arguments),
+            self.command(*own, sys.executable, "-m", module, *arguments),
             cwd=REPO,
             env=os.environ | {"PYTHONPATH": str(REPO)} | dict(env or {}),
             stdout=output,
@@ -110,11 +125,14 @@ class Network:
         """A host, by its name."""
         return self.hosts[name]
 
-    def make(self, *, rate_bytes_per_s: int) -> None:
+    def make(self, *, rate_bytes_per_s: int, slow_legs: Mapping[tuple[str, str], int] | None = None) -> None:
         """Makes namespaces, links and routes."""
+        rates = {frozenset(leg): rate for leg, rate in (slow_legs or {}).items()}
         _run("ip", "netns", "add", self.hub)
         for host in self.hosts.values():
             _run("ip", "netns", "add", host.namespace)
+            host.shm.mkdir()
+            host.shm.chmod(0o1777)  # for whatever user runs there
             _run("ip", "-n", host.namespace, "link", "set", "lo", "up")
             _run("ip", "-n", host.namespace, "address", "add", f"{host.address}/32", "dev", "lo")
         for leg, bridge in self._bridges.items():
@@ -122,7 +140,7 @@ class Network:
             _run("ip", "-n", self.hub, "link", "set", bridge, "up")
             for name in leg:
                 (other,) = leg - {name}
-                self._join(bridge, self[name], self[other], rate_bytes_per_s)
+                self._join(bridge, self[name], self[other], rates.get(leg, rate_bytes_per_s))
 
     def cut(self, one: str, other: str) -> None:
         """From here on nothing that one of the two sends reaches the other."""
@@ -160,14 +178,25 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(hosts: Sequence[str] = HOSTS, *, rate_bytes_per_s: int = RATE_BYTES_PER_S) -> Generator[Network]:
-    """A network for the block's duration; skips the test where none can be made."""
+def network(
+    hosts: Sequence[str] = HOSTS,
+    *,
+    rate_bytes_per_s: int = RATE_BYTES_PER_S,
+    slow_legs: Mapping[tuple[str, str], int] | None = None,
+) -> Generator[Network]:
+    """A network for the block's duration; skips the test where none can be made.
+
+    Args:
+      hosts: names.
+      rate_bytes_per_s: of every leg, each way.
+      slow_legs: other rates, by the two hosts.
+    """
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     sweep()
     made = Network(hosts)
     try:
-        made.make(rate_bytes_per_s=rate_bytes_per_s)
+        made.make(rate_bytes_per_s=rate_bytes_per_s, slow_legs=slow_legs)
         yield made
     finally:
         made.remove()
@@ -193,14 +222,15 @@ def unavailable() -> str | None:
 
 def sweep() -> None:
     """Removes what tests left that are dead now."""
-    for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
+    for path in (*_NAMESPACES.glob(f"{_PREFIX}-*"), *_SHM.glob(f"{_PREFIX}-*")):
         match = _NAME.fullmatch(path.name)
         if match is not None and not Path(f"/proc/{match[1]}").exists():
             _remove(path.name)
 
 
 def _remove(namespace: str) -> None:
-    """Kills a namespace's processes and takes its name away; with its last process go its interfaces."""
+    """Kills a namespace's processes and takes its name and memory away; with its last process go its interfaces."""
+    shutil.rmtree(_SHM / namespace, ignore_errors=True)
     if not (_NAMESPACES / namespace).exists():
         return
     listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)

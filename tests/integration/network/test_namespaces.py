@@ -72,7 +72,7 @@ def test_cut_leg_loses_what_is_sent_without_a_word_and_a_healed_one_goes_on(net:
 
 def test_link_carries_about_what_its_bound_says(net: Network):
     # Against the same bytes through a network without a narrow link, not against a clock of its own.
-    num_bytes = 60_000_000
+    num_bytes = 24_000_000
     with network(("learner", "store"), rate_bytes_per_s=20_000_000) as slow:
         seconds = {name: seconds_to_send(n, num_bytes) for name, n in (("100", net), ("20", slow))}
     ratio = seconds["20"] / seconds["100"]
