@@ -1,15 +1,20 @@
 """What `open_run` makes of a configuration and a real model's folder."""
 
+import contextlib
 import dataclasses
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from configs import overrides
+from bridge.snapshots.writer import SnapshotError, SnapshotWriter
+from bridge.types import Sampling
+from configs import overrides, schema
 from configs.run_folder import set_up_run
 from learner.model.config import Architecture
+from learner.run import Run
 from learner.start import open_run
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import REPO
@@ -17,26 +22,55 @@ from tests.integration.support.processes import REPO
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize(("preset", "is_exact"), [("serial", True), ("pipelinerl", False)])
-def test_evaluations_are_of_one_version_by_rounds_and_groups_are_held_against_the_models_vocabulary(
-    tmp_path: Path, model: Path, preset: str, is_exact: bool
-):
+def prepared(tmp_path: Path, model: Path, preset: str) -> schema.Config:
     config = overrides.load_preset(str(REPO / "configs" / f"{preset}.py:tiny"))
-    config = dataclasses.replace(
+    return dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, dir=str(tmp_path / "run")),
         model=dataclasses.replace(config.model, path=str(model)),
     )
+
+
+@pytest.fixture
+def opened(tmp_path: Path, model: Path) -> Iterator[Callable[[str], Run]]:
+    """Opens a run of a preset, as a learner does; it is closed, and the process's signals are as they were."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    run = open_run(config, set_up_run(config), model)
-    try:
-        assert run.evaluation.is_exact == is_exact and run.probe.is_exact
-        vocab_size = Architecture.from_hf(model).vocab_size
-        ticket = make_ticket(num_samples=1)
-        for token, is_sound in ((vocab_size - 1, True), (vocab_size, False)):
-            rollout = make_rollout(tokens=np.array([1, 2, token], np.int32))
-            assert run.stream.is_sound(make_group(ticket, rollouts=(rollout,)), ticket) == is_sound
-    finally:
-        run.close()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with contextlib.ExitStack() as stack:
+
+        def open_it(preset: str) -> Run:
+            config = prepared(tmp_path, model, preset)
+            return stack.enter_context(contextlib.closing(open_run(config, set_up_run(config), model)))
+
+        yield open_it
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("waits_for", ["groups", "probe", "evaluation"])
+def test_learner_that_waits_for_samples_hears_that_their_weights_could_not_be_published(opened, waits_for, monkeypatch):
+    def begin(*_):
+        raise SnapshotError("no room")
+
+    monkeypatch.setattr(SnapshotWriter, "begin", begin)
+    run = opened("pipelinerl")
+    version = run.publisher.publish(run.state.params, step=0)
+    sampling = Sampling(max_tokens=4)
+    with pytest.raises(SnapshotError, match="no room"):
+        if waits_for == "groups":
+            next(run.stream.micro_batches())
+        pinned = run.probe if waits_for == "probe" else run.evaluation
+        pinned.start([(run.held_out[0], 1)], sampling, version=version, round=0)
+        pinned.settle()
+
+
+@pytest.mark.parametrize(("preset", "is_exact"), [("serial", True), ("pipelinerl", False)])
+def test_evaluations_are_of_one_version_by_rounds_and_groups_are_held_against_the_models_vocabulary(
+    opened, model: Path, preset: str, is_exact: bool
+):
+    run = opened(preset)
+    assert run.evaluation.is_exact == is_exact and run.probe.is_exact
+    vocab_size = Architecture.from_hf(model).vocab_size
+    ticket = make_ticket(num_samples=1)
+    for token, is_sound in ((vocab_size - 1, True), (vocab_size, False)):
+        rollout = make_rollout(tokens=np.array([1, 2, token], np.int32))
+        assert run.stream.is_sound(make_group(ticket, rollouts=(rollout,)), ticket) == is_sound
