@@ -19,6 +19,7 @@ from bridge.buckets import is_loopback
 from bridge.run_lock import RunLock
 from bridge.secrets import TOKEN_FILE, Token, read_tls, read_token
 from bridge.snapshots.fetch import SnapshotFetcher
+from bridge.snapshots.layout import SnapshotError
 from bridge.snapshots.shared import SharedCopy
 from bridge.store.open import NoRunError, find_run, open_store, sqlite_path
 from bridge.store.protocol import ActorStore
@@ -146,6 +147,7 @@ def join_store(
         fetcher = SnapshotFetcher(
             run=card.run, tokenizer_hash=model.tokenizer_hash, expected=model.tensors, token=token, tls=tls
         )
+        check_announced(first, fetcher)
         shared = SharedCopy(pathlib.Path(memory), run=card.run, fetcher=fetcher)
         parts.callback(shared.close)
         store = _open(url, id_, config)
@@ -187,6 +189,26 @@ def check_trust(url: str, token: Token | None) -> None:
             f"a run of another machine needs its token, by which its weights are known: set {TOKEN_FILE} to a file "
             "with it"
         )
+
+
+def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
+    """Looks at what is announced before an engine is started for it; nothing may be yet.
+
+    Raises:
+      ValueError: it could never be served here: another token, tokenizer or model, or no way to it.
+    """
+    announcement = store.announced()
+    if announcement is None:
+        return
+    if not announcement.sources:
+        raise ValueError(
+            "the run's weights are in its learner's memory alone: start the learner with publish.serve=https or "
+            "publish.bucket, or this actor on its machine with --run_dir"
+        )
+    try:
+        fetcher.check(announcement.manifest)
+    except SnapshotError as e:
+        raise ValueError(f"what the run announces can't be served here: {e}; is {TOKEN_FILE} this run's?") from e
 
 
 def check_names(*, run: str, name: str) -> None:

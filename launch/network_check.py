@@ -4,7 +4,7 @@ import os
 import urllib.parse
 from collections.abc import Mapping
 
-from bridge.buckets import BUCKET_SCHEMES, is_loopback
+from bridge.buckets import is_loopback
 from bridge.secrets import CERTIFICATE, KEY, TOKEN_FILE, read_tls, read_token
 from configs.run_folder import is_remote_store
 from configs.schema import Config
@@ -21,17 +21,11 @@ def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> li
     publish = config.publish
     token, tls = read_token(environ), read_tls(environ)
     host, port = split_address(publish.listen)
-    if publish.bucket:
-        scheme = urllib.parse.urlsplit(publish.bucket).scheme
-        if scheme not in BUCKET_SCHEMES:
-            raise ValueError(
-                f"publish.bucket must begin with {', '.join(f'{s}://' for s in BUCKET_SCHEMES)}, got {publish.bucket!r}"
-            )
-        if scheme != "file" and token is None:
-            raise ValueError(
-                f"publish.bucket={publish.bucket} needs a token, by which actors tell your weights from others': "
-                f"set {TOKEN_FILE} to a file with one (openssl rand -hex 32), here and for the actors"
-            )
+    if publish.bucket and not publish.bucket.startswith("file://") and token is None:
+        raise ValueError(
+            f"publish.bucket={publish.bucket} needs a token, by which actors tell your weights from others': "
+            f"set {TOKEN_FILE} to a file with one (openssl rand -hex 32), here and for the actors"
+        )
     if publish.serve == "none":
         if publish.advertise:
             raise ValueError("publish.advertise has no effect with publish.serve=none; set publish.serve=https")

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -9,7 +10,7 @@ import pytest
 from configs import overrides
 from configs.run_folder import RunFolder, check_run_folder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
-from configs.sections import PromptsConfig, RunConfig, SupervisionConfig
+from configs.sections import ActorConfig, PromptsConfig, PublishConfig, RunConfig, StoreConfig, SupervisionConfig
 
 REPO = pathlib.Path(overrides.__file__).parents[1]
 PATHS = {
@@ -76,6 +77,45 @@ def test_open_run_with_other_bounds_on_hangs_is_accepted_also_where_an_older_bui
     del old["supervision"]
     file.write_text(json.dumps(old))
     set_up_run(config)
+
+
+def test_open_run_with_other_ways_to_other_machines_is_accepted_also_where_an_older_build_knew_none(tmp_path):
+    config = in_folder(tmp_path / "run")
+    set_up_run(config)
+    network = dataclasses.replace(
+        config,
+        publish=PublishConfig(serve="https", advertise="https://learner:8443", bucket="s3://weights", full_every=8),
+        actor=ActorConfig(leave_s=3, max_unstored_groups=5),
+    )
+    set_up_run(network)
+    file = tmp_path / "run" / "config.json"
+    old = json.loads(file.read_text())
+    del old["store"], old["actor"]["leave_s"], old["publish"]["serve"]
+    file.write_text(json.dumps(old))
+    set_up_run(config)
+
+
+FIRST = "postgresql://learner@db.example/sluice?sslmode=verify-full"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_same"),
+    [
+        (FIRST, "postgresql://other@10.0.0.5:5433/sluice", True),
+        (FIRST, "postgres://learner@db.example/sluice", True),
+        (FIRST, "postgresql://learner@db.example/another", False),
+        (FIRST, "", False),
+        ("", FIRST, False),
+        ("", "sqlite:///other.sqlite", False),
+        ("sqlite:////a/store.sqlite", "sqlite:////a/store.sqlite", True),
+    ],
+)
+def test_open_run_on_another_host_of_its_store_is_accepted_and_on_another_store_refused(tmp_path, before, now, is_same):
+    config = in_folder(tmp_path / "run")
+    set_up_run(dataclasses.replace(config, store=StoreConfig(url=before)))
+    refused = contextlib.nullcontext() if is_same else pytest.raises(ValueError, match=r"store.url was ")
+    with refused:
+        set_up_run(dataclasses.replace(config, store=StoreConfig(url=now)))
 
 
 def test_open_run_empty_run_id_is_made_anew(tmp_path):

@@ -1,0 +1,229 @@
+"""Learner and actors that share a database and nothing else: PostgreSQL and weights behind TLS, real engines."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from bridge import timeline
+from learner.metrics import read_rows
+from tests.integration.support.processes import REPO, wait_until
+from tests.launch.test_joining import OTHER, TOKEN, Place
+
+pytestmark = pytest.mark.integration
+
+START_S = 400.0
+SMALL = {
+    "run.num_updates": 12,
+    "rounds.groups_per_round": 8,
+    "rounds.samples_per_group": 4,
+    "rounds.groups_per_update": 2,
+    "admission.width": 2,
+    "packing.rows": 2,
+    "checkpoint.every_n_steps": 4,
+    "evaluation.num_problems": 8,
+    "evaluation.every_n_steps": 0,
+    "publish.probe_every_n_publishes": 1,
+    "publish.full_every": 4,
+    "publish.serve": "https",
+    "actor.max_num_seqs": 32,
+    "actor.lease_s": 5,
+}
+
+
+class Machines:
+    """A store, a learner and actors, each with files of its own; certificates and a token as they were given out."""
+
+    def __init__(self, root: pathlib.Path, processes: contextlib.ExitStack) -> None:
+        self.root, self._processes = root, processes
+        certs = root / "certs"
+        command = [sys.executable, "-m", "launch.make_certificates", f"--out={certs}", "--host=127.0.0.1"]
+        subprocess.run(command, cwd=REPO, env=self.environment(), check=True, stdout=subprocess.DEVNULL)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.trust = {
+            "SLUICE_TOKEN_FILE": f"{certs}/token",
+            "SLUICE_TLS_CA": f"{certs}/ca.pem",
+            "PGSSLROOTCERT": f"{certs}/ca.pem",
+        }
+        self.serves = {"SLUICE_TLS_CERT": f"{certs}/server.pem", "SLUICE_TLS_KEY": f"{certs}/server.key"}
+        self.start(
+            "store",
+            "launch.store_server",
+            f"--dir={root}/store",
+            f"--listen=127.0.0.1:{self.port}",
+            f"--cert={certs}/server.pem",
+            f"--key={certs}/server.key",
+        )
+        wait_until(lambda: "serving at" in self.log("store"), "the store serves")
+
+    @staticmethod
+    def environment(**more: str) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(REPO)} | more
+
+    def url(self, role: str) -> str:
+        return f"postgresql://{role}@127.0.0.1:{self.port}/sluice?sslmode=verify-full"
+
+    def log(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text(errors="replace")
+
+    def start(self, name: str, module: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        with open(self.root / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                cwd=REPO,
+                env=self.environment(**environment),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes.callback(_end, process)
+        return process
+
+    def learner(self, model: pathlib.Path) -> subprocess.Popen[bytes]:
+        fields = SMALL | {"run.dir": self.root / "run", "model.path": model, "store.url": self.url("learner")}
+        return self.start(
+            "learner",
+            "launch.learner",
+            f"--config={REPO}/configs/tiny.py",
+            *(f"--config.{k}={v}" for k, v in fields.items()),
+            **self.trust,
+            **self.serves,
+            PGPASSFILE=f"{self.root}/store/learner.pgpass",
+        )
+
+    def actor(self, name: str) -> subprocess.Popen[bytes]:
+        return self.start(
+            name,
+            "launch.actor",
+            f"--store={self.url('actor')}",
+            "--run=tiny",
+            f"--name={name}",
+            f"--work_dir={self.root}/{name}",
+            "--config.actor.enforce_eager=true",
+            **self.trust,
+            PGPASSFILE=f"{self.root}/store/actor.pgpass",
+            SLUICE_CACHE=f"{self.root}/cache",
+        )
+
+    def steps(self) -> list[dict]:
+        file = self.root / "run" / "metrics.jsonl"
+        return [r for r in read_rows(file) if r["kind"] == "step"] if file.is_file() else []
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def machines(tmp_path):
+    with contextlib.ExitStack() as processes:
+        yield Machines(tmp_path, processes)
+
+
+@pytest.mark.engine
+def test_run_whose_actors_join_late_and_leave_is_trained_to_its_end(machines, model):
+    learner = machines.learner(model)
+    first = machines.actor("far-1")
+
+    def reached(step: int) -> bool:
+        for name, process in (("learner", learner), ("far-1", first)):
+            assert process.poll() is None, f"{name} ended: {machines.log(name)[-3000:]}"
+        return bool(machines.steps()) and machines.steps()[-1]["step"] >= step
+
+    wait_until(lambda: reached(1), "a step", deadline_s=START_S)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 0, machines.log("far-1")[-3000:]
+    step_then = machines.steps()[-1]["step"]
+    second = machines.actor("far-2")
+    wait_until(lambda: learner.poll() is not None or second.poll() is not None, "the run's end", deadline_s=START_S)
+    assert learner.poll() == 0, machines.log("learner")[-3000:] + machines.log("far-2")[-3000:]
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(60) == 0, machines.log("far-2")[-3000:]
+
+    rows = machines.steps()
+    trained = [group for row in rows for group in row["groups"]]
+    assert [row["step"] for row in rows] == list(range(1, 13)) and 1 <= step_then < 12
+    assert len(trained) == len(set(trained)) == 12 * 2
+    for name in ("far-1", "far-2"):
+        spans = [e["name"] for e in timeline.read(machines.root / name / "events")]
+        assert {"rollout", "prefetch", "pause"} <= set(spans), name
+    # They shared the store alone: no file of the run's, and a model folder without weights.
+    assert not (machines.root / "run" / "store.sqlite").exists()
+    assert not list((machines.root / "cache").rglob("*.safetensors"))
+    secret = (machines.root / "certs" / "token").read_text().strip()
+    assert not any(secret in log.read_text(errors="replace") for log in machines.root.rglob("*.log"))
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = Place(tmp_path)
+    yield place
+    place.store.close()
+
+
+def join(place: Place, *arguments: str, token: str = TOKEN) -> tuple[int, list[str]]:
+    """The exit code of an actor that can't join, and what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.actor", "--wait_s=0", *arguments],
+        cwd=REPO,
+        env=Machines.environment(SLUICE_TOKEN=token, SLUICE_CACHE=f"{place.root}/cache"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == ""
+    return done.returncode, [line for line in done.stderr.splitlines() if "Warning" not in line]
+
+
+@pytest.mark.parametrize(
+    ("card", "announced", "arguments", "said"),
+    [
+        ({"sluice": "9.9.9"}, {}, [], "error: run trial wants Sluice 9.9.9, here is"),
+        ({}, {"token": OTHER}, [], "error: what the run announces can't be served here: "),
+        ({}, {"tokenizer_hash": "another"}, [], "error: what the run announces can't be served here: "),
+        ({}, {}, ["--config.loss.name=grpo_clip"], "error: --config.loss.name is the run's, not this actor's"),
+        ({"config": None}, {}, [], "error: run trial has prompts.verifier=theirs:score, code that is not Sluice's"),
+    ],
+    ids=["version", "token", "tokenizer", "override", "module"],
+)
+def test_actor_that_can_not_join_says_why_in_one_line(place, card, announced, arguments, said):
+    if "config" in card:
+        raw = place.raw_config()
+        raw["prompts"]["verifier"] = "theirs:score"
+        card = {"config": json.dumps(raw)}
+    place.put_card(**card)
+    place.announce(**announced)
+    code, lines = join(place, f"--store={place.url}", "--run=trial", "--name=far-1", *arguments)
+    assert code == 2 and len(lines) == 1, lines
+    assert lines[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "error: give --run_dir=FOLDER of a run on this machine, or --store=URL --run=NAME"),
+        (["--store={url}"], 2, "error: --store needs --run=NAME"),
+        (["--store={url}", "--run=trial"], 4, "error: the learner of run trial has not said what the run is"),
+        (["--run_dir=/x", "--allow_module=a:b"], 2, "error: --allow_module goes with --store"),
+        (["--store=mysql://x", "--run=trial"], 2, "error: a store's URL is sqlite:///FILE or postgresql://"),
+    ],
+)
+def test_actor_that_is_started_with_too_little_says_what_to_give(place, arguments, code, said):
+    given = [a.format(url=place.url) for a in arguments]
+    got, lines = join(place, *given)
+    assert got == code and len(lines) == 1, lines
+    assert lines[0].startswith(said)

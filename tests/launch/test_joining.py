@@ -1,0 +1,229 @@
+"""Joining a run by its store: a real store, a card as a learner puts it, and no engine."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from bridge import codec, versions
+from bridge.secrets import Token
+from bridge.snapshots.writer import SnapshotWriter
+from bridge.store.open import NoRunError
+from bridge.store.sqlite import SqliteStore
+from bridge.types import Announcement, CardFile, Heartbeat, RunCard, TensorEntry, Version
+from configs import overrides
+from configs.schema import Config
+from configs.sections import PromptsConfig, PublishConfig, RunConfig
+from launch import joining
+
+TOKEN, OTHER = "a" * 40, "b" * 40
+TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}).encode()
+FILES = {"config.json": b"{}", "tokenizer.json": TOKENIZER}
+
+
+class Place:
+    """A run in a store, and a machine that shares only the store with it."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        self.store = SqliteStore(root / "learner" / "store.sqlite")
+        self.config = Config(
+            preset="test", run=RunConfig(name="trial"), publish=PublishConfig(snapshot_dir="/of/the/learner")
+        )
+
+    def raw_config(self) -> dict[str, Any]:
+        return json.loads(overrides.to_json(self.config))
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.root}/learner/store.sqlite"
+
+    def put_card(self, of: Config | None = None, **fields: Any) -> None:
+        values: dict[str, Any] = {
+            "run": "abc123",
+            "name": "trial",
+            "config": overrides.to_json(of or self.config),
+            "files": tuple(CardFile(name=n, num_bytes=len(d), blake3=blake3(d).hexdigest()) for n, d in FILES.items()),
+            "tensors": (TensorEntry(name="w", dtype="float32", shape=(4,), offset_bytes=0, num_bytes=16),),
+            "sluice": versions.SLUICE,
+            "formats": codec.describe_formats(),
+            "vllm": versions.VLLM,
+        }
+        self.store.put_card(RunCard(**(values | fields)), {blake3(d).hexdigest(): d for d in FILES.values()})
+
+    def announce(
+        self, *, token: str | None = TOKEN, sources: tuple[str, ...] = ("https://learner:1/v",), **fields: Any
+    ):
+        writer = SnapshotWriter(
+            self.root / "snapshots",
+            **({"run": "abc123", "tokenizer_hash": blake3(TOKENIZER).hexdigest()} | fields),
+            token=Token(token) if token else None,
+        )
+        manifest = writer.write(Version(incarnation=0, step=0), {"w": np.zeros(4, np.float32)}, dtype="float32")
+        writer.close()
+        self.store.announce(Announcement(manifest=manifest, sources=sources))
+
+    @contextlib.contextmanager
+    def join(self, name: str = "far-1", **arguments: Any):
+        given = {
+            "given": {},
+            "allowed_modules": (),
+            "work_dir": str(self.root / "work" / name),
+            "memory": str(self.root / "shm"),
+            "wait_s": 0.0,
+        }
+        joined = joining.join_store(self.url, "trial", name, **(given | arguments))
+        with joined.parts:
+            yield joined
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SLUICE_TOKEN", TOKEN)
+    monkeypatch.delenv("SLUICE_TOKEN_FILE", raising=False)
+    monkeypatch.setattr(joining, "installed_vllm", lambda: f"{versions.VLLM}+cpu")
+    (tmp_path / "shm").mkdir()
+    place = Place(tmp_path)
+    yield place
+    place.store.close()
+
+
+def test_all_that_an_actor_needs_comes_from_the_store(place):
+    place.put_card()
+    place.announce()
+    with place.join(given={"actor.max_num_seqs": "3"}) as joined:
+        assert joined.run == "abc123" and joined.name == "far-1"
+        assert joined.config.actor.max_num_seqs == 3
+        assert joined.config.rounds == place.config.rounds
+        assert joined.config.publish.snapshot_dir == ""  # a folder of the learner's machine
+        assert joined.model.tensors == {"w": ("float32", (4,))}
+        assert joined.model.path.is_relative_to(place.root / "cache")
+        assert {f.name: f.read_bytes() for f in joined.model.path.iterdir()} == FILES
+        assert joined.work.path == place.root / "work" / "far-1"
+        assert joined.store.claim("far-1", limit=1, lease_s=1) == []
+
+
+def test_run_that_has_no_card_in_time_is_waited_for_no_longer(place):
+    with pytest.raises(TimeoutError, match="the learner of run trial has not said what the run is"), place.join():
+        pass
+
+
+def test_store_that_is_not_there_is_not_made(place, tmp_path):
+    with pytest.raises(NoRunError, match="there is no store"):
+        joining.join_store(
+            f"sqlite:///{tmp_path}/none/store.sqlite",
+            "trial",
+            "far-1",
+            given={},
+            allowed_modules=(),
+            work_dir=None,
+            memory=str(tmp_path),
+            wait_s=0.0,
+        )
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ({"sluice": "9.9.9"}, "wants Sluice 9.9.9, here is"),
+        ({"formats": "Group:99"}, "wants wire formats Group:99, here is"),
+        ({"vllm": "9.9.9"}, "wants vLLM 9.9.9, here is"),
+        ({"config": "{"}, "the config of run trial can't be read here"),
+        ({"config": '{"preset": "x", "engine": {"of": "a later build"}}'}, "config has no field"),
+    ],
+)
+def test_run_of_another_build_is_refused(place, card, said):
+    place.put_card(**card)
+    with pytest.raises(ValueError, match=said), place.join():
+        pass
+
+
+def test_override_that_is_not_the_actors_is_refused(place):
+    place.put_card()
+    said = "--config.sampling.temperature is the run's, not this actor's"
+    with pytest.raises(ValueError, match=said), place.join(given={"sampling.temperature": "0.5"}):
+        pass
+
+
+def test_module_that_the_runs_config_names_is_imported_only_where_it_is_allowed(place):
+    place.put_card(dataclasses.replace(place.config, prompts=PromptsConfig(verifier="theirs:score")))
+    with pytest.raises(ValueError, match="--allow_module=theirs:score"), place.join():
+        pass
+    with pytest.raises(ValueError, match="--allow_module=theirs:score"), place.join(allowed_modules=("theirs:other",)):
+        pass
+    with place.join(allowed_modules=("theirs:score",)) as joined:
+        assert joined.own_verifiers == ("theirs:score",)
+
+
+@pytest.mark.parametrize(
+    ("announced", "said"),
+    [
+        ({"token": OTHER}, "signed"),
+        ({"token": None}, "signed"),
+        ({"tokenizer_hash": "another"}, "tokenizer"),
+        ({"run": "another"}, "run"),
+        ({"sources": ()}, "in its learner's memory alone"),
+    ],
+)
+def test_weights_that_could_never_be_served_here_are_refused_before_an_engine_starts(place, announced, said):
+    place.put_card()
+    place.announce(**announced)
+    with pytest.raises(ValueError, match=said) as caught, place.join():
+        pass
+    assert TOKEN not in str(caught.value) and OTHER not in str(caught.value)
+
+
+def test_name_of_a_live_actor_is_refused_and_a_dead_ones_is_taken(place, monkeypatch):
+    place.put_card()
+    beat = Heartbeat(process="far-1", role="actor", pid=1, time_s=0.0)
+    place.store.heartbeat(beat)
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            place.store.heartbeat(beat)
+
+    monkeypatch.setattr(joining.time, "sleep", sleep)
+    with pytest.raises(ValueError, match="a live actor of this run has the name far-1"), place.join():
+        pass
+    now_s = [time.monotonic()]
+    monkeypatch.setattr(joining.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(joining.time, "sleep", lambda seconds: now_s.__setitem__(0, now_s[0] + seconds))
+    with place.join():
+        pass
+
+
+def test_second_actor_of_a_name_on_this_machine_is_refused(place):
+    place.put_card()
+    with place.join(), pytest.raises(ValueError, match="a live actor far-1 has .*give another --name"), place.join():
+        pass
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "a+b", "a b", ".a"])
+def test_name_that_is_none_is_refused(place, name):
+    place.put_card()
+    with pytest.raises(ValueError, match="--name must be"), place.join(name):
+        pass
+
+
+def test_password_on_the_command_line_is_refused_without_being_repeated():
+    with pytest.raises(ValueError, match="PGPASSFILE") as caught:
+        joining.check_trust("postgresql://actor:hunter2@learner/sluice", Token(TOKEN))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_store_of_another_machine_wants_the_runs_token():
+    with pytest.raises(ValueError, match="SLUICE_TOKEN_FILE"):
+        joining.check_trust("postgresql://actor@learner.example/sluice?sslmode=verify-full", None)
+    joining.check_trust("postgresql://actor@127.0.0.1:5432/sluice", None)
+    joining.check_trust(f"sqlite:///{os.devnull}", None)
