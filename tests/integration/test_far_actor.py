@@ -40,8 +40,8 @@ SMALL = {
 class Machines:
     """A store, a learner and actors, each with files of its own; certificates and a token as they were given out."""
 
-    def __init__(self, root: pathlib.Path, processes: contextlib.ExitStack) -> None:
-        self.root, self._processes = root, processes
+    def __init__(self, root: pathlib.Path, data: pathlib.Path, processes: contextlib.ExitStack) -> None:
+        self.root, self.data, self._processes = root, data / "far-actor", processes
         certs = root / "certs"
         command = [sys.executable, "-m", "launch.make_certificates", f"--out={certs}", "--host=127.0.0.1"]
         subprocess.run(command, cwd=REPO, env=self.environment(), check=True, stdout=subprocess.DEVNULL)
@@ -54,15 +54,16 @@ class Machines:
             "PGSSLROOTCERT": f"{certs}/ca.pem",
         }
         self.serves = {"SLUICE_TLS_CERT": f"{certs}/server.pem", "SLUICE_TLS_KEY": f"{certs}/server.key"}
-        self.start(
+        store = self.start(
             "store",
             "launch.store_server",
-            f"--dir={root}/store",
+            f"--dir={self.data}",
             f"--listen=127.0.0.1:{self.port}",
             f"--cert={certs}/server.pem",
             f"--key={certs}/server.key",
         )
-        wait_until(lambda: "serving at" in self.log("store"), "the store serves")
+        wait_until(lambda: "serving at" in self.log("store") or store.poll() is not None, "the store serves")
+        assert store.poll() is None, self.log("store")
 
     @staticmethod
     def environment(**more: str) -> dict[str, str]:
@@ -96,7 +97,7 @@ class Machines:
             *(f"--config.{k}={v}" for k, v in fields.items()),
             **self.trust,
             **self.serves,
-            PGPASSFILE=f"{self.root}/store/learner.pgpass",
+            PGPASSFILE=f"{self.data}/learner.pgpass",
         )
 
     def actor(self, name: str) -> subprocess.Popen[bytes]:
@@ -109,7 +110,7 @@ class Machines:
             f"--work_dir={self.root}/{name}",
             "--config.actor.enforce_eager=true",
             **self.trust,
-            PGPASSFILE=f"{self.root}/store/actor.pgpass",
+            PGPASSFILE=f"{self.data}/actor.pgpass",
             SLUICE_CACHE=f"{self.root}/cache",
         )
 
@@ -129,9 +130,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def machines(tmp_path):
+def machines(tmp_path, data_folder):
     with contextlib.ExitStack() as processes:
-        yield Machines(tmp_path, processes)
+        yield Machines(tmp_path, data_folder, processes)
 
 
 @pytest.mark.engine
