@@ -15,7 +15,7 @@ from absl import logging
 
 from actor.engine.protocol import Engine, WeightLoadError
 from actor.weights.source import WeightSource
-from bridge.snapshots.layout import SnapshotError, SupersededError
+from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
 from bridge.timeline import Timeline
 from bridge.types import Version, WeightManifest
 
@@ -46,6 +46,8 @@ class WeightClient:
         self._num_refusals = 0
         self._retry_at = 0.0
         self._last_refusal: Exception | None = None
+        self._is_cut_off = False
+        """Whether the last fetch found none of the version's sources for as long as a download goes on trying."""
         self._starts_over = False
         """The announced version is fetched though it is the one served."""
         self.is_swapping = False
@@ -58,8 +60,8 @@ class WeightClient:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the announced version was refused again and again: tickets that need it can't be served."""
-        return self._num_refusals >= _STUCK_AFTER
+        """Whether the announced version was refused again and again, or is out of reach: who needs it must wait."""
+        return self._num_refusals >= _STUCK_AFTER or self._is_cut_off
 
     def check_hope(self) -> None:
         """For an actor that has no use any more.
@@ -101,10 +103,14 @@ class WeightClient:
             self._file = await self._source.fetch(manifest)
         except SupersededError:
             return None  # the next call takes the newer one
+        except UnreachableError as e:  # nothing against the version: the next call goes on where this one stopped
+            self._is_cut_off = True
+            logging.warning("snapshot out of reach version=%s served=%s reason=%s", manifest.version, served, e)
+            return None
         except SnapshotError as e:
             self._refuse(manifest.version, e)
             return None
-        self._held = manifest
+        self._held, self._is_cut_off = manifest, False
         self.timings["prefetch_s"] = time.perf_counter() - start
         num_bytes = manifest.file.num_bytes
         self._timeline.span("prefetch", start_s, time.time(), version=str(manifest.version), bytes=num_bytes)

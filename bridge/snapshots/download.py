@@ -22,7 +22,7 @@ from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedErr
 from obstore.store import ObjectStore
 
 from bridge.snapshots.chunks import has_chunk
-from bridge.snapshots.layout import SnapshotError, SupersededError
+from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
 from bridge.types import FileEntry
 
 _BAD_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*)?(\w+)")
@@ -134,7 +134,8 @@ def download(
     Raises:
       SupersededError: every place says that it has no such version (any more).
       StoppedError: `stop` was set.
-      SnapshotError: no place could be read for long enough, each refused, or chunks were bad again and again.
+      UnreachableError: no place could be read for long.
+      SnapshotError: each place refused, or chunks were bad again and again.
     """
     work = _Download(pieces, into, chunks, patience, tally, clock)
     asyncio.run(_until(work.run(places), stop))
@@ -210,7 +211,7 @@ class _Download:
         if not left or silent_s >= self._patience.give_up_s:
             num_there = self._pieces.num - len(self._missing)
             since = "" if not left else f" for {silent_s:.0f} s"
-            raise SnapshotError(
+            raise (UnreachableError if left else SnapshotError)(
                 f"it can't be fetched{since}, {num_there} of {self._pieces.num} chunks are there: {reasons}"
             )
 

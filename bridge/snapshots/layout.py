@@ -44,6 +44,10 @@ class SupersededError(SnapshotError):
     """A newer version was announced meanwhile: take that one."""
 
 
+class UnreachableError(SnapshotError):
+    """None of a version's sources could be read for long; that says nothing against the version."""
+
+
 class SnapshotBusyError(SnapshotError):
     """Somebody kept a lock for longer than the deadline."""
 

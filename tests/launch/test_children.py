@@ -72,5 +72,5 @@ def test_maker_of_the_tiny_model_is_ours(tmp_path, monkeypatch, capfd):
 def test_every_module_is_started_with_the_safe_path():
     sources = [p for package in ("actor", "learner", "launch") for p in (pathlib.Path(REPO) / package).rglob("*.py")]
     starts = [found for p in sources for found in re.findall(r'.*"-m",.*', p.read_text())]
-    assert len(starts) == 7
+    assert len(starts) == 8
     assert [line for line in starts if '"-P", "-m",' not in line] == []

@@ -8,6 +8,7 @@ import pytest
 from actor.weights.client import FIRST_RETRY_S, WeightClient
 from actor.weights.source import LocalSource
 from bridge import timeline
+from bridge.snapshots.layout import UnreachableError
 from bridge.snapshots.writer import SnapshotWriter, mirrored
 from bridge.timeline import Timeline
 from bridge.types import Version, WeightManifest
@@ -188,3 +189,22 @@ def test_version_superseded_while_it_is_copied_is_skipped(setup, monkeypatch):
     assert setup.client.num_refused == 0
     assert setup.follow()
     assert setup.engine.version == version(1)
+
+
+def test_version_out_of_reach_is_no_refusal_and_served_once_the_network_is_back(setup, monkeypatch):
+    setup.publish(0)
+    assert setup.follow()
+    setup.publish(1)
+    real = LocalSource.fetch
+
+    async def cut_off(source: LocalSource, manifest: WeightManifest) -> pathlib.Path:
+        raise UnreachableError("nobody answers")
+
+    monkeypatch.setattr(LocalSource, "fetch", cut_off)
+    for _ in range(20):  # far beyond what makes a refused version hopeless
+        assert not setup.follow()
+    setup.client.check_hope()
+    assert setup.client.is_stuck and setup.client.num_refused == 0
+    monkeypatch.setattr(LocalSource, "fetch", real)
+    assert setup.follow()  # at once: the clock stands still
+    assert setup.engine.version == version(1) and not setup.client.is_stuck

@@ -183,17 +183,16 @@ def test_version_superseded_while_it_is_fetched_is_no_refusal(setup):
     assert setup.engine.version == at(2)
 
 
-def test_server_that_is_down_is_a_refusal_that_is_tried_again(setup):
+def test_server_that_is_down_is_no_refusal_and_asked_again_at_once(setup):
     manifest = publish(setup.writer, 0)
     url, setup.url = setup.url, "http://127.0.0.1:1"
     setup.announce(manifest)
     assert not setup.follow()
-    assert setup.client.num_refused == 1
+    assert setup.client.num_refused == 0 and setup.client.is_stuck
     setup.url = url
     setup.announce(manifest)
-    assert not setup.follow()  # not before its time
-    setup.now[0] = FIRST_RETRY_S
     assert setup.follow()
+    assert not setup.client.is_stuck
 
 
 def test_fetch_holds_no_event_loop_and_ends_when_it_is_cancelled(setup):

@@ -8,7 +8,7 @@ import pytest
 from bridge.buckets import open_place
 from bridge.snapshots.chunks import hashed, unhashed
 from bridge.snapshots.download import Patience, Pieces, StoppedError, Tally, download
-from bridge.snapshots.layout import SnapshotError, SupersededError
+from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
 from bridge.types import FileEntry
 from tests.bridge.snapshots.serving import OTHER_TOKEN, TOKEN, Request, ScriptedServer, send_range
 
@@ -235,7 +235,7 @@ def test_silent_place_is_given_up_and_the_time_is_bounded(served):
         send_range(connection, request, b"x", total=DATA.size, length=request.end - request.start)
         connection.recv(1)
 
-    with pytest.raises(SnapshotError, match=r"can't be fetched for \d+ s, 0 of 21 chunks are there: .*sent nothing"):
+    with pytest.raises(UnreachableError, match=r"can't be fetched for \d+ s, 0 of 21 chunks are there: .*sent nothing"):
         fetch(served(silent).url)
     good = served()
     got, _ = fetch(served(silent).url, good.url)
