@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
-from obstore.store import ObjectStore
 
 from bridge.files import try_flock
 from bridge.snapshots.chunks import each_on_all_cores, has_chunk
 from bridge.snapshots.delta import DeltaError, apply_chunk, check_delta, piece_of
 from bridge.snapshots.download import Patience, Pieces, Tally, download
 from bridge.snapshots.layout import SnapshotError, manifest_path, read_manifest
+from bridge.snapshots.places import Place
 from bridge.types import WeightManifest
 
 
@@ -44,7 +44,7 @@ def base_of(manifest: WeightManifest, path: pathlib.Path) -> Generator[np.ndarra
 def download_delta(
     manifest: WeightManifest,
     base: np.ndarray,
-    places: Sequence[tuple[str, Callable[[], ObjectStore]]],
+    places: Sequence[tuple[str, Callable[[], Place]]],
     into: np.ndarray,
     *,
     chunks: Sequence[int],

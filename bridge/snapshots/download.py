@@ -2,33 +2,27 @@
 
 Also those of a delta, which are proved by what they make of the version before.
 
-What arrived stays: a broken connection, a place that fails and a bad chunk cost only what was on its way. obstore reads
-and decrypts outside Python's lock.
+What arrived stays: a broken connection, a place that fails and a bad chunk cost only what was on its way.
 """
 
 import asyncio
 import collections
+import concurrent.futures
+import contextlib
 import dataclasses
-import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import obstore
 from absl import logging
-from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import ObjectStore
 
 from bridge.snapshots.chunks import has_chunk
 from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
+from bridge.snapshots.places import BrokenError, NotThereError, Place, RefusedError
 from bridge.types import FileEntry
 
-_BAD_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*)?(\w+)")
-_CAUSE = re.compile(r"kind: (ConnectionRefused|ConnectionReset|TimedOut|HostUnreachable|NetworkUnreachable)")
-_BLOCK_BYTES = 2**20
-"""What is handed to Python at once. Measured on loopback: 256 KiB are slower, 4 MiB no faster."""
 _STOP_POLL_S = 0.05
 
 
@@ -52,18 +46,6 @@ class Patience:
 
 class StoppedError(SnapshotError):
     """A download that was told to stop; what is there stays."""
-
-
-class _Broken(Exception):  # noqa: N818
-    """A place failed, and may do better when it is asked again."""
-
-
-class _Useless(Exception):  # noqa: N818
-    """A place refused, or does not have what is wanted: asking again is no use."""
-
-
-class _Gone(_Useless):
-    """A place does not have this version any more."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -110,7 +92,7 @@ class Pieces:
 
 def download(
     pieces: Pieces,
-    places: Sequence[tuple[str, Callable[[], ObjectStore]]],
+    places: Sequence[tuple[str, Callable[[], Place]]],
     into: np.ndarray,
     *,
     chunks: Iterable[int],
@@ -138,11 +120,13 @@ def download(
       SnapshotError: each place refused, or chunks were bad again and again.
     """
     work = _Download(pieces, into, chunks, patience, tally, clock)
-    asyncio.run(_until(work.run(places), stop))
+    asyncio.run(_until(work.run(places), stop, num_threads=patience.num_ranges))
 
 
-async def _until(work: Coroutine[Any, Any, None], stop: threading.Event) -> None:
-    """Runs `work` to its end, or until `stop` is set."""
+async def _until(work: Coroutine[Any, Any, None], stop: threading.Event, *, num_threads: int) -> None:
+    """Runs `work` to its end, or until `stop` is set; each of its ranges needs one thread at a time."""
+    threads = concurrent.futures.ThreadPoolExecutor(num_threads, thread_name_prefix="sluice-download")
+    asyncio.get_running_loop().set_default_executor(threads)
     task = asyncio.create_task(work)
     while not task.done():
         if stop.is_set():
@@ -175,7 +159,7 @@ class _Download:
         self._width, self._span = patience.num_ranges, self._max_span
         """Ranges at once, and chunks in each."""
 
-    async def run(self, places: Sequence[tuple[str, Callable[[], ObjectStore]]]) -> None:
+    async def run(self, places: Sequence[tuple[str, Callable[[], Place]]]) -> None:
         left = dict(places)
         why: dict[str, str] = {}
         backoff_s = self._patience.first_backoff_s
@@ -185,13 +169,13 @@ class _Download:
             for url, open_ in list(left.items()):
                 try:
                     await self._read_from(open_())
-                except _Gone as e:
+                except NotThereError as e:
                     why[url] = str(e)
                     del left[url]
-                except (_Useless, ValueError) as e:
+                except (RefusedError, ValueError) as e:
                     why[url], is_gone = str(e), False
                     del left[url]
-                except _Broken as e:
+                except BrokenError as e:
                     why[url] = str(e)
                     self.tally.num_breaks += 1
                     logging.warning("snapshot place failed url=%s chunks_left=%d reason=%s", url, len(self._missing), e)
@@ -203,7 +187,7 @@ class _Download:
             await asyncio.sleep(backoff_s)
             backoff_s = min(self._patience.last_backoff_s, 2 * backoff_s)
 
-    def _check_hope(self, left: dict[str, Callable[[], ObjectStore]], why: dict[str, str], is_gone: bool) -> None:
+    def _check_hope(self, left: dict[str, Callable[[], Place]], why: dict[str, str], is_gone: bool) -> None:
         reasons = "; ".join(f"{url}: {reason}" for url, reason in why.items()) or "it has no source"
         if not left and is_gone:
             raise SupersededError(f"no place has it any more: {reasons}")
@@ -215,7 +199,7 @@ class _Download:
                 f"it can't be fetched{since}, {num_there} of {self._pieces.num} chunks are there: {reasons}"
             )
 
-    async def _read_from(self, place: ObjectStore) -> None:
+    async def _read_from(self, place: Place) -> None:
         """Reads ranges until nothing is missing; after a failure those on their way are read to their end."""
         running: set[asyncio.Task[None]] = set()
         failure: Exception | None = None
@@ -226,8 +210,8 @@ class _Download:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     error = task.exception()
-                    if isinstance(error, _Broken | _Useless):
-                        failure = failure if isinstance(failure, _Useless) else error
+                    if isinstance(error, BrokenError | RefusedError):
+                        failure = failure if isinstance(failure, RefusedError) else error
                         self._width, self._span = max(1, self._width // 2), max(1, self._span // 2)
                     elif error is not None:
                         raise error
@@ -239,6 +223,7 @@ class _Download:
                 task.cancel()
             if running:  # so that nothing of them comes back to an event loop that is closed
                 await asyncio.wait(running)
+            place.close()
         if failure is not None:
             raise failure
 
@@ -250,40 +235,24 @@ class _Download:
             taken.append(self._missing.popleft())
         return taken
 
-    async def _read_range(self, place: ObjectStore, chunks: list[int]) -> None:
+    async def _read_range(self, place: Place, chunks: list[int]) -> None:
         """Reads chunks that follow on one another; what is not there in the end is missing again."""
         position, end = self._pieces.where(chunks[0])[0], self._pieces.where(chunks[-1])[1]
         waiting = collections.deque(chunks)
         try:
-            async with asyncio.timeout(self._patience.silence_s):
-                result = await obstore.get_async(place, self._pieces.name, options={"range": (position, end)})
-            blocks = aiter(result.stream(min_chunk_size=_BLOCK_BYTES))
-            while position < end:
-                async with asyncio.timeout(self._patience.silence_s):
-                    block = np.frombuffer(await anext(blocks), np.uint8)
-                if block.size > end - position:
-                    raise _Broken(f"sent more than the {end - position} bytes that were left")
-                np.copyto(self._into[position : position + block.size], block)
-                self.tally.num_bytes += block.size
-                position += block.size
-                while waiting and self._pieces.where(waiting[0])[1] <= position:
-                    await self._verify(waiting.popleft())
+            steps = place.read(self._pieces.name, position, self._into[position:end].data)
+            async with contextlib.aclosing(steps):
+                while position < end:
+                    async with asyncio.timeout(self._patience.silence_s):
+                        num_bytes = await anext(steps)
+                    self.tally.num_bytes += num_bytes
+                    position += num_bytes
+                    while waiting and self._pieces.where(waiting[0])[1] <= position:
+                        await self._verify(waiting.popleft())
         except StopAsyncIteration:
-            raise _Broken(f"ended at byte {position}, {end} expected") from None
+            raise BrokenError(f"ended at byte {position}, {end} expected") from None
         except TimeoutError:
-            raise _Broken(f"sent nothing for {self._patience.silence_s:.0f} s") from None
-        except FileNotFoundError:
-            raise _Gone("not found") from None
-        except (UnauthenticatedError, PermissionDeniedError) as e:
-            raise _Useless(f"refused the token or the credentials: {_first_line(e)}") from None
-        except NotSupportedError as e:
-            raise _Useless(_first_line(e)) from None
-        except (BaseError, OSError) as e:
-            if " 410 Gone" in _first_line(e):
-                raise _Gone("superseded") from None
-            if bad := _BAD_CERTIFICATE.search(str(e)):
-                raise _Useless(f"its certificate is refused: {bad.group(1)}") from None
-            raise _Broken(_first_line(e)) from None
+            raise BrokenError(f"sent nothing for {self._patience.silence_s:.0f} s") from None
         finally:
             self._missing.extendleft(reversed(waiting))
 
@@ -298,13 +267,5 @@ class _Download:
         message = f"chunk {chunk} does not match its hash"
         if self._num_bad[chunk] >= self._patience.max_bad:
             self._num_bad[chunk] = 0  # another place may do better
-            raise _Useless(f"corrupt: {message}, {self._patience.max_bad} times")
+            raise RefusedError(f"corrupt: {message}, {self._patience.max_bad} times")
         logging.warning("snapshot %s; it is fetched again", message)
-
-
-def _first_line(error: Exception) -> str:
-    """What is wrong, of an error that goes on with its whole history."""
-    text = str(error)
-    line = text.splitlines()[0] if text else type(error).__name__
-    cause = _CAUSE.search(text)
-    return f"{line}: {cause.group(1)}" if cause else line

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from bridge.buckets import open_place
+from bridge.snapshots import fetch as fetching
 from bridge.snapshots.chunks import hashed, unhashed
 from bridge.snapshots.download import Patience, Pieces, StoppedError, Tally, download
 from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
+from bridge.snapshots.object_place import ObjectPlace
 from bridge.types import FileEntry
 from tests.bridge.snapshots.serving import OTHER_TOKEN, TOKEN, Request, ScriptedServer, send_range
 
@@ -19,6 +21,17 @@ QUICK = Patience(
     num_ranges=3, range_bytes=4 * CHUNK, silence_s=0.3, give_up_s=1.0, first_backoff_s=0.01, last_backoff_s=0.02
 )
 CLOSED = "http://127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True, params=["plain", "obstore"])
+def way(request, monkeypatch):
+    """By what the servers are read: obstore, which reads https, must do the same."""
+    if request.param == "obstore":
+        monkeypatch.setattr(
+            fetching,
+            "PlainPlace",
+            lambda url, token: ObjectPlace(open_place(url, token=token, max_retries=0)),
+        )
 
 
 @pytest.fixture
@@ -48,7 +61,7 @@ def fetch(
     tally = Tally()
     download(
         Pieces.of(file, target),
-        [(url, lambda url=url: open_place(url + "/v1", token=token, max_retries=0)) for url in urls],
+        [(url, lambda url=url: fetching.place_at(url + "/v1", token=token)) for url in urls],
         target,
         chunks=range(file.num_chunks) if chunks is None else chunks,
         stop=stop or threading.Event(),
