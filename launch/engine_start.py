@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from absl import logging
+
 from actor.duties.signs import heartbeat
 from actor.engine.limits import LimitsFile
 from actor.loop import Limits
@@ -47,7 +49,11 @@ def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
 
     def beat() -> None:
         while not has_ended.is_set():
-            store.heartbeat(heartbeat(name, None, None))
+            try:
+                store.heartbeat(heartbeat(name, None, None))
+            except Exception as e:  # whoever serves with this store hears of it, too
+                logging.error("no heartbeat while the engine starts: %s", e)
+                return
             has_ended.wait(Limits.heartbeat_s)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)

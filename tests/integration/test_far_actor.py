@@ -218,6 +218,7 @@ def test_actor_that_can_not_join_says_why_in_one_line(place, card, announced, ar
     [
         ([], 2, "error: give --run_dir=FOLDER of a run on this machine, or --store=URL --run=NAME"),
         (["--store={url}"], 2, "error: --store needs --run=NAME"),
+        (["--store={url}", "--run=trial", "--config=x"], 2, "error: an actor takes its config from the run"),
         (["--store={url}", "--run=trial"], 4, "error: the learner of run trial has not said what the run is"),
         (["--run_dir=/x", "--allow_module=a:b"], 2, "error: --allow_module goes with --store"),
         (["--store=mysql://x", "--run=trial"], 2, "error: a store's URL is sqlite:///FILE or postgresql://"),

@@ -61,9 +61,10 @@ class Place:
     def announce(
         self, *, token: str | None = TOKEN, sources: tuple[str, ...] = ("https://learner:1/v",), **fields: Any
     ):
+        values: dict[str, Any] = {"run": "abc123", "tokenizer_hash": blake3(TOKENIZER).hexdigest()} | fields
         writer = SnapshotWriter(
             self.root / "snapshots",
-            **({"run": "abc123", "tokenizer_hash": blake3(TOKENIZER).hexdigest()} | fields),
+            **values,
             token=Token(token) if token else None,
         )
         manifest = writer.write(Version(incarnation=0, step=0), {"w": np.zeros(4, np.float32)}, dtype="float32")

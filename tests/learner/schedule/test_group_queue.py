@@ -1,11 +1,13 @@
 import contextlib
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bridge.store.sqlite import SqliteStore
+from learner.schedule import group_queue
 from learner.schedule.group_queue import GroupQueue
 from learner.schedule.intake import Intake
 from tests.bridge.factories import make_group, make_rollout, make_ticket
@@ -111,6 +113,15 @@ def test_next_without_groups_calls_while_waiting_until_one_is_there(trainer):
 
     assert ids(next(trainer.queue(while_waiting=while_waiting))) == ["d"]
     assert calls == [0, 1, 2]
+
+
+def test_next_is_woken_by_a_group_and_does_not_look_for_it(trainer, monkeypatch):
+    monkeypatch.setattr(group_queue, "LOOK_S", 1000.0)
+    waits = threading.Event()
+    putting = threading.Thread(target=lambda: waits.wait(30) and trainer.put("d"))
+    putting.start()
+    assert ids(next(trainer.queue(while_waiting=waits.set))) == ["d"]
+    putting.join()
 
 
 def test_next_while_waiting_may_raise(trainer):
