@@ -6,11 +6,15 @@ import pathlib
 import threading
 from typing import Protocol
 
-from bridge.snapshots.layout import MANIFEST, SnapshotError, TensorTable, latest
+from bridge.snapshots.download import StoppedError
+from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, TensorTable, latest
 from bridge.snapshots.mirror import SnapshotMirror
 from bridge.snapshots.shared import SharedCopy
 from bridge.store.protocol import ActorStore
 from bridge.types import Announcement, Version, WeightManifest
+
+LOOK_S = 2.0
+"""A download of which nothing has arrived for so long is held against what is announced now."""
 
 
 class WeightSource(Protocol):
@@ -118,22 +122,39 @@ class RemoteSource:
         return announcement.manifest
 
     async def fetch(self, manifest: WeightManifest) -> pathlib.Path:
-        """Downloads it in another thread, or waits for who does."""
+        """Downloads it in another thread, or waits for who does.
+
+        Its sources may be dead ones: a learner that started anew serves elsewhere, and announces. So whenever nothing
+        arrives any more it is looked for that.
+        """
         announcement = self._announcement
         if announcement is None or announcement.manifest != manifest:
             raise SnapshotError(f"version {manifest.version} was not announced")
         stop = threading.Event()
         fetching = asyncio.ensure_future(asyncio.to_thread(self._shared.fetch, announcement, stop=stop))
+        looking = asyncio.create_task(self._until_useless(announcement))
         try:
-            path = await asyncio.shield(fetching)
-        except asyncio.CancelledError:
+            await asyncio.wait({fetching, looking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             stop.set()
+            looking.cancel()
             await asyncio.wait({fetching})  # a moment: nothing of it may run on once its files are closed
-            if not fetching.cancelled():
-                fetching.exception()
-            raise
+            error = None if fetching.cancelled() else fetching.exception()
+        if isinstance(error, StoppedError):
+            looking.result()  # or the store is lost
+            raise SupersededError(f"version {manifest.version} stopped arriving, and another announcement is out")
+        path = await fetching
         self._fetched = manifest.version
         return path
+
+    async def _until_useless(self, announcement: Announcement) -> None:
+        """Returns when nothing more arrives and something else is announced."""
+        arrived = -1
+        while True:
+            before, arrived = arrived, self._shared.num_arrived_bytes
+            if arrived == before and await asyncio.to_thread(self._store.announced) != announcement:
+                return
+            await asyncio.sleep(LOOK_S)
 
     def release(self) -> None:
         """Lets other processes of this host put a newer version there."""

@@ -76,6 +76,12 @@ class SnapshotFetcher:
         """Versions that came by their delta, wholly or in part."""
         self.num_failed_deltas = 0
         """Deltas that did not lead to all of a version, so that the rest was fetched in full."""
+        self._tally = Tally()
+
+    @property
+    def num_arrived_bytes(self) -> int:
+        """Of the fetch that is under way, or of the last one; any thread may look whether it grows."""
+        return self._tally.num_bytes
 
     def check(self, manifest: WeightManifest) -> None:
         """Refuses what may not be fetched, before anything is allocated or read.
@@ -121,7 +127,7 @@ class SnapshotFetcher:
             # From here on the file holds no whole version, and says so; what it holds is told by its chunks.
             replace_file(part_path(into), codec.encode(manifest))
             manifest_path(into).unlink(missing_ok=True)
-            tally = Tally()
+            tally = self._tally = Tally()
             missing = [i for i in range(manifest.file.num_chunks) if i not in there]
             places = [(url, self._opener(url)) for url in announcement.sources]
             if base is not None:

@@ -78,6 +78,11 @@ class SharedCopy:
                 raise StoppedError("told to stop while another process downloads")
         return path
 
+    @property
+    def num_arrived_bytes(self) -> int:
+        """Of this process's own download; another one's, for which it waits, is none."""
+        return self._fetcher.num_arrived_bytes
+
     def release(self) -> None:
         """Lets the file of the last `fetch` be overwritten."""
         if self._pin_fd is not None:

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from actor.weights import source
 from actor.weights.client import FIRST_RETRY_S, WeightClient
 from actor.weights.source import RemoteSource
 from bridge.snapshots.download import Patience
@@ -91,8 +92,8 @@ def open_client(root: pathlib.Path, store: AnnouncingStore, engine: LoadingEngin
     fetcher = SnapshotFetcher(
         run=RUN, tokenizer_hash=TOKENIZER, expected=TABLE, token=TOKEN, patience=PATIENCE, lock_timeout_s=0.05
     )
-    source = RemoteSource(store, SharedCopy(root / "memory", run=RUN, fetcher=fetcher))  # pyright: ignore
-    return WeightClient(source, engine, timeline=Timeline(root / "events", "actor-0"), clock=lambda: now[0])
+    remote = RemoteSource(store, SharedCopy(root / "memory", run=RUN, fetcher=fetcher))  # pyright: ignore
+    return WeightClient(remote, engine, timeline=Timeline(root / "events", "actor-0"), clock=lambda: now[0])
 
 
 @pytest.fixture
@@ -193,6 +194,34 @@ def test_server_that_is_down_is_no_refusal_and_asked_again_at_once(setup):
     setup.announce(manifest)
     assert setup.follow()
     assert not setup.client.is_stuck
+
+
+def test_server_that_a_restarted_learner_left_behind_is_left_for_the_one_that_it_announces(setup, monkeypatch):
+    """A learner that is started again serves on another port; who had begun to ask the old one hears of it."""
+    monkeypatch.setattr(source, "LOOK_S", 0.0)
+    entered = threading.Event()
+
+    def silent(request, connection):
+        entered.set()
+        connection.recv(1)
+
+    server = ScriptedServer(values(0).tobytes(), silent)
+    real_url, setup.url = setup.url, server.url
+    setup.publish(0)
+
+    async def body() -> WeightManifest | None:
+        task = asyncio.create_task(setup.client.prefetch())
+        while not entered.is_set():
+            await asyncio.sleep(0)
+        setup.url = real_url
+        setup.publish(1)
+        return await task
+
+    assert asyncio.run(body()) is None
+    server.close()
+    assert setup.client.num_refused == 0
+    assert setup.follow()
+    assert setup.engine.version == at(1)
 
 
 def test_fetch_holds_no_event_loop_and_ends_when_it_is_cancelled(setup):
