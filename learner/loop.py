@@ -166,9 +166,9 @@ def publish(run: Run) -> None:
 
 
 def await_weights(run: Run) -> None:
-    """Waits until the weights handed over are out."""
+    """Waits until actors know of the weights handed over."""
     with run.stream.aside():
-        run.publisher.finish()
+        run.publisher.await_announced()
     run.heart.worked()
 
 
@@ -272,4 +272,5 @@ def finish(run: Run) -> None:
     if not target.exists():
         hf_io.save(target, run.architecture, run.state.params, tokenizer_from=run.tokenizer.folder)
         run.heart.worked()
+    run.publisher.finish()  # a bucket may take its time, and has the last weights too
     logging.info("finished step=%d model=%s", run.step, target)

@@ -99,10 +99,10 @@ class LearnerStore(SharedStore, Protocol):
         ...
 
     def announce(self, announcement: Announcement) -> None:
-        """Tells the actors of a version.
+        """Tells the actors of a version; again, when there are more places to fetch it from.
 
         Raises:
-          ValueError: it is not newer than the one announced.
+          ValueError: it is older than the one announced.
         """
         ...
 

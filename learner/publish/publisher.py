@@ -40,6 +40,7 @@ class _Job:
     is_awaited: bool
     start_s: float
     """Unix time."""
+    is_announced: bool = False
 
 
 class Publisher:
@@ -72,8 +73,9 @@ class Publisher:
           dtype: what is served: float32 or bfloat16.
           timeline: where each publish is recorded.
           while_waiting: called again and again while `publish` or `finish` waits; may raise.
-          outlets: where a version goes once it is whole in shared memory, in this order.
-          announce: told of a version, and of its sources, when all outlets are through.
+          outlets: where a version goes once it is whole in shared memory, in this order; the quick ones first.
+          announce: told of a version as soon as it can be fetched anywhere, and again of each place more. So a slow
+            bucket keeps nobody waiting who reaches the learner.
         """
         self._writer, self._names, self._config = writer, names, config
         self._incarnation, self._dtype = incarnation, dtype
@@ -118,8 +120,8 @@ class Publisher:
     def publish(self, params: Params, *, step: int, is_awaited: bool = False) -> Version:
         """Hands the weights over; actors may be told of the version at once, and get it when it is out.
 
-        When the one before is not out yet, publish.when_late says what happens: it is waited for; or, unless somebody
-        waits for its samples, one that has not begun is replaced by this one, which takes its turn.
+        When the one before is not announced yet, publish.when_late says what happens: it is waited for; or, unless
+        somebody waits for its samples, one that has not begun is replaced by this one, which takes its turn.
 
         Args:
           params: the learner's. The next optimizer step may have them; call `let_go` before it.
@@ -128,9 +130,9 @@ class Publisher:
         """
         self.check()
         start_s, start = time.time(), time.perf_counter()
-        self._num_late += self._is_busy()
+        self._num_late += self._is_late()
         if self._config.when_late == "wait":
-            self._wait_while(self._is_busy)
+            self._wait_while(self._is_late)
         else:
             self._wait_while(lambda: self._next is not None and self._next.is_awaited)
             self._take_back()
@@ -162,8 +164,12 @@ class Publisher:
         self._held_up_s += time.perf_counter() - start
         self.check()
 
+    def await_announced(self) -> None:
+        """Waits until actors know of all that was handed over."""
+        self._wait_while(self._is_late)
+
     def finish(self) -> None:
-        """Waits until all that was handed over is out."""
+        """Waits until all that was handed over has gone wherever it goes."""
         self._wait_while(self._is_busy)
 
     def check(self) -> None:
@@ -199,6 +205,10 @@ class Publisher:
     def _is_busy(self) -> bool:
         with self._changed:
             return self._current is not None or self._next is not None
+
+    def _is_late(self) -> bool:
+        with self._changed:
+            return self._next is not None or (self._current is not None and not self._current.is_announced)
 
     def _wait_while(self, holds: Callable[[], bool]) -> None:
         while True:
@@ -246,13 +256,26 @@ class Publisher:
                 self._is_read = self._is_read or job.export.is_in_place  # there is one such at a time
                 self._changed.notify_all()
             manifest = draft.commit()
-        sources = [url for outlet in self._outlets for url in self._put(outlet, manifest)]
+        sources: list[str] = []
+        for outlet in self._outlets:
+            if new := self._put(outlet, manifest):
+                sources += new
+                self._tell(job, manifest, sources)
+        if not sources:
+            self._tell(job, manifest, sources)
+
+    def _tell(self, job: _Job, manifest: WeightManifest, sources: Sequence[str]) -> None:
         if self._announce is not None:
             self._announce(Announcement(manifest=manifest, sources=tuple(sources)))
+        if job.is_announced:
+            return
         end_s = time.time()
         self.announced, self.last_publish_s = job.version, end_s - job.start_s
         if self._timeline is not None:
             self._timeline.span("publish", job.start_s, end_s, lane=_LANE, step=job.version.step)
+        with self._changed:
+            job.is_announced = True
+            self._changed.notify_all()
 
     def _write(self, draft: SnapshotDraft, export: Export) -> None:
         # A function of its own: no view of the parameters is left when it returns.

@@ -331,7 +331,7 @@ def test_finish_each_part_of_it_is_felt(monkeypatch, tmp_path):
     run.probe = run.evaluation = mock.Mock(version=None)
     for part in ("publisher", "stream", "state", "architecture", "tokenizer"):
         setattr(run, part, mock.MagicMock())
-    run.publisher.finish = feel
+    run.publisher.await_announced = feel
     run.checkpoints, run.save = mock.Mock(wait=feel), lambda: (feel(), run.heart.worked())
     monkeypatch.setattr(loop.hf_io, "save", feel)
     loop.finish(run)

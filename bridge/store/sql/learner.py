@@ -86,7 +86,7 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
                 VALUES (:run, :incarnation, :step, :call, :payload)
                 ON CONFLICT (run) DO UPDATE SET incarnation = excluded.incarnation, step = excluded.step,
                     call = excluded.call, payload = excluded.payload
-                WHERE (announcements.incarnation, announcements.step) < (excluded.incarnation, excluded.step)""",
+                WHERE (announcements.incarnation, announcements.step) <= (excluded.incarnation, excluded.step)""",
                 payload=self._encode(announcement),
                 **params,
             ),
@@ -95,7 +95,7 @@ class SqlLearnerSide(SqlObjects, LearnerStore):
             changes=("weights",),
         )
         if rows[0][2] != params["call"]:
-            raise ValueError(f"version {version} is not newer than {rows[0][0]}:{rows[0][1]}, which was announced")
+            raise ValueError(f"version {version} is older than {rows[0][0]}:{rows[0][1]}, which was announced")
 
     @override
     def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:

@@ -13,10 +13,16 @@ def test_announced_is_the_newest_and_an_older_one_is_refused(store):
         announcement = make_announcement(incarnation=incarnation, step=step, sources=(f"https://h/{step}",))
         store.announce(announcement)
         assert as_plain(store.announced()) == as_plain(announcement)
-    for incarnation, step in ((0, 9), (1, 3), (1, 4)):
-        with pytest.raises(ValueError, match=f"{incarnation}:{step} is not newer than 1:4"):
+    for incarnation, step in ((0, 9), (1, 3)):
+        with pytest.raises(ValueError, match=f"{incarnation}:{step} is older than 1:4"):
             store.announce(make_announcement(incarnation=incarnation, step=step))
     assert as_plain(store.announced()) == as_plain(announcement)
+
+
+def test_version_announced_again_is_found_in_more_places(store):
+    for sources in (("https://h/4",), ("https://h/4", "s3://b/4")):
+        store.announce(make_announcement(incarnation=1, step=4, sources=sources))
+        assert store.announced().sources == sources
 
 
 def test_card_and_its_files_come_back_as_they_were_put(store):

@@ -253,7 +253,7 @@ def test_outlets_get_a_version_that_is_whole_and_their_urls_are_announced_in_ord
 
     def put(url: str):
         def put(manifest):
-            assert latest(setup.folder) == manifest and not announced
+            assert latest(setup.folder) == manifest
             return [f"{url}/{manifest.version.step}"]
 
         return put
@@ -264,8 +264,11 @@ def test_outlets_get_a_version_that_is_whole_and_their_urls_are_announced_in_ord
     published.publish(fresh_params_on_device(), step=5)
     setup.writer.gate.set()
     published.finish()
-    assert announced == [Announcement(manifest=announced[0].manifest, sources=("https://a/5", "s3://b/5"))]
-    assert announced[0].manifest == latest(setup.folder)
+    manifest = latest(setup.folder)
+    assert manifest is not None
+    assert announced == [
+        Announcement(manifest=manifest, sources=sources) for sources in (("https://a/5",), ("https://a/5", "s3://b/5"))
+    ]
     (span,) = [e for e in read(tmp_path / "events") if e["name"] == "publish"]
     assert span["args"] == {"step": 5}
     assert 0 < published.last_publish_s == pytest.approx(span["dur"] / 1e6, abs=1e-3)
@@ -284,6 +287,34 @@ def test_outlet_that_fails_is_counted_and_the_version_goes_out_without_it(setup)
         published.finish()
     assert [a.sources for a in announced] == [("https://b",)] * 2
     assert metrics_of(published, "outlet_failures") == [2]
+
+
+def test_bucket_that_is_slow_delays_neither_the_announcement_nor_the_learner(setup):
+    entered, leave = threading.Event(), threading.Event()
+
+    def upload(manifest):
+        entered.set()
+        assert leave.wait(DEADLINE_S)
+        return [f"s3://b/{manifest.version.step}"]
+
+    announced: list[Announcement] = []
+    outlets = [Outlet(name="server", put=lambda m: [f"https://a/{m.version.step}"]), Outlet(name="bucket", put=upload)]
+    published = setup.publisher(outlets=outlets, announce=announced.append)
+    setup.writer.gate.set()
+    first = published.publish(fresh_params_on_device(), step=0)
+    published.await_announced()
+    assert entered.wait(DEADLINE_S)
+    assert published.announced == first and [a.sources for a in announced] == [("https://a/0",)]
+    published.publish(fresh_params_on_device(), step=1)  # handed over while the bucket has not got the one before
+    assert metrics_of(published, "late") == [0]
+    leave.set()
+    published.finish()
+    assert [a.sources for a in announced] == [
+        ("https://a/0",),
+        ("https://a/0", "s3://b/0"),
+        ("https://a/1",),
+        ("https://a/1", "s3://b/1"),
+    ]
 
 
 def test_close_finishes_what_has_begun_and_gives_up_what_has_not(setup):
