@@ -149,6 +149,8 @@ PY
 }
 
 [ $# -le 1 ] || fail "one argument at most, got: $*"
+# A new environment is made by emptying .venv first, and through a link that would be somebody else's.
+[ ! -L "$venv" ] || fail "$venv is a link to $(readlink "$venv"), which is not this folder's to change: remove the link"
 extra="${1:-$(sed -n 2p "$stamp" 2>/dev/null || true)}"
 extra="${extra:-cpu}"
 [[ "$extra" =~ ^[a-z]+(,[a-z]+)*$ ]] || fail "not an extra: $extra"
