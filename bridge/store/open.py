@@ -54,7 +54,9 @@ def open_store(
 
 
 def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float = 600.0) -> None:
-    """Makes a run in its store, and the store where there is none; what is there stays. For the learner.
+    """Makes a run in its store, and the store where there is none; what is there stays, but `actor_role` is as given.
+
+    For the learner.
 
     Args:
       url: as in `open_store`.

@@ -81,7 +81,7 @@ def make_schema(db: psycopg.Connection) -> None:
 
 
 def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) -> None:
-    """Makes a run of this role's, to be served by `actor_role`; one that is there stays.
+    """Makes a run of this role's; one that is there stays. From now on `actor_role` serves it, whoever did before.
 
     Raises:
       ValueError: there is one of another role's, or this role may not make any.
@@ -99,6 +99,9 @@ def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) ->
         ) from e
     if not is_mine:
         raise ValueError(f"run {run} is another role's: connect as the one that began it, or begin a run of your own")
+    db.execute(
+        "UPDATE sluice.runs SET actor_role = %s WHERE run = %s AND actor_role <> %s", (actor_role, run, actor_role)
+    )
 
 
 def find_runs(db: psycopg.Connection, name_or_id: str) -> list[str]:

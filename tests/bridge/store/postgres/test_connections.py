@@ -170,7 +170,7 @@ def test_find_run_by_name_and_by_id(place, learner):
     url = place.engine.url_of(LEARNER)
     for run in (f"{place.run}-1", f"{place.run}-2"):
         create_run(url, run=run, name=f"name of {place.run}", actor_role=ACTOR)
-        create_run(url, run=run, name="put again", actor_role="ignored")
+        create_run(url, run=run, name="put again", actor_role=ACTOR)
     assert find_run(place.engine.url_of(ACTOR), f"{place.run}-1") == f"{place.run}-1"
     with pytest.raises(ValueError, match=f"2 runs are called.*{place.run}-1"):
         find_run(url, f"name of {place.run}")

@@ -133,6 +133,13 @@ def test_actor_sees_no_row_of_a_run_that_is_not_for_its_role(place, run, as_acto
     assert find_runs(place.engine.url_of(LEARNER), "foreign") == ["foreign"]
 
 
+def test_run_that_goes_on_with_another_actor_role_is_served_by_that_one_alone(place):
+    learner_url, actor_url = place.engine.url_of(LEARNER), place.engine.url_of(ACTOR)
+    for actor_role, found in ((ACTOR, ["moved"]), ("somebody", []), (ACTOR, ["moved"])):
+        make_run(learner_url, run="moved", name="moved", actor_role=actor_role)
+        assert find_runs(actor_url, "moved") == found
+
+
 def test_learner_leads_only_runs_that_its_role_began(place, run, postgres):
     postgres.create_role("other_learner")
     place.engine.admin.execute("GRANT sluice_learner TO other_learner")
