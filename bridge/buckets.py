@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import os
+import pathlib
 import urllib.parse
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ def open_place(
     tls: Tls | None = None,
     timeout_s: float = 60.0,
     max_retries: int | None = None,
+    is_written: bool = False,
 ) -> ObjectStore:
     """Whatever lies under a URL; nothing is asked of it yet.
 
@@ -38,13 +40,18 @@ def open_place(
       timeout_s: how long one request may take.
       max_retries: how often a request is made again by itself; None: obstore's own default, for minutes. A caller that
         tries again itself wants 0.
+      is_written: makes the folder of a file:// URL; who only reads makes none.
 
     Raises:
       ValueError: another scheme, or http to another machine, which would show the token to everyone between.
+      FileNotFoundError: the folder of a file:// URL is not there, and is not to be made.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
-        return obstore.store.from_url(url, mkdir=True)
+        folder = pathlib.Path(urllib.parse.unquote(parts.path))
+        if not is_written and not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}")
+        return obstore.store.from_url(url, mkdir=is_written)
     retry: RetryConfig | None = None if max_retries is None else {"max_retries": max_retries}
     timeout = datetime.timedelta(seconds=timeout_s)
     options: ClientConfig = {"timeout": timeout, "connect_timeout": datetime.timedelta(seconds=min(10.0, timeout_s))}
@@ -63,6 +70,12 @@ def open_place(
             options["allow_http"] = True
         return obstore.store.from_url(url, client_options=options, retry_config=retry)
     raise ValueError(f"{url} must begin with s3://, gs://, file:///, https:// or (on loopback) http://")
+
+
+def is_of_this_machine(url: str) -> bool:
+    """Whether what lies under a URL comes from a folder or a server of this machine; a bucket's service does not."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme == "file" or (parts.scheme in ("http", "https") and is_loopback(parts.hostname or ""))
 
 
 def is_loopback(host: str) -> bool:

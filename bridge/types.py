@@ -382,6 +382,8 @@ class Announcement:
     sources: Annotated[tuple[str, ...], Meta(max_length=MAX_SOURCES)]
     """URLs under which the manifest's files lie (https://, http://, s3://, gs://, file://), the best one first; the
     learner's own memory is none of them."""
+    hmac: str | None = None
+    """Keyed hash over all the rest, where snapshots cross machines: who holds the store can name no other sources."""
 
     def __post_init__(self) -> None:
         """Refuses what is no address of snapshots."""

@@ -113,7 +113,9 @@ def _join() -> Joined:
       ValueError, TimeoutError: it can't be served.
     """
     if flags.FLAGS.config is not None:
-        raise ValueError("an actor takes its config from the run: give --run_dir, or --store and --run, and no --config")
+        raise ValueError(
+            "an actor takes its config from the run: give --run_dir, or --store and --run, and no --config"
+        )
     if (_STORE.value is None) == (flags.FLAGS.run_dir is None):
         raise ValueError("give --run_dir=FOLDER of a run on this machine, or --store=URL --run=NAME of one elsewhere")
     if _STORE.value is None:

@@ -125,7 +125,7 @@ def join_store(
 
     Raises:
       ValueError: another version, a name that a live actor has, code that is not allowed, an override that is not this
-        actor's; one line says what to do.
+        actor's, weights that nobody vouches for; one line says what to do.
       TimeoutError: the store can't be reached, or there is no such run in time.
     """
     check_names(run=run, name=name)
@@ -134,8 +134,10 @@ def join_store(
     check_trust(url, token)
     deadline = time.monotonic() + wait_s
     id_ = _wait_for_run(url, run, deadline)
+    check_id(id_, run)
     with contextlib.ExitStack() as parts, contextlib.closing(open_store(url, run=id_, retry_s=wait_s)) as first:
         card = _wait_for_card(first, run, deadline)
+        check_id(card.run, run)
         check_versions(card, vllm=installed_vllm())
         config = config_of(card, given, allowed_modules)
         work = RunFolder(pathlib.Path(work_dir) if work_dir else cache_folder() / "actors" / f"{id_}-{name}")
@@ -195,7 +197,8 @@ def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
     """Looks at what is announced before an engine is started for it; nothing may be yet.
 
     Raises:
-      ValueError: it could never be served here: another token, tokenizer or model, or no way to it.
+      ValueError: it could never be served here: another token, or none for what is on other machines, another
+        tokenizer or model, or no way to it.
     """
     announcement = store.announced()
     if announcement is None:
@@ -206,9 +209,9 @@ def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
             "publish.bucket, or this actor on its machine with --run_dir"
         )
     try:
-        fetcher.check(announcement.manifest)
+        fetcher.check(announcement)
     except SnapshotError as e:
-        raise ValueError(f"what the run announces can't be served here: {e}; is {TOKEN_FILE} this run's?") from e
+        raise ValueError(f"what the run announces can't be served here: {e}") from e
 
 
 def check_names(*, run: str, name: str) -> None:
@@ -220,6 +223,16 @@ def check_names(*, run: str, name: str) -> None:
     for flag, value in (("run", run), ("name", name)):
         if not _NAME.fullmatch(value):
             raise ValueError(f"--{flag} must be letters, digits, '_', '.' and '-', got {value!r}")
+
+
+def check_id(id_: str, run: str) -> None:
+    """Refuses an id that the store gives a run and that leads out of the folders named by it.
+
+    Raises:
+      ValueError: says which.
+    """
+    if not _NAME.fullmatch(id_):
+        raise ValueError(f"the store gives run {run} the id {id_!r}, which no learner makes: is it the right store?")
 
 
 def check_given(given: Mapping[str, str]) -> None:
@@ -241,8 +254,12 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
     """
     try:
         raw = json.loads(card.config)
+        if not isinstance(raw, dict):
+            raise ValueError("it is no JSON object")
         config = overrides.from_dict(raw)
-    except (ValueError, AttributeError) as e:
+    except RecursionError:
+        raise ValueError(f"the config of run {card.name} can't be read here: it is nested too deeply") from None
+    except (ValueError, TypeError) as e:
         raise ValueError(f"the config of run {card.name} can't be read here: {e}") from e
     # A folder of the learner's machine is none here.
     config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=""))

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from bridge.pulse import Pulse
 from bridge.run_lock import RunLock
-from bridge.secrets import read_token
+from bridge.secrets import Token, read_token
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder, run_id, snapshot_folder
@@ -38,7 +38,7 @@ from learner.publish.publisher import Publisher
 from learner.run import Run, saved_part
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
-from learner.store import by_samples, open_run_store, put_run_card, take_lead
+from learner.store import announcer, by_samples, open_run_store, put_run_card, take_lead
 from learner.update.anchors import Anchors
 from learner.update.kept_batch import KeptBatch
 from learner.update.state import TrainState
@@ -94,8 +94,9 @@ def open_run(
     waiting = Waiting(heart)
     timeline = Timeline(RunFolder(folder).events, "learner")
     metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
+    token = read_token() if config.publish.leaves_the_machine else None
     publisher = Publisher(
-        _writer(config, folder, tokenizer),
+        _writer(config, folder, tokenizer, token),
         architecture.param_names,
         config.publish,
         incarnation=incarnation,
@@ -103,7 +104,7 @@ def open_run(
         timeline=timeline,
         while_waiting=heart.check,
         outlets=[*outlets, *outlets_of(config.publish, snapshot_folder(config), run=run_id(folder))],
-        announce=store.announce,
+        announce=announcer(store, token),
     )
     waiting.looks.append(publisher.check)  # nothing comes of waiting for samples by weights that don't go out
     stream = Stream(
@@ -172,14 +173,14 @@ def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) ->
     return prompts, held_out
 
 
-def _writer(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> SnapshotWriter:
+def _writer(config: Config, folder: pathlib.Path, tokenizer: Tokenizer, token: Token | None) -> SnapshotWriter:
     publish = config.publish
     return SnapshotWriter(
         snapshot_folder(config),
         run=run_id(folder),
         tokenizer_hash=tokenizer.fingerprint,
         lock_timeout_s=config.supervision.lock_wait_s,
-        token=read_token() if publish.leaves_the_machine else None,
+        token=token,
         full_every=publish.full_every if publish.leaves_the_machine else 1,
     )
 

@@ -2,14 +2,18 @@
 
 import pathlib
 import time
+from collections.abc import Callable
 
 from absl import logging
 
 from bridge.names import flatten
 from bridge.run_lock import place_of
+from bridge.secrets import Token
+from bridge.snapshots.signing import sign
 from bridge.store.open import create_run, open_store
 from bridge.store.protocol import GroupStore, LearnerLivesError, LearnerStore
 from bridge.store.sample_tickets import SampleTickets
+from bridge.types import Announcement
 from configs.overrides import to_json
 from configs.run_folder import run_id, store_url
 from configs.schema import Config
@@ -66,6 +70,15 @@ def by_samples(store: LearnerStore, config: Config) -> LearnerStore:
         return store
     rounds = config.rounds
     return SampleTickets(store, num_samples=rounds.samples_per_group, num_requests=rounds.requests_per_group)
+
+
+def announcer(store: LearnerStore, token: Token | None) -> Callable[[Announcement], None]:
+    """How the learner tells actors of a version and its sources: signed, where there is a token."""
+
+    def announce(announcement: Announcement) -> None:
+        store.announce(sign(announcement, token) if token is not None else announcement)
+
+    return announce
 
 
 def put_run_card(

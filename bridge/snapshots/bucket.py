@@ -90,7 +90,8 @@ class SnapshotBucket:
             raise ValueError(f"at least one version must stay in the bucket, got keep={keep}")
         self._url, self._folder, self._run = url, pathlib.Path(folder), run
         self._keep, self._part_bytes, self._pause = keep, part_bytes, pause
-        self._place = open_place(place_of_run(url, run), timeout_s=timeout_s, max_retries=max_retries)
+        place = place_of_run(url, run)
+        self._place = open_place(place, timeout_s=timeout_s, max_retries=max_retries, is_written=True)
         self._bases: dict[Version, Version | None] = {}
         self.num_failed = 0
         """Versions that did not get there, however often it was tried."""

@@ -1,7 +1,7 @@
 """Snapshots from other machines: announced by the store, read from a server or a bucket, verified chunk by chunk.
 
-Everything is checked before the first byte: signature, run, tokenizer, names, shapes, dtypes and sizes. Chunks that are
-there already are not fetched again: those of a download that broke off, and those that the version before has too.
+Everything is checked before the first byte: signatures, run, tokenizer, names, shapes, dtypes and sizes. Chunks that
+are there already are not fetched again: those of a download that broke off, and those that the version before has too.
 Where the version before lies beside it, the delta is fetched in place of the rest.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from absl import logging
 
 from bridge import codec
-from bridge.buckets import is_loopback, open_place
+from bridge.buckets import is_loopback, is_of_this_machine, open_place
 from bridge.files import replace_file
-from bridge.secrets import Tls, Token
+from bridge.secrets import TOKEN_FILE, Tls, Token
 from bridge.snapshots.chunks import each_on_all_cores, has_chunk
 from bridge.snapshots.delta_download import base_of, download_delta
 from bridge.snapshots.download import Patience, Pieces, StoppedError, Tally, download
@@ -32,7 +32,7 @@ from bridge.snapshots.layout import (
     reserve,
 )
 from bridge.snapshots.object_place import ObjectPlace
-from bridge.snapshots.places import Place
+from bridge.snapshots.places import NotThereError, Place
 from bridge.snapshots.plain_place import PlainPlace
 from bridge.snapshots.segment import Segment
 from bridge.snapshots.signing import check_signature
@@ -62,7 +62,8 @@ class SnapshotFetcher:
           run: whose snapshots.
           tokenizer_hash: the model's.
           expected: the model's tensors: a snapshot with other names, dtypes or shapes is refused.
-          token: what servers are shown, and manifests must be signed with; None: neither.
+          token: what servers are shown, and announcements and manifests must be signed with; None: neither, and only
+            what lies on this machine is fetched.
           tls: whom to trust besides the system's authorities.
           patience: with places that are slow or fail.
           lock_timeout_s: how long a file that somebody maps is waited for.
@@ -83,14 +84,22 @@ class SnapshotFetcher:
         """Of the fetch that is under way, or of the last one; any thread may look whether it grows."""
         return self._tally.num_bytes
 
-    def check(self, manifest: WeightManifest) -> None:
-        """Refuses what may not be fetched, before anything is allocated or read.
+    def check(self, announcement: Announcement) -> None:
+        """Refuses what may not be fetched, before anything is allocated or read, and any source is asked.
 
         Raises:
-          SnapshotError: unsigned or signed by another, another run, tokenizer or model, or malformed.
+          SnapshotError: unsigned or signed by another, on another machine and nobody vouches for it here, another run,
+            tokenizer or model, or malformed.
         """
+        manifest = announcement.manifest
         if self._token is not None:
             check_signature(manifest, self._token)
+            check_signature(announcement, self._token)
+        elif (elsewhere := next((s for s in announcement.sources if not is_of_this_machine(s)), None)) is not None:
+            raise SnapshotError(
+                f"version {manifest.version} comes from another machine ({elsewhere}), and only the run's token tells "
+                f"whose weights it has: set {TOKEN_FILE} to a file with it"
+            )
         check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
 
     def fetch(
@@ -116,7 +125,7 @@ class SnapshotFetcher:
           SnapshotError: refused by `check`, no room, or no source could be read for long enough.
         """
         manifest = announcement.manifest
-        self.check(manifest)
+        self.check(announcement)
         segment = self._segment(into)
         reserve([segment], manifest.file.num_bytes)
         if not segment.lock(timeout_s=self._lock_timeout_s):
@@ -211,11 +220,15 @@ def place_at(url: str, *, token: Token | None = None, tls: Tls | None = None) ->
 
     Raises:
       ValueError: as `open_place`.
+      NotThereError: a folder that is not there (any more).
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "http" and is_loopback(parts.hostname or ""):
         return PlainPlace(url, token=token)
-    return ObjectPlace(open_place(url, token=token, tls=tls, timeout_s=_REQUEST_S, max_retries=0))
+    try:
+        return ObjectPlace(open_place(url, token=token, tls=tls, timeout_s=_REQUEST_S, max_retries=0))
+    except FileNotFoundError as e:
+        raise NotThereError(str(e)) from None
 
 
 def _chunks_there(data: np.ndarray, file: FileEntry, into: pathlib.Path) -> set[int]:

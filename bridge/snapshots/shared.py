@@ -61,7 +61,7 @@ class SharedCopy:
         """
         self.release()
         manifest = announcement.manifest
-        self._fetcher.check(manifest)
+        self._fetcher.check(announcement)
         deadline_s = time.monotonic() + self._wait_s
         while (path := self._pinned(manifest)) is None:
             if try_flock(self._download_fd, fcntl.LOCK_EX):

@@ -105,7 +105,7 @@ class GroupObjects:
         """
         if urllib.parse.urlsplit(url).scheme in ("http", "https"):
             raise ValueError(f"store.bucket={url} can't be written to; wanted s3://, gs:// or file:///")
-        self._place: ObjectStore = open_place(url)
+        self._place: ObjectStore = open_place(url, is_written=True)
         self._url, self._max_bytes, self._retry_s = url, max_bytes, retry_s
         self._prefix = f"groups/{urllib.parse.quote(run, safe='')}"
         self._clock, self._sleep = clock, sleep

@@ -145,6 +145,7 @@ ANNOUNCEMENTS = st.builds(
     Announcement,
     manifest=manifests(),
     sources=st.lists(st.sampled_from(["https://l.example:8443/v", "s3://b/p", "file:///f"]), max_size=3).map(tuple),
+    hmac=st.none() | st.text(),
 )
 CARDS = st.builds(
     RunCard,

@@ -52,7 +52,7 @@ SEEDS = (
     make_group(TICKET),
     MANIFEST,
     Heartbeat(process="a", role="actor", pid=1, time_s=1.0, version=VERSION, report=make_report()),
-    Announcement(manifest=MANIFEST, sources=("https://learner.example:8443/v", "file:///f")),
+    Announcement(manifest=MANIFEST, sources=("https://learner.example:8443/v", "file:///f"), hmac="ab" * 32),
     RunCard(
         run="r",
         name="n",

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from blake3 import blake3
 
 from bridge import codec, versions
 from bridge.secrets import Token
+from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.open import NoRunError
 from bridge.store.sqlite import SqliteStore
@@ -59,17 +61,23 @@ class Place:
         self.store.put_card(RunCard(**(values | fields)), {blake3(d).hexdigest(): d for d in FILES.values()})
 
     def announce(
-        self, *, token: str | None = TOKEN, sources: tuple[str, ...] = ("https://learner:1/v",), **fields: Any
+        self,
+        *,
+        token: str | None = TOKEN,
+        sources: tuple[str, ...] = ("https://learner:1/v",),
+        forge: Callable[[Announcement], Announcement] = lambda announcement: announcement,
+        **fields: Any,
     ):
         values: dict[str, Any] = {"run": "abc123", "tokenizer_hash": blake3(TOKENIZER).hexdigest()} | fields
         writer = SnapshotWriter(
             self.root / "snapshots",
             **values,
-            token=Token(token) if token else None,
+            token=(key := Token(token) if token else None),
         )
         manifest = writer.write(Version(incarnation=0, step=0), {"w": np.zeros(4, np.float32)}, dtype="float32")
         writer.close()
-        self.store.announce(Announcement(manifest=manifest, sources=sources))
+        announcement = Announcement(manifest=manifest, sources=sources)
+        self.store.announce(forge(sign(announcement, key) if key else announcement))
 
     @contextlib.contextmanager
     def join(self, name: str = "far-1", **arguments: Any):
@@ -139,6 +147,10 @@ def test_store_that_is_not_there_is_not_made(place, tmp_path):
         ({"formats": "Group:99"}, "wants wire formats Group:99, here is"),
         ({"vllm": "9.9.9"}, "wants vLLM 9.9.9, here is"),
         ({"config": "{"}, "the config of run trial can't be read here"),
+        ({"config": "[" * 100_000}, "the config of run trial can't be read here: it is nested too deeply"),
+        ({"config": '{"a":' * 3_000 + "1" + "}" * 3_000}, "the config of run trial can't be read here"),
+        ({"config": "[]"}, "the config of run trial can't be read here: it is no JSON object"),
+        ({"config": '{"preset": "x", "run": 1}'}, "the config of run trial can't be read here"),
         ({"config": '{"preset": "x", "engine": {"of": "a later build"}}'}, "config has no field"),
     ],
 )
@@ -181,6 +193,46 @@ def test_weights_that_could_never_be_served_here_are_refused_before_an_engine_st
     with pytest.raises(ValueError, match=said) as caught, place.join():
         pass
     assert TOKEN not in str(caught.value) and OTHER not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["https://learner.example:1/v", "s3://bucket/v", "https://127.0.0.1.example/v"])
+def test_run_with_weights_elsewhere_is_refused_without_its_token(place, monkeypatch, source):
+    monkeypatch.delenv("SLUICE_TOKEN")
+    place.put_card()
+    place.announce(token=None, sources=("https://127.0.0.1:1/v", source))
+    with pytest.raises(ValueError, match="set SLUICE_TOKEN_FILE") as caught, place.join():
+        pass
+    assert len(str(caught.value).splitlines()) == 1 and source in str(caught.value)
+
+
+def test_run_with_weights_on_this_machine_needs_no_token(place, monkeypatch):
+    monkeypatch.delenv("SLUICE_TOKEN")
+    place.put_card()
+    place.announce(token=None, sources=("http://127.0.0.1:1/v", "https://[::1]:1/v", "file:///bucket/v"))
+    with place.join():
+        pass
+
+
+def test_sources_that_another_added_are_refused(place):
+    place.put_card()
+    place.announce(forge=lambda a: dataclasses.replace(a, sources=("https://theirs:1/v", *a.sources)))
+    with pytest.raises(ValueError, match="announcement of version 0:0 was not signed with this actor's"), place.join():
+        pass
+
+
+@pytest.mark.parametrize("id_", ["../../home", "a/b", "", ".ssh", "a\nb"])
+def test_id_that_the_store_gives_a_run_and_that_leads_elsewhere_is_refused(place, monkeypatch, id_):
+    place.put_card()
+    monkeypatch.setattr(joining, "find_run", lambda *_, **__: id_)
+    with pytest.raises(ValueError, match="the store gives run trial the id") as caught, place.join(work_dir=None):
+        pass
+    assert len(str(caught.value).splitlines()) == 1 and not (place.root / "cache").exists()
+
+
+def test_id_of_a_card_that_leads_elsewhere_is_refused(place):
+    place.put_card(run="../../home")
+    with pytest.raises(ValueError, match="the store gives run trial the id"), place.join():
+        pass
 
 
 def test_name_of_a_live_actor_is_refused_and_a_dead_ones_is_taken(place, monkeypatch):

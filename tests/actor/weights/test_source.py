@@ -78,7 +78,7 @@ class Setup:
 
     def announce(self, manifest: WeightManifest) -> None:
         place = place_of(self.url, manifest.run, manifest.version)
-        self.store.announcement = Announcement(manifest=manifest, sources=(place,))
+        self.store.announcement = sign(Announcement(manifest=manifest, sources=(place,)), TOKEN)
 
     def follow(self) -> bool:
         async def body() -> bool:
@@ -155,6 +155,31 @@ def test_forged_announcement_is_refused_and_what_is_served_unchanged(setup, forg
     assert (setup.engine.version, setup.client.num_refused) == (at(1), 1)
     assert complaint in caplog.text
     setup.publish(2)  # the forged version was higher, but it was never believed
+    assert setup.follow()
+    assert setup.engine.version == at(2)
+
+
+@pytest.mark.parametrize("signed", ["not", "with another token", "before"])
+def test_announcement_of_sources_that_the_learner_did_not_name_is_refused_before_they_are_asked(setup, signed, caplog):
+    """A server of the store's administrator, for weights of the learner's: it is shown no credential."""
+    setup.publish(1)
+    assert setup.follow()
+    manifest = publish(setup.writer, 2)
+    theirs = ScriptedServer(values(2).tobytes())
+    setup.announce(manifest)
+    learners = setup.store.announcement
+    forged = dataclasses.replace(learners, sources=(place_of(theirs.url, RUN, manifest.version), *learners.sources))
+    if signed == "not":
+        forged = dataclasses.replace(forged, hmac=None)
+    elif signed == "with another token":
+        forged = sign(forged, OTHER_TOKEN)
+    setup.store.announcement = forged
+    assert not setup.follow()
+    assert (setup.engine.version, setup.client.num_refused, theirs.requests) == (at(1), 1, [])
+    assert ("unsigned announcement" if signed == "not" else "the announcement of version 0:2 was not") in caplog.text
+    theirs.close()
+    setup.store.announcement = learners
+    setup.now[0] = FIRST_RETRY_S
     assert setup.follow()
     assert setup.engine.version == at(2)
 

@@ -20,7 +20,9 @@ from typing import IO, Any
 import numpy as np
 
 from bridge import codec
+from bridge.secrets import Token
 from bridge.snapshots.layout import place_of
+from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.types import Announcement, Version
 from tests.bench.publish.network import RUN, provide_secrets, random_tensors
@@ -52,7 +54,8 @@ def measure(size_name: str) -> dict[str, Any]:
             _actor(net["actor"].command(sys.executable, "-m", THIS, "actor", "remote", size_name, folder)),
         ]
         try:
-            rows = _rows(writer, random_tensors(size_name), f"https://{learner.address}:{PORT}", folder, processes[1:])
+            url = f"https://{learner.address}:{PORT}"
+            rows = _rows(writer, token, random_tensors(size_name), url, folder, processes[1:])
         finally:
             for process in processes:
                 process.kill()
@@ -71,7 +74,12 @@ def measure(size_name: str) -> dict[str, Any]:
 
 
 def _rows(
-    writer: SnapshotWriter, tensors: dict[str, np.ndarray], url: str, folder: pathlib.Path, actors: list[Any]
+    writer: SnapshotWriter,
+    token: Token,
+    tensors: dict[str, np.ndarray],
+    url: str,
+    folder: pathlib.Path,
+    actors: list[Any],
 ) -> list[dict[str, Any]]:
     rows = []
     for step in range(NUM_VERSIONS):
@@ -80,7 +88,8 @@ def _rows(
         manifest = writer.write(Version(incarnation=0, step=step), changed, dtype="bfloat16")
         source = place_of(url, RUN, manifest.version)
         announcement = folder / f"announcement-{step}"
-        announcement.write_bytes(codec.encode(Announcement(manifest=manifest, sources=(source,))))
+        signed = sign(Announcement(manifest=manifest, sources=(source,)), token)
+        announcement.write_bytes(codec.encode(signed))
         rows.append({})
         for side, actor in zip(("local", "remote"), actors, strict=True):
             print(announcement, file=actor.stdin, flush=True)

@@ -23,6 +23,7 @@ from bridge.snapshots import download
 from bridge.snapshots.chunks import hashed
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import manifest_path, part_path, place_of
+from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.types import Announcement, Version
 from launch import certificates
@@ -87,7 +88,8 @@ def measure(size_name: str) -> dict[str, Any]:
             manifest_path(into).unlink(missing_ok=True)
             part_path(into).unlink(missing_ok=True)
             source = place_of(servers[scheme].url, RUN, manifest.version)
-            fetcher.fetch(Announcement(manifest=manifest, sources=(source,)), into, stop=threading.Event())
+            announcement = sign(Announcement(manifest=manifest, sources=(source,)), token)
+            fetcher.fetch(announcement, into, stop=threading.Event())
 
         def fetch_unhashed(scheme: str) -> None:
             with mock.patch.object(download, "has_chunk", lambda *_: True):

@@ -18,6 +18,7 @@ import trustme
 from bridge.secrets import Tls, Token
 from bridge.snapshots.layout import place_of
 from bridge.snapshots.serve import SnapshotServer, listen, url_of
+from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.types import Announcement, Version, WeightManifest
 
@@ -52,8 +53,9 @@ def publish(writer: SnapshotWriter, step: int) -> WeightManifest:
     return writer.write(at(step), {"w": values(step)}, dtype="float32")
 
 
-def announced(manifest: WeightManifest, *bases: str) -> Announcement:
-    return Announcement(manifest=manifest, sources=tuple(place_of(b, manifest.run, manifest.version) for b in bases))
+def announced(manifest: WeightManifest, *bases: str, token: Token = TOKEN) -> Announcement:
+    sources = tuple(place_of(b, manifest.run, manifest.version) for b in bases)
+    return sign(Announcement(manifest=manifest, sources=sources), token)
 
 
 def certificates(

@@ -16,6 +16,7 @@ from moto.server import ThreadedMotoServer
 
 from bridge import codec
 from bridge.buckets import open_place
+from bridge.secrets import Token
 from bridge.snapshots.bucket import (
     SnapshotBucket,
     expired,
@@ -27,10 +28,12 @@ from bridge.snapshots.bucket import (
 from bridge.snapshots.download import Patience
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import SnapshotError, SupersededError
+from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter, mirrored
 from bridge.types import Announcement, Version
 
 RUN = "run-1"
+TOKEN = Token("0123456789abcdef" * 2)
 
 
 def at(step, incarnation=0):
@@ -81,7 +84,7 @@ class Publisher:
 
     def __init__(self, folder, incarnation=0, num_values=20_000, **options):
         self.folder, self.incarnation, self.num_values = folder, incarnation, num_values
-        self.writer = SnapshotWriter(folder, run=RUN, tokenizer_hash="t", chunk_bytes=4096, **options)
+        self.writer = SnapshotWriter(folder, run=RUN, tokenizer_hash="t", chunk_bytes=4096, token=TOKEN, **options)
 
     def write(self, step):
         value = np.random.default_rng(0).normal(0, 1, self.num_values).astype(np.float32)
@@ -98,7 +101,7 @@ def publisher(tmp_path):
 
 
 def place_at(url):
-    return open_place(place_of_run(url, RUN), max_retries=0)
+    return open_place(place_of_run(url, RUN), max_retries=0, is_written=True)  # tests damage what is there
 
 
 def whole(url):
@@ -142,7 +145,7 @@ def test_learner_that_starts_again_goes_on_where_the_last_one_ended(url, publish
 
 
 def test_other_runs_and_foreign_objects_under_the_same_prefix_are_left_alone(url, publisher):
-    others = open_place(url)
+    others = open_place(url, is_written=True)
     foreign = [
         "v1/run-10/0:1/slot-0",
         "v1/run/0:1/manifest",
@@ -334,12 +337,13 @@ def test_damaged_manifest_in_the_bucket_does_not_stop_a_publish(url, publisher):
 
 def test_reader_fetches_the_first_version_by_ranges_and_the_next_one_by_its_delta(url, publisher, tmp_path):
     bucket = make_bucket(url, publisher)
-    fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", patience=Patience(range_bytes=3 * 4096, first_backoff_s=0))
+    patience = Patience(range_bytes=3 * 4096, first_backoff_s=0)
+    fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", token=TOKEN, patience=patience)
     copies, stop = [tmp_path / "copy-0", tmp_path / "copy-1"], threading.Event()
     fetched = []
     for step in range(2):
         manifest = publisher.write(step)
-        announcement = Announcement(manifest=manifest, sources=bucket.put(manifest))
+        announcement = sign(Announcement(manifest=manifest, sources=bucket.put(manifest)), TOKEN)
         into, base = copies[step], copies[1 - step]
         fetched.append(fetcher.fetch(announcement, into, stop=stop, base=base).num_bytes)
         assert into.read_bytes()[: manifest.file.num_bytes] == publisher.data(manifest)
@@ -353,9 +357,8 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
     bucket = make_bucket(url, publisher, keep=1)
     old = publisher.write(1)
     sources = bucket.put(old)
-    fetcher = SnapshotFetcher(
-        run=RUN, tokenizer_hash="t", patience=Patience(num_ranges=1, range_bytes=4096, first_backoff_s=0)
-    )
+    patience = Patience(num_ranges=1, range_bytes=4096, first_backoff_s=0)
+    fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", token=TOKEN, patience=patience)
     real, asked, newer = obstore.get_async, [], []
 
     async def deleting(place, key, **options):
@@ -368,9 +371,9 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
     monkeypatch.setattr(obstore, "get_async", deleting)
     into = tmp_path / "copy"
     with pytest.raises(SupersededError, match="version 0:1"):
-        fetcher.fetch(Announcement(manifest=old, sources=sources), into, stop=threading.Event())
+        fetcher.fetch(sign(Announcement(manifest=old, sources=sources), TOKEN), into, stop=threading.Event())
     assert mirrored(into) is None
-    young = Announcement(manifest=newer[0], sources=newer[1])
+    young = sign(Announcement(manifest=newer[0], sources=newer[1]), TOKEN)
     tally = fetcher.fetch(young, into, stop=threading.Event())
     assert mirrored(into) == newer[0] and into.read_bytes()[: newer[0].file.num_bytes] == publisher.data(newer[0])
     # The chunks that were there and are the same are not fetched again.

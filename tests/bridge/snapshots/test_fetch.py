@@ -239,15 +239,22 @@ def test_second_source_is_read_when_the_first_is_down(folder, writer, local, tmp
     shutil.copy(folder / manifest.file.name, place)
     os.truncate(place / manifest.file.name, manifest.file.num_bytes)
     source = Announcement(manifest=manifest, sources=("https://127.0.0.1:1/v1/run%201/0:1", place.as_uri()))
-    fetch(source, local)
+    fetch(sign(source, TOKEN), local)
     assert_holds(local, manifest, 1)
+
+
+def test_folder_that_is_gone_is_superseded_and_not_made(writer, local, tmp_path):
+    manifest = publish(writer, 1)
+    with pytest.raises(SupersededError, match="there is no folder"):
+        fetch(announced(manifest, (tmp_path / "gone").as_uri()), local)
+    assert not (tmp_path / "gone").exists()
 
 
 def test_wrong_token_is_refused_with_a_clear_error(folder, writer, local):
     manifest = publish(writer, 1)
     signed = sign(manifest, OTHER_TOKEN)  # as if announcements were forged too
     with serving(folder, token=TOKEN) as running, pytest.raises(SnapshotError, match="refused the token") as caught:
-        fetch(announced(signed, running.url), local, token=OTHER_TOKEN)
+        fetch(announced(signed, running.url, token=OTHER_TOKEN), local, token=OTHER_TOKEN)
     assert "fedcba" not in str(caught.value)
 
 

@@ -16,6 +16,7 @@ from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import SnapshotError, SupersededError, manifest_path, place_of
 from bridge.snapshots.serve import SnapshotServer, listen, url_of
 from bridge.snapshots.shared import SharedCopy
+from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter, map_tensors, mirrored
 from bridge.types import Announcement, Version
 
@@ -50,7 +51,7 @@ class Learner:
 
     def publish(self, step, **sizes):
         manifest = self.writer.write(at(step), weights(step, **sizes), dtype="bfloat16")
-        return Announcement(manifest=manifest, sources=self.bucket.put(manifest))
+        return sign(Announcement(manifest=manifest, sources=self.bucket.put(manifest)), TOKEN)
 
     def file(self, step, name):
         return self.root / "v1" / RUN / f"0:{step}" / name
@@ -146,11 +147,9 @@ def test_delta_that_fails_is_counted_and_the_full_file_is_fetched(learner, fetch
     elif damage == "other":
         path.write_bytes(np.random.default_rng(0).bytes(len(data)))
     else:
-        from bridge.snapshots.signing import sign
-
         delta = dataclasses.replace(second.manifest.delta, codec="lzma")
         manifest = sign(dataclasses.replace(second.manifest, delta=delta), TOKEN)
-        second = dataclasses.replace(second, manifest=manifest)
+        second = sign(dataclasses.replace(second, manifest=manifest), TOKEN)
     tally = fetch(fetcher, second, b, base=a)
     assert tally.num_failed_deltas == 1
     assert_holds(b, second.manifest, 2)
@@ -247,7 +246,8 @@ def test_delta_comes_from_the_server_as_from_a_bucket(learner, fetcher, tmp_path
         for step, into, before in ((1, a, b), (2, b, a), (3, a, b)):
             manifest = learner.writer.write(at(step), weights(step), dtype="bfloat16")
             source = place_of(base, RUN, manifest.version)
-            tally = fetch(fetcher, Announcement(manifest=manifest, sources=(source,)), into, base=before)
+            announcement = sign(Announcement(manifest=manifest, sources=(source,)), TOKEN)
+            tally = fetch(fetcher, announcement, into, base=before)
             assert_holds(into, manifest, step)
             if step > 1:
                 assert manifest.delta is not None

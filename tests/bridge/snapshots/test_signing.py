@@ -8,7 +8,7 @@ from bridge import codec
 from bridge.snapshots.layout import SnapshotError
 from bridge.snapshots.signing import check_signature, sign
 from bridge.types import DeltaEntry
-from tests.bridge.snapshots.serving import OTHER_TOKEN, TOKEN, at, open_writer, publish
+from tests.bridge.snapshots.serving import OTHER_TOKEN, TOKEN, announced, at, open_writer, publish
 
 
 @pytest.fixture
@@ -63,3 +63,31 @@ def test_any_changed_field_breaks_the_signature(signed, change):
 
 def test_signing_again_gives_the_same_signature(signed):
     assert sign(signed, TOKEN) == signed
+
+
+@pytest.fixture
+def announcement(signed):
+    return announced(signed, "https://learner:1", "s3://bucket")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: {"sources": (*a.sources, "https://another:1/v1")},
+        lambda a: {"sources": a.sources[::-1]},
+        lambda a: {"sources": ()},
+        lambda a: {"manifest": sign(dataclasses.replace(a.manifest, version=at(2)), TOKEN)},
+        lambda a: {"manifest": dataclasses.replace(a.manifest, hmac=None)},
+        lambda a: {"hmac": a.manifest.hmac},  # the token's, of another message
+        lambda a: {"hmac": sign(a, OTHER_TOKEN).hmac},
+    ],
+)
+def test_announcement_with_any_other_field_is_refused(announcement, change):
+    check_signature(announcement, TOKEN)
+    with pytest.raises(SnapshotError, match="the announcement of version 0:[23] was not signed"):
+        check_signature(dataclasses.replace(announcement, **change(announcement)), TOKEN)
+
+
+def test_unsigned_announcement_of_a_signed_manifest_is_refused(announcement):
+    with pytest.raises(SnapshotError, match="version 0:3 has an unsigned announcement"):
+        check_signature(dataclasses.replace(announcement, hmac=None), TOKEN)

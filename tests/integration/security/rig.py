@@ -20,6 +20,7 @@ from bridge.snapshots.download import Patience
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import place_of
 from bridge.snapshots.mirror import map_tensors
+from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.types import Announcement, Version, WeightManifest
 from launch.snapshot_server import ServerProcess
@@ -74,7 +75,7 @@ class Place:
     def announcement(self, manifest: WeightManifest | None = None) -> Announcement:
         manifest = manifest or self.manifest
         version = at(4) if manifest.version == at(4) else self.manifest.version
-        return Announcement(manifest=manifest, sources=(place_of(self.url, RUN, version),))
+        return sign(Announcement(manifest=manifest, sources=(place_of(self.url, RUN, version),)), TOKEN)
 
     def path(self, name: str | None = None) -> str:
         return place_of("", RUN, self.manifest.version) + "/" + (name or self.manifest.file.name)

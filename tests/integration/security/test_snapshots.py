@@ -85,7 +85,7 @@ def test_wrong_or_missing_token_refused(tmp_path):
 
 def test_actor_with_another_token_refused_by_its_own_check_before_it_asks(unharmed, tmp_path):
     """An actor with another run's token | it refuses the manifest itself, before a byte is asked for"""
-    with pytest.raises(SnapshotError, match="was not signed with this actor's token; learner and actors need the same"):
+    with pytest.raises(SnapshotError, match="not signed with this actor's token; learner and actors need the same"):
         fetch(fetcher(unharmed.trust, token=OTHER_TOKEN), unharmed.announcement(), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
@@ -193,7 +193,7 @@ def test_source_that_redirects_elsewhere_is_not_followed_with_the_token(unharmed
             return f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}/v1"
 
         here = type("Here", (Redirecting,), {"shown": [], "to": serve(there, tls=scheme == "https")})
-        announced = dataclasses.replace(unharmed.announcement(), sources=(serve(here, tls=True),))
+        announced = sign(dataclasses.replace(unharmed.announcement(), sources=(serve(here, tls=True),)), TOKEN)
         with pytest.raises(SnapshotError):
             fetch(fetcher(trust), announced, tmp_path / "copy")
     assert TOKEN.header in here.shown and set(there.shown) <= {None}
@@ -399,6 +399,41 @@ def test_old_manifest_replayed_refused(tmp_path):
         with pytest.raises(SnapshotError, match="is version 0:3, but 0:4 was fetched before: an old manifest"):
             asyncio.run(fetch_announced(source))
         np.testing.assert_array_equal(map_tensors(file, newer.manifest)["w"], weights(4))
+
+
+@pytest.mark.parametrize("signature", ["none", "another token's", "of the announcement before"])
+def test_source_that_the_learner_did_not_announce_refused(unharmed, tmp_path, signature):
+    """The store's administrator names a server of his own as a source | refused; no credential goes there"""
+    asked: list[str | None] = []
+    theirs = type("Theirs", (Redirecting,), {"shown": asked, "to": unharmed.url})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), theirs)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    honest = unharmed.announcement()
+    forged = dataclasses.replace(honest, sources=(f"http://127.0.0.1:{server.server_port}/v1", *honest.sources))
+    if signature == "none":
+        forged = dataclasses.replace(forged, hmac=None)
+    elif signature == "another token's":
+        forged = sign(forged, OTHER_TOKEN)
+    said = "has an unsigned announcement" if signature == "none" else "announcement of version 0:3 was not signed"
+    try:
+        with following(unharmed, tmp_path / "shm", forged) as (source, store):
+            with pytest.raises(SnapshotError, match=said):
+                asyncio.run(fetch_announced(source))
+            store.announcement = honest
+            asyncio.run(fetch_announced(source))
+    finally:
+        server.shutdown()
+    assert asked == []
+
+
+@pytest.mark.parametrize("source", ["https://192.0.2.1:8443/v1", "https://learner.example/v1", "s3://bucket/v1"])
+def test_actor_without_a_token_takes_no_weights_from_another_machine(unharmed, tmp_path, source):
+    """Unsigned weights on another machine or in a bucket, to an actor without a token | refused: it says what to set"""
+    manifest = dataclasses.replace(unharmed.manifest, hmac=None)
+    announcement = Announcement(manifest=manifest, sources=(source,))
+    with pytest.raises(SnapshotError, match="set SLUICE_TOKEN_FILE"):
+        fetch(fetcher(unharmed.trust, token=None), announcement, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_shared_memory_is_this_users_alone(tmp_path):

@@ -9,6 +9,7 @@ from blake3 import blake3
 from bridge import codec, versions
 from bridge.secrets import read_token
 from bridge.snapshots.layout import lay_out, place_of
+from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.protocol import LearnerStore
 from bridge.types import Announcement, CardFile, RunCard, Version
@@ -30,7 +31,8 @@ class Publishing:
         """Returns when the actors are told."""
         manifest = self._writer.write(version, model.weights(version, self._told.tensors), dtype=model.DTYPE)
         sources = (place_of(self._base, self._told.run, version),) if self._base is not None else ()
-        self._store.announce(Announcement(manifest=manifest, sources=sources))
+        announcement, token = Announcement(manifest=manifest, sources=sources), read_token()
+        self._store.announce(sign(announcement, token) if token is not None else announcement)
 
 
 @contextlib.contextmanager
