@@ -185,7 +185,7 @@ def test_verifier_is_given_no_secret(tmp_path, monkeypatch):
         monkeypatch.setenv(name, "a secret of the tests")
 
     async def judge() -> float:
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
+        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=("spy:score",))
         try:
             return await pool.score("x", Task(verifier="spy:score", answer=""), "stop")
         finally:
