@@ -97,5 +97,5 @@ class SnapshotService:
             try:
                 self._server.close()
                 self._server = self._start(self._listen)
-            except ValueError as e:  # looked at again: its port may be free in a moment
+            except (ValueError, OSError) as e:  # looked at again: its port, or memory, may be free in a moment
                 logging.error("snapshot server not started: %s", e)

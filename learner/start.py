@@ -17,6 +17,7 @@ from bridge.pulse import Pulse
 from bridge.run_lock import RunLock
 from bridge.secrets import Token, read_token
 from bridge.snapshots.writer import SnapshotWriter
+from bridge.store.protocol import GroupStore
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
@@ -80,17 +81,46 @@ def open_run(
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
     whole_store = open_run_store(config, folder)
     incarnation = take_lead(whole_store, config, folder)
-    store = by_samples(whole_store, config)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    heart = Heart(whole_store, stop, pulse or Pulse.of_this_process(), lead_s=config.store.lead_s)
+    heart.start()  # before a checkpoint is restored, which may take longer than the lead lasts
+    parts = _Parts(config, folder, model_folder, architecture, tokenizer, steps, prompts, held_out, lock, heart)
+    try:
+        return _build(parts, whole_store, incarnation, outlets)
+    except BaseException:
+        heart.stop()
+        raise
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What a learner has before it restores."""
+
+    config: Config
+    folder: pathlib.Path
+    model_folder: pathlib.Path
+    architecture: Architecture
+    tokenizer: Tokenizer
+    steps: Steps
+    prompts: PromptStream
+    held_out: list[Problem]
+    lock: RunLock
+    heart: Heart
+
+
+def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Sequence[Outlet]) -> Run:
+    """Restores, and puts the rest together around what was restored."""
+    config, folder, model_folder, heart = parts.config, parts.folder, parts.model_folder, parts.heart
+    architecture, tokenizer, steps = parts.architecture, parts.tokenizer, parts.steps
+    store = by_samples(whole_store, config)
     checkpoints = Checkpoints(RunFolder(folder).checkpoints, keep=config.checkpoint.keep)
     weights = _Weights(config, architecture)
     step, state, books = _restore(checkpoints, steps, weights, folder, model_folder)
     store.record_restore(incarnation, step)
     put_run_card(store, config, folder, model_folder, architecture, state.params)
 
-    heart = Heart(store, stop, pulse or Pulse.of_this_process(), lead_s=config.store.lead_s)
     waiting = Waiting(heart)
     timeline = Timeline(RunFolder(folder).events, "learner")
     metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
@@ -110,7 +140,7 @@ def open_run(
     stream = Stream(
         config,
         store=store,
-        prompts=prompts,
+        prompts=parts.prompts,
         sampling=training_sampling(config, tokenizer.stop_token_ids),
         timeline=timeline,
         incarnation=incarnation,
@@ -126,7 +156,7 @@ def open_run(
         folder=folder,
         architecture=architecture,
         tokenizer=tokenizer,
-        held_out=held_out,
+        held_out=parts.held_out,
         store=store,
         stream=stream,
         steps=steps,
@@ -153,10 +183,9 @@ def open_run(
         metrics=metrics,
         timeline=timeline,
         heart=heart,
-        lock=lock,
+        lock=parts.lock,
     )
     waiting.looks.append(readmission_of(run, whole_store).look)
-    heart.start()
     heart.worked()
     _say_ready(run, incarnation)
     return run

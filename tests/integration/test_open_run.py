@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from bridge.snapshots.writer import SnapshotError, SnapshotWriter
+from bridge.store.sqlite import SqliteStore
 from bridge.types import Sampling
 from configs import overrides, schema
 from configs.run_folder import set_up_run
@@ -74,3 +76,22 @@ def test_evaluations_are_of_one_version_by_rounds_and_groups_are_held_against_th
     for token, is_sound in ((vocab_size - 1, True), (vocab_size, False)):
         rollout = make_rollout(tokens=np.array([1, 2, token], np.int32))
         assert run.stream.is_sound(make_group(ticket, rollouts=(rollout,)), ticket) == is_sound
+
+
+def test_learner_keeps_its_lead_while_it_restores_and_no_longer_where_that_fails(opened, monkeypatch):
+    kept = threading.Semaphore(0)
+    real = SqliteStore.keep_lead
+
+    def keep_lead(store: SqliteStore, *, lease_s: float) -> None:
+        real(store, lease_s=lease_s)
+        kept.release()
+
+    def restore(*_: object) -> None:
+        assert kept.acquire(timeout=60)
+        raise RuntimeError("nothing to restore from")
+
+    monkeypatch.setattr(SqliteStore, "keep_lead", keep_lead)
+    monkeypatch.setattr("learner.start._restore", restore)
+    with pytest.raises(RuntimeError, match="nothing to restore from"):
+        opened("serial")
+    assert "heartbeat" not in {t.name for t in threading.enumerate()}
