@@ -66,7 +66,8 @@ def machines(data_folder) -> Generator[tuple[Machine, Machine]]:
     with network(("learner", "actor")) as net:
         try:
             address = net["learner"].address
-            yield tuple(Machine(net[n], data_folder / f"readme-{n}", address) for n in ("learner", "actor"))
+            there, elsewhere = (Machine(net[n], data_folder / f"readme-{n}", address) for n in ("learner", "actor"))
+            yield there, elsewhere
         finally:
             for host in net.hosts.values():
                 shutil.rmtree(Path("/etc/netns") / host.namespace, ignore_errors=True)
