@@ -1,6 +1,7 @@
 """Learner and actors that share a database and nothing else: PostgreSQL and weights behind TLS, real engines."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import pathlib
@@ -8,12 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from bridge import timeline
+from bridge.secrets import Token
+from launch import lifeline
 from learner.metrics import read_rows
 from tests.integration.support.processes import REPO, wait_until
+from tests.integration.support.sockets import listening
 from tests.launch.test_joining import OTHER, TOKEN, Place
 
 pytestmark = pytest.mark.integration
@@ -42,6 +47,7 @@ class Machines:
 
     def __init__(self, root: pathlib.Path, data: pathlib.Path, processes: contextlib.ExitStack) -> None:
         self.root, self.data, self._processes = root, data / "far-actor", processes
+        self._started: list[subprocess.Popen[bytes]] = []
         certs = root / "certs"
         command = [sys.executable, "-m", "launch.make_certificates", f"--out={certs}", "--host=127.0.0.1"]
         subprocess.run(command, cwd=REPO, env=self.environment(), check=True, stdout=subprocess.DEVNULL)
@@ -86,6 +92,7 @@ class Machines:
                 start_new_session=True,
             )
         self._processes.callback(_end, process)
+        self._started.append(process)
         return process
 
     def learner(self, model: pathlib.Path) -> subprocess.Popen[bytes]:
@@ -114,9 +121,35 @@ class Machines:
             SLUICE_CACHE=f"{self.root}/cache",
         )
 
+    def alive(self) -> set[int]:
+        """All processes of the run, those below them too."""
+        roots = {process.pid for process in self._started if process.poll() is None}
+        return roots | {pid for root in roots for pid in lifeline.descendants(root)}
+
+    def command_lines(self) -> Iterator[str]:
+        """Those of all processes of the run."""
+        for pid in self.alive():
+            with contextlib.suppress(OSError):  # it has ended
+                yield pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+
+    def secrets(self) -> list[str]:
+        """The token, what is shown of it to servers, and both passwords of the database."""
+        token = (self.root / "certs" / "token").read_text().strip()
+        passwords = [
+            (self.data / f"{role}.pgpass").read_text().strip().rpartition(":")[2] for role in ("learner", "actor")
+        ]
+        return [token, Token(token).header.removeprefix("Bearer "), *passwords]
+
     def steps(self) -> list[dict]:
         file = self.root / "run" / "metrics.jsonl"
         return [r for r in read_rows(file) if r["kind"] == "step"] if file.is_file() else []
+
+
+def is_shown(path: pathlib.Path) -> bool:
+    """Whether a file is a log, metrics or events."""
+    return path.is_file() and (
+        ".log" in path.name or path.suffix in (".jsonl", ".json", ".txt") or "events" in path.parts
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -146,6 +179,9 @@ def test_run_whose_actors_join_late_and_leave_is_trained_to_its_end(machines, mo
         return bool(machines.steps()) and machines.steps()[-1]["step"] >= step
 
     wait_until(lambda: reached(1), "a step", deadline_s=START_S)
+    addresses = listening(machines.alive())
+    assert addresses and all(ipaddress.ip_address(a).is_loopback for a in addresses), addresses
+    shown = list(machines.command_lines())
     first.send_signal(signal.SIGTERM)
     assert first.wait(60) == 0, machines.log("far-1")[-3000:]
     step_then = machines.steps()[-1]["step"]
@@ -165,8 +201,9 @@ def test_run_whose_actors_join_late_and_leave_is_trained_to_its_end(machines, mo
     # They shared the store alone: no file of the run's, and a model folder without weights.
     assert not (machines.root / "run" / "store.sqlite").exists()
     assert not list((machines.root / "cache").rglob("*.safetensors"))
-    secret = (machines.root / "certs" / "token").read_text().strip()
-    assert not any(secret in log.read_text(errors="replace") for log in machines.root.rglob("*.log"))
+    for folder in (machines.root, machines.data):
+        shown += [path.read_text(errors="replace") for path in folder.rglob("*") if is_shown(path)]
+    assert machines.secrets() and not [secret for secret in machines.secrets() for text in shown if secret in text]
 
 
 @pytest.fixture

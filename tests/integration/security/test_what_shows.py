@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import stat
-import struct
 import tempfile
 import traceback
 from collections.abc import Generator
@@ -23,6 +22,7 @@ from bridge.types import Task
 from launch import certificates, lifeline
 from launch.store_server.cluster import free_port
 from tests.integration.security.rig import OTHER_TOKEN, SECRET, TOKEN, Place, fetch, fetcher, serving
+from tests.integration.support.sockets import listening
 from tests.launch.store_server.test_command import Served, served
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
@@ -137,24 +137,6 @@ def test_shared_memory_of_the_learner_is_its_owners_alone(snapshots):
         # The manifest holds names, shapes and hashes, and its folder decides who may replace it.
         assert mode == 0o600 or (path.name == "manifest" and not mode & 0o022), path
     assert not snapshots.folder.stat().st_mode & 0o022
-
-
-def listening(pids: set[int]) -> set[str]:
-    """The addresses at which processes listen for TCP, by the kernel's tables."""
-    inodes: set[str] = set()
-    for pid in pids:
-        for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
-    found: set[str] = set()
-    for table in ("tcp", "tcp6"):
-        for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:  # LISTEN
-                words = bytes.fromhex(fields[1].partition(":")[0])
-                packed = b"".join(struct.pack(">I", w) for w in struct.unpack(f"<{len(words) // 4}I", words))
-                found.add(str(ipaddress.ip_address(packed)))
-    return found
 
 
 def test_nothing_listens_beyond_loopback_unless_it_is_told_to(store, snapshots):
