@@ -26,7 +26,7 @@ from bridge.store.protocol import ActorStore
 from bridge.store.sql.store import SqlStore
 from bridge.types import RunCard
 from configs import extension, overrides
-from configs.run_folder import RunFolder, run_id, snapshot_folder, store_url
+from configs.run_folder import RunFolder, is_remote_store, run_id, snapshot_folder, store_url
 from configs.schema import Config
 from launch import command_line
 from launch.cache import cache_folder
@@ -63,7 +63,7 @@ class Joined:
 
 
 def join_folder(run_dir: str, name: str, *, wait_s: float) -> Joined:
-    """A run on this machine, by its folder, as soon as it is set up.
+    """A run on this machine, by its folder, as soon as it is set up, and in its store.
 
     Raises:
       ValueError: it was not in time, or can't be used.
@@ -86,6 +86,8 @@ def join_folder(run_dir: str, name: str, *, wait_s: float) -> Joined:
             expected=model.tensors,
         )
         parts.callback(source.close)
+        if is_remote_store(config):  # a file is made by whoever comes first; a run in a database by its learner
+            _wait_for_run(store_url(config), id_, deadline)
         store = _open(store_url(config), id_, config)
         parts.callback(store.close)
         return Joined(

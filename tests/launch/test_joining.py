@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from actor.weights.model_folder import describe
 from bridge import codec, versions
 from bridge.secrets import Token
 from bridge.snapshots.signing import sign
@@ -21,8 +22,9 @@ from bridge.store.open import NoRunError
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Announcement, CardFile, Heartbeat, RunCard, TensorEntry, Version
 from configs import overrides
+from configs.run_folder import RunFolder, run_id, set_up_run
 from configs.schema import Config
-from configs.sections import PromptsConfig, PublishConfig, RunConfig
+from configs.sections import PromptsConfig, PublishConfig, RunConfig, StoreConfig
 from launch import joining
 
 TOKEN, OTHER = "a" * 40, "b" * 40
@@ -280,3 +282,33 @@ def test_store_of_another_machine_wants_the_runs_token():
         joining.check_trust("postgresql://actor@learner.example/sluice?sslmode=verify-full", None)
     joining.check_trust("postgresql://actor@127.0.0.1:5432/sluice", None)
     joining.check_trust(f"sqlite:///{os.devnull}", None)
+
+
+def test_actor_beside_its_learner_waits_until_the_learner_has_made_the_run_in_the_database(tmp_path, monkeypatch):
+    config = Config(
+        preset="test",
+        run=RunConfig(dir=str(tmp_path / "run")),
+        publish=PublishConfig(snapshot_dir=str(tmp_path)),
+        store=StoreConfig(url="postgresql://learner@127.0.0.1/sluice"),
+    )
+    folder = set_up_run(config)
+    RunFolder(folder).model_path_file.write_text("model\n")
+    (tmp_path / "tokenizer.json").write_bytes(TOKENIZER)
+    monkeypatch.setattr(joining, "read_model_folder", lambda *_, **__: describe(tmp_path, {}))
+    monkeypatch.setattr(joining, "_CARD_POLL_S", 0.01)
+    asked: list[str] = []
+
+    def find_run(url: str, run: str, **_: Any) -> str:
+        asked.append(run)
+        if len(asked) < 3:
+            raise NoRunError("the store has no such run")
+        return run
+
+    def open_store(url: str, *, run: str, **_: Any) -> SqliteStore:
+        assert len(asked) == 3 and url == config.store.url
+        return SqliteStore(tmp_path / "stands in for it")
+
+    monkeypatch.setattr(joining, "find_run", find_run)
+    monkeypatch.setattr(joining, "open_store", open_store)
+    with joining.join_folder(str(folder), "actor-0", wait_s=30.0).parts:
+        assert asked == [run_id(folder)] * 3
