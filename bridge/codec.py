@@ -14,7 +14,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from bridge.types import Announcement, Group, Heartbeat, RunCard, Ticket, WeightManifest, is_array
+from bridge.checks import is_array
+from bridge.published import Announcement, RunCard, WeightManifest
+from bridge.types import Group, Heartbeat, Ticket
 
 FORMATS = {Ticket: 2, Group: 2, WeightManifest: 3, Heartbeat: 3, Announcement: 1, RunCard: 1}
 """What travels, and the version of its form.

@@ -6,13 +6,13 @@ as good as what went in. Arrays are numpy; shapes use P (prompt tokens), T (resp
 
 import dataclasses
 import math
-import urllib.parse
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 from msgspec import Meta
-from typing_extensions import TypeIs
+
+from bridge.checks import check_choice, check_name, check_vector
 
 TicketKind = Literal["train", "eval", "probe"]
 """`train` groups are learned from; `eval` groups are held-out problems; `probe` groups exist to
@@ -29,18 +29,6 @@ another distribution's, and refuses what is higher."""
 MAX_SAMPLES = 2**14
 """Responses that one ticket may ask for."""
 MAX_STOP_TOKENS = 2**12
-MAX_TENSORS = 2**18
-"""Tensors of a model; a large mixture of experts has 70,000."""
-MAX_DIMS = 8
-MAX_DELTA_CHUNKS = 2**16
-MAX_SOURCES = 16
-MAX_CARD_FILES = 64
-MAX_NAME_CHARS = 256
-MAX_URL_CHARS = 2048
-MAX_TEXT_CHARS = 2**20
-"""Of a run's config."""
-SOURCE_SCHEMES = ("https", "http", "s3", "gs", "file")
-"""From where a snapshot may be fetched."""
 # The lengths in `Meta` hold before a list's first element is read: 64 MiB of small ones would become gigabytes.
 
 
@@ -136,8 +124,8 @@ class Ticket:
 
     def __post_init__(self) -> None:
         """Refuses a ticket that no actor could serve."""
-        _check_choice("kind", self.kind, TicketKind)
-        _check_vector("prompt_tokens", self.prompt_tokens, np.int32)
+        check_choice("kind", self.kind, TicketKind)
+        check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.id:
             raise ValueError("a ticket needs an id")
         if self.num_samples < 1:
@@ -168,11 +156,11 @@ class Rollout:
 
     def __post_init__(self) -> None:
         """Refuses ragged, empty or non-finite data."""
-        _check_choice("finish", self.finish, Finish)
-        _check_vector("tokens", self.tokens, np.int32)
-        _check_vector("loss_mask", self.loss_mask, np.bool_)
-        _check_vector("behavior_logprobs", self.behavior_logprobs, np.float32)
-        _check_vector("token_versions", self.token_versions, np.int32)
+        check_choice("finish", self.finish, Finish)
+        check_vector("tokens", self.tokens, np.int32)
+        check_vector("loss_mask", self.loss_mask, np.bool_)
+        check_vector("behavior_logprobs", self.behavior_logprobs, np.float32)
+        check_vector("token_versions", self.token_versions, np.int32)
         sizes = {
             self.tokens.size,
             self.loss_mask.size,
@@ -213,12 +201,12 @@ class Group:
 
     def __post_init__(self) -> None:
         """Refuses an empty group."""
-        _check_choice("kind", self.kind, TicketKind)
-        _check_vector("prompt_tokens", self.prompt_tokens, np.int32)
+        check_choice("kind", self.kind, TicketKind)
+        check_vector("prompt_tokens", self.prompt_tokens, np.int32)
         if not self.rollouts:
             raise ValueError(f"group {self.ticket_id} has no rollouts")
         for name in self.actor.split("+"):
-            _check_name("actor", name)
+            check_name("actor", name)
         if not (math.isfinite(self.started_s) and math.isfinite(self.finished_s)):
             raise ValueError(f"a group's times must be finite, got {self.started_s} to {self.finished_s}")
 
@@ -247,195 +235,6 @@ class Group:
     def num_tokens(self) -> int:
         """Tokens the learner computes: K prompts and K responses."""
         return sum(self.prompt_tokens.size + r.tokens.size for r in self.rollouts)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
-    """Where one tensor lies in a snapshot's data file."""
-
-    name: str
-    """Hugging Face name."""
-    dtype: str
-    """numpy's or ml_dtypes' name: float32, bfloat16, float16."""
-    shape: Annotated[tuple[int, ...], Meta(max_length=MAX_DIMS)]
-    offset_bytes: int
-    num_bytes: int
-
-    def __post_init__(self) -> None:
-        """Refuses what lies nowhere."""
-        if min(self.offset_bytes, self.num_bytes, *self.shape) < 0 or len(self.shape) > MAX_DIMS:
-            raise ValueError(
-                f"tensor {self.name}: want counts >= 0 and {MAX_DIMS} dimensions at most, got shape "
-                f"{self.shape[: MAX_DIMS + 1]} offset_bytes={self.offset_bytes} num_bytes={self.num_bytes}"
-            )
-
-
-DIGEST_BYTES = 32
-"""A BLAKE3 digest's size."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """One data file of a snapshot and what its bytes hash to, chunk by chunk.
-
-    So one bad chunk can be told from the others, and a broken download goes on where it stopped.
-    """
-
-    name: str
-    num_bytes: int
-    chunk_bytes: int
-    """Size of every chunk but the last, which may be shorter."""
-    chunk_hashes: bytes
-    """The chunks' BLAKE3 digests, one after another."""
-    blake3: str
-    """BLAKE3 of `chunk_hashes`, in hex: two files of one chunk size are the same if and only if this is."""
-
-    def __post_init__(self) -> None:
-        """Refuses digests that are not one a chunk, and a name that leads out of the snapshot's folder."""
-        _check_file_name(self.name)
-        if self.chunk_bytes < 1 or self.num_bytes < 0:
-            raise ValueError(f"want chunk_bytes >= 1 and num_bytes >= 0, got {self.chunk_bytes}, {self.num_bytes}")
-        if len(self.chunk_hashes) != self.num_chunks * DIGEST_BYTES:
-            raise ValueError(
-                f"{self.name} has {self.num_chunks} chunks and {len(self.chunk_hashes)} bytes of digests, "
-                f"wanted {DIGEST_BYTES} each"
-            )
-
-    @property
-    def num_chunks(self) -> int:
-        """How many chunks the file has."""
-        return -(-self.num_bytes // self.chunk_bytes)
-
-    def chunk(self, index: int) -> tuple[int, int]:
-        """Where a chunk begins and ends, in bytes."""
-        start = index * self.chunk_bytes
-        return start, min(start + self.chunk_bytes, self.num_bytes)
-
-    def chunk_hash(self, index: int) -> bytes:
-        """A chunk's digest."""
-        return self.chunk_hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaEntry:
-    """A file that leads from an older version's data to this one's: their XOR, compressed chunk by chunk."""
-
-    base_version: Version
-    """Whose data it is XORed with; both have the same tensors at the same offsets."""
-    codec: str
-    """How a chunk is compressed (`bridge.snapshots.delta`)."""
-    name: str
-    """The file's name."""
-    chunk_ends: Annotated[tuple[int, ...], Meta(max_length=MAX_DELTA_CHUNKS)]
-    """Where each compressed chunk ends in it; one for each chunk of the full file, 0 bytes where nothing changed."""
-
-    def __post_init__(self) -> None:
-        """Refuses ends that decrease, and a name that leads out of the snapshot's folder."""
-        _check_file_name(self.name)
-        if any(a > b for a, b in zip((0, *self.chunk_ends), self.chunk_ends, strict=False)):
-            raise ValueError("a delta's chunk_ends must not decrease")
-
-    @property
-    def num_bytes(self) -> int:
-        """The file's size."""
-        return self.chunk_ends[-1] if self.chunk_ends else 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WeightManifest:
-    """A weight snapshot's table of contents; what it does not list is not in the snapshot."""
-
-    run: str
-    version: Version
-    tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
-    file: FileEntry
-    tokenizer_hash: str
-    delta: DeltaEntry | None = None
-    """A shorter way for whoever holds its base version; the full file is there all the same."""
-    hmac: str | None = None
-    """Keyed hash over the rest of the manifest, where snapshots cross machines."""
-    created_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuses overlapping or out-of-range tensors and double names."""
-        if not math.isfinite(self.created_s):
-            raise ValueError(f"created_s must be finite, got {self.created_s}")
-        names = [t.name for t in self.tensors]
-        if len(set(names)) != len(names):
-            raise ValueError("a manifest names a tensor twice")
-        end = 0
-        for t in sorted(self.tensors, key=lambda t: t.offset_bytes):
-            if t.offset_bytes < end:
-                raise ValueError(f"tensor {t.name} overlaps the one before it at byte {t.offset_bytes}")
-            end = t.offset_bytes + t.num_bytes
-        if end > self.file.num_bytes:
-            raise ValueError(f"tensors end at byte {end}, the file has {self.file.num_bytes}")
-        if self.delta is not None and len(self.delta.chunk_ends) != self.file.num_chunks:
-            raise ValueError(f"the delta has {len(self.delta.chunk_ends)} chunks, the full file {self.file.num_chunks}")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Announcement:
-    """A version that is out, and from where those who don't share the learner's memory may fetch it."""
-
-    manifest: WeightManifest
-    sources: Annotated[tuple[str, ...], Meta(max_length=MAX_SOURCES)]
-    """URLs under which the manifest's files lie (https://, http://, s3://, gs://, file://), the best one first; the
-    learner's own memory is none of them."""
-    hmac: str | None = None
-    """Keyed hash over all the rest, where snapshots cross machines: who holds the store can name no other sources."""
-
-    def __post_init__(self) -> None:
-        """Refuses what is no address of snapshots."""
-        for source in self.sources:
-            _check_source(source)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CardFile:
-    """A small file of the model's folder, kept in the store by its hash."""
-
-    name: str
-    num_bytes: int
-    blake3: str
-
-    def __post_init__(self) -> None:
-        """Refuses a name that leads out of the model's folder."""
-        _check_file_name(self.name)
-        if self.num_bytes < 0:
-            raise ValueError(f"{self.name}: num_bytes must be >= 0, got {self.num_bytes}")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunCard:
-    """What an actor needs to know of a run that it shares no folder with."""
-
-    run: str
-    """The run's id (`configs.run_folder.run_id`)."""
-    name: str
-    """The name it was given."""
-    config: str
-    """The run's config.json."""
-    files: Annotated[tuple[CardFile, ...], Meta(max_length=MAX_CARD_FILES)]
-    """config.json, tokenizer and what else an engine reads of the model's folder, weights left out."""
-    tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
-    """What every snapshot holds: names, dtypes, shapes (offsets as in a snapshot)."""
-    sluice: str
-    """Version of Sluice that the learner runs."""
-    formats: str
-    """The wire formats that it speaks (`bridge.codec.describe_formats`)."""
-    vllm: str
-    """The vLLM version that an actor needs; empty where any will do."""
-
-    def __post_init__(self) -> None:
-        """Refuses a file named twice, and texts that are shown to people but can't be read."""
-        names = [f.name for f in self.files]
-        if len(set(names)) != len(names):
-            raise ValueError("a run card names a file twice")
-        for what in ("run", "name", "sluice", "formats", "vllm"):
-            _check_text(what, getattr(self, what))
-        if len(self.config) > MAX_TEXT_CHARS:
-            raise ValueError(f"a run's config may have {MAX_TEXT_CHARS} characters, got {len(self.config)}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,53 +301,6 @@ class Heartbeat:
 
     def __post_init__(self) -> None:
         """Refuses a name that can't be shown, and a time that is none."""
-        _check_name("process", self.process)
+        check_name("process", self.process)
         if not math.isfinite(self.time_s):
             raise ValueError(f"time_s must be finite, got {self.time_s}")
-
-
-def is_array(value: object) -> TypeIs[np.ndarray[Any, np.dtype[Any]]]:
-    """Whether a value is an array, of whatever shape and dtype."""
-    return isinstance(value, np.ndarray)
-
-
-def _check_choice(name: str, value: object, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
-
-
-def _check_vector(name: str, value: object, dtype: type[np.generic]) -> None:
-    if not is_array(value) or value.ndim != 1 or value.dtype != np.dtype(dtype):
-        got = f"{value.dtype}{value.shape}" if is_array(value) else type(value).__name__
-        raise ValueError(f"{name} must be a {np.dtype(dtype).name} vector, got {got}")
-    if value.size == 0:
-        raise ValueError(f"{name} must not be empty")
-
-
-def _check_text(what: str, text: str) -> None:
-    """Refuses what would forge lines of a log, or move a terminal's cursor."""
-    if len(text) > MAX_NAME_CHARS or not text.isprintable():
-        raise ValueError(f"{what} must be {MAX_NAME_CHARS} printable characters at most, got {text[:40]!r}")
-
-
-def _check_name(what: str, name: str) -> None:
-    if not name:
-        raise ValueError(f"{what} must not be empty")
-    _check_text(what, name)
-
-
-def _check_file_name(name: str) -> None:
-    """Refuses what is not a plain file's name: it is joined to a folder by whoever reads it."""
-    _check_name("a file's name", name)
-    if "/" in name or "\\" in name or name.startswith("."):
-        raise ValueError(f"a file's name must be plain, with no folder before it, got {name!r}")
-
-
-def _check_source(url: str) -> None:
-    if len(url) > MAX_URL_CHARS or not url.isprintable():
-        raise ValueError(f"a source must be a URL of {MAX_URL_CHARS} characters at most, got {url[:40]!r}")
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in SOURCE_SCHEMES:
-        raise ValueError(f"a source must begin with one of {', '.join(SOURCE_SCHEMES)}, got {url[:40]!r}")
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError("a source must hold no user, password, query or fragment; secrets come from the environment")

@@ -16,6 +16,7 @@ from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.run_card import check_versions, installed_vllm, make_model_folder
 from actor.weights.source import LocalSource, RemoteSource, WeightSource
 from bridge.buckets import is_loopback
+from bridge.published import RunCard
 from bridge.run_lock import RunLock
 from bridge.secrets import TOKEN_FILE, Token, read_tls, read_token
 from bridge.snapshots.fetch import SnapshotFetcher
@@ -24,7 +25,6 @@ from bridge.snapshots.shared import SharedCopy
 from bridge.store.open import NoRunError, find_run, open_store, sqlite_path
 from bridge.store.protocol import ActorStore
 from bridge.store.sql.store import SqlStore
-from bridge.types import RunCard
 from configs import extension, overrides
 from configs.run_folder import RunFolder, is_remote_store, run_id, snapshot_folder, store_url
 from configs.schema import Config

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from absl import logging
 
+from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, place_of
-from bridge.types import WeightManifest
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
 from launch.snapshot_server import ServerProcess

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from absl import logging
 
 from bridge.names import flatten
+from bridge.published import Announcement
 from bridge.run_lock import place_of
 from bridge.secrets import Token
 from bridge.snapshots.signing import sign
 from bridge.store.open import create_run, open_store
 from bridge.store.protocol import GroupStore, LearnerLivesError, LearnerStore
 from bridge.store.sample_tickets import SampleTickets
-from bridge.types import Announcement
 from configs.overrides import to_json
 from configs.run_folder import run_id, store_url
 from configs.schema import Config

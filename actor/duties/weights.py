@@ -14,7 +14,8 @@ from absl import logging
 from actor.duties.signs import say_alive
 from actor.engine.protocol import EngineDeadError
 from actor.loop import Actor
-from bridge.types import Ticket, WeightManifest
+from bridge.published import WeightManifest
+from bridge.types import Ticket
 
 ANNOUNCED_S = 0.25
 """How often the announced version is looked at though the store told of none: a refused one is tried again."""

@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from bridge.types import Finish, Sampling, Version, WeightManifest
+from bridge.published import WeightManifest
+from bridge.types import Finish, Sampling, Version
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

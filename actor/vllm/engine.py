@@ -25,8 +25,9 @@ from actor.vllm.environment import set_environment
 from actor.vllm.stats import StatLogger
 from actor.vllm.types import kv_sizes, read_part, to_params
 from bridge import codec
+from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
-from bridge.types import Finish, Sampling, Version, WeightManifest
+from bridge.types import Finish, Sampling, Version
 from configs.schema import Config
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from bridge import codec
+from bridge.published import WeightManifest
 from bridge.snapshots.layout import check_table
 from bridge.snapshots.writer import map_tensors
-from bridge.types import WeightManifest
 
 BACKEND = "sluice"
 ENGINE_VARIABLE = "SLUICE_ENGINE"

@@ -15,9 +15,10 @@ from absl import logging
 
 from actor.engine.protocol import Engine, WeightLoadError
 from actor.weights.source import WeightSource
+from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
 from bridge.timeline import Timeline
-from bridge.types import Version, WeightManifest
+from bridge.types import Version
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 _HOPELESS_AFTER = 12

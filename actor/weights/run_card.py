@@ -10,7 +10,7 @@ from blake3 import blake3
 from actor.weights.model_folder import ModelFolder, describe
 from bridge import codec, versions
 from bridge.files import replace_file
-from bridge.types import CardFile, RunCard
+from bridge.published import CardFile, RunCard
 
 MAX_FILE_BYTES = 64 * 2**20
 _MODEL_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\.(json|txt|model|jinja)")

@@ -6,12 +6,13 @@ import pathlib
 import threading
 from typing import Protocol
 
+from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.download import StoppedError
 from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, TensorTable, latest
 from bridge.snapshots.mirror import SnapshotMirror
 from bridge.snapshots.shared import SharedCopy
 from bridge.store.protocol import ActorStore
-from bridge.types import Announcement, Version, WeightManifest
+from bridge.types import Version
 
 LOOK_S = 2.0
 """A download of which nothing has arrived for so long is held against what is announced now."""

@@ -27,8 +27,9 @@ from obstore.store import ObjectStore
 from bridge import codec
 from bridge.buckets import BUCKET_SCHEMES, open_place
 from bridge.files import try_flock
+from bridge.published import WeightManifest
 from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, latest, place_of
-from bridge.types import Version, WeightManifest
+from bridge.types import Version
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

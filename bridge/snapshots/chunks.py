@@ -11,7 +11,7 @@ from typing import TypeVar
 import blake3
 import numpy as np
 
-from bridge.types import FileEntry
+from bridge.published import FileEntry
 
 CHUNK_BYTES = 4 * 2**20
 """Size of a chunk, unless a file would have more than MAX_CHUNKS: large enough that Python's part costs nothing, small

@@ -18,9 +18,9 @@ import collections
 import numpy as np
 import zstandard
 
+from bridge.published import DeltaEntry, WeightManifest
 from bridge.snapshots.chunks import each_on_all_cores
 from bridge.snapshots.layout import DTYPES, SnapshotError
-from bridge.types import DeltaEntry, WeightManifest
 
 CODEC = "xor-sparse-zstd"
 _LEVEL = 1

@@ -15,12 +15,12 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 
 from bridge.files import try_flock
+from bridge.published import WeightManifest
 from bridge.snapshots.chunks import each_on_all_cores, has_chunk
 from bridge.snapshots.delta import DeltaError, apply_chunk, check_delta, piece_of
 from bridge.snapshots.download import Patience, Pieces, Tally, download
 from bridge.snapshots.layout import SnapshotError, manifest_path, read_manifest
 from bridge.snapshots.places import Place
-from bridge.types import WeightManifest
 
 
 @contextlib.contextmanager

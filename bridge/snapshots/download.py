@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from bridge.published import FileEntry
 from bridge.snapshots.chunks import has_chunk
 from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
 from bridge.snapshots.places import BrokenError, NotThereError, Place, RefusedError
-from bridge.types import FileEntry
 
 _STOP_POLL_S = 0.05
 

@@ -16,6 +16,7 @@ from absl import logging
 from bridge import codec
 from bridge.buckets import is_loopback, is_of_this_machine, open_place
 from bridge.files import replace_file
+from bridge.published import Announcement, FileEntry, WeightManifest
 from bridge.secrets import TOKEN_FILE, Tls, Token
 from bridge.snapshots.chunks import each_on_all_cores, has_chunk
 from bridge.snapshots.delta_download import base_of, download_delta
@@ -36,7 +37,6 @@ from bridge.snapshots.places import NotThereError, Place
 from bridge.snapshots.plain_place import PlainPlace
 from bridge.snapshots.segment import Segment
 from bridge.snapshots.signing import check_signature
-from bridge.types import Announcement, FileEntry, WeightManifest
 
 _REQUEST_S = 600.0
 """How long one range may take in all; that blocks keep coming is watched apart (`Patience.silence_s`)."""

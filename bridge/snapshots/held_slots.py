@@ -15,8 +15,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from bridge.files import try_flock
+from bridge.published import WeightManifest
 from bridge.snapshots.layout import MANIFEST, latest
-from bridge.types import Version, WeightManifest
+from bridge.types import Version
 
 _PLAIN_NAME = re.compile(r"[a-z]+-[0-9]+")
 _IDLE_S = 0.25

@@ -16,9 +16,10 @@ import ml_dtypes
 import numpy as np
 
 from bridge import codec
+from bridge.published import TensorEntry, WeightManifest
 from bridge.snapshots.chunks import MAX_CHUNKS, hash_of_hashes
 from bridge.snapshots.segment import ALIGN_BYTES, Segment
-from bridge.types import TensorEntry, Version, WeightManifest
+from bridge.types import Version
 
 MANIFEST = "manifest"
 SLOTS = ("slot-0", "slot-1")

@@ -14,6 +14,7 @@ import numpy as np
 
 from bridge import codec
 from bridge.files import replace_file, try_flock
+from bridge.published import WeightManifest
 from bridge.snapshots.chunks import copy_chunks
 from bridge.snapshots.layout import (
     SnapshotBusyError,
@@ -28,7 +29,6 @@ from bridge.snapshots.layout import (
     view,
 )
 from bridge.snapshots.segment import Segment
-from bridge.types import WeightManifest
 
 
 class SnapshotMirror:

@@ -14,10 +14,10 @@ import time
 import urllib.parse
 
 from bridge.files import try_flock
+from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.download import StoppedError
 from bridge.snapshots.fetch import SnapshotFetcher, held_in
 from bridge.snapshots.layout import SnapshotBusyError, SupersededError, manifest_path, part_path
-from bridge.types import Announcement, WeightManifest
 
 _FILES = ("copy-0", "copy-1")
 _DOWNLOAD = "download"

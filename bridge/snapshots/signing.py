@@ -8,9 +8,9 @@ import dataclasses
 from typing import TypeVar
 
 from bridge import codec
+from bridge.published import Announcement, WeightManifest
 from bridge.secrets import TOKEN_FILE, Token
 from bridge.snapshots.layout import SnapshotError
-from bridge.types import Announcement, WeightManifest
 
 T = TypeVar("T", WeightManifest, Announcement)
 

@@ -17,6 +17,7 @@ from absl import logging
 
 from bridge import codec
 from bridge.files import replace_file, try_flock
+from bridge.published import DeltaEntry, FileEntry, WeightManifest
 from bridge.secrets import Token
 from bridge.snapshots.cast import cast_all_into
 from bridge.snapshots.chunks import CHUNK_BYTES, hashed, unhashed
@@ -37,7 +38,7 @@ from bridge.snapshots.layout import (
 from bridge.snapshots.mirror import SnapshotMirror, fetch, map_tensors, mirrored
 from bridge.snapshots.segment import Segment
 from bridge.snapshots.signing import sign
-from bridge.types import DeltaEntry, FileEntry, Version, WeightManifest
+from bridge.types import Version
 
 __all__ = [
     "SnapshotBusyError",

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
-from bridge.types import Announcement, Group, Heartbeat, RunCard, Ticket
+from bridge.published import Announcement, RunCard
+from bridge.types import Group, Heartbeat, Ticket
 
 Topic = Literal["groups", "tickets", "weights"]
 """What a process may wait for: complete groups; tickets offered, withdrawn or taken over; announced weights."""

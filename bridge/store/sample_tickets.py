@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from typing_extensions import override
 
+from bridge.published import Announcement, RunCard
 from bridge.store.protocol import LearnerStore, Mark, StoredGroup, Topic
-from bridge.types import Announcement, Group, Heartbeat, RunCard, Ticket
+from bridge.types import Group, Heartbeat, Ticket
 
 
 class SampleTickets(LearnerStore):

@@ -7,8 +7,8 @@ from blake3 import blake3
 
 from bridge import codec, versions
 from bridge.names import ParamNames
+from bridge.published import CardFile, RunCard
 from bridge.snapshots.layout import lay_out
-from bridge.types import CardFile, RunCard
 
 ENGINE_FILES = (
     "config.json",

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from bridge.types import WeightManifest
+from bridge.published import WeightManifest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

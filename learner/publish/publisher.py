@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from bridge.names import ParamNames
+from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.cast import cast_all_into
 from bridge.snapshots.writer import SnapshotDraft, SnapshotWriter
 from bridge.timeline import Timeline
-from bridge.types import Announcement, Version, WeightManifest
+from bridge.types import Version
 from configs.sections import PublishConfig
 from learner.model.decoder import Params
 from learner.publish.export import Export

@@ -15,7 +15,8 @@ from actor.engine.protocol import (
     SwapTimings,
     WeightLoadError,
 )
-from bridge.types import Finish, Sampling, Version, WeightManifest
+from bridge.published import WeightManifest
+from bridge.types import Finish, Sampling, Version
 
 
 @dataclasses.dataclass

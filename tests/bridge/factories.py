@@ -7,21 +7,8 @@ from typing import Any
 import blake3
 import numpy as np
 
-from bridge.types import (
-    ActorReport,
-    Announcement,
-    CardFile,
-    FileEntry,
-    Group,
-    Rollout,
-    RunCard,
-    Sampling,
-    Task,
-    TensorEntry,
-    Ticket,
-    Version,
-    WeightManifest,
-)
+from bridge.published import Announcement, CardFile, FileEntry, RunCard, TensorEntry, WeightManifest
+from bridge.types import ActorReport, Group, Rollout, Sampling, Task, Ticket, Version
 
 
 def make_rollout(num_tokens: int = 3, *, step: int = 0, **fields: Any) -> Rollout:

@@ -9,24 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis.extra import numpy as npst
 
 from bridge import codec
-from bridge.types import (
-    MAX_SAMPLES,
-    ActorReport,
-    Announcement,
-    CardFile,
-    DeltaEntry,
-    FileEntry,
-    Group,
-    Heartbeat,
-    Rollout,
-    RunCard,
-    Sampling,
-    Task,
-    TensorEntry,
-    Ticket,
-    Version,
-    WeightManifest,
-)
+from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
+from bridge.types import MAX_SAMPLES, ActorReport, Group, Heartbeat, Rollout, Sampling, Task, Ticket, Version
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 
 UNHURRIED = settings(deadline=None, max_examples=200)

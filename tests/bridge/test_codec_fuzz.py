@@ -15,19 +15,8 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.types import (
-    Announcement,
-    CardFile,
-    DeltaEntry,
-    FileEntry,
-    Group,
-    Heartbeat,
-    RunCard,
-    TensorEntry,
-    Ticket,
-    Version,
-    WeightManifest,
-)
+from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
+from bridge.types import Group, Heartbeat, Ticket, Version
 from tests.bridge.factories import as_plain, make_group, make_report, make_ticket
 
 NUM_MESSAGES = 10_000

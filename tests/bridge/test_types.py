@@ -4,21 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.types import (
-    MAX_NAME_CHARS,
-    MAX_SAMPLES,
-    MAX_TEXT_CHARS,
-    Announcement,
-    CardFile,
-    DeltaEntry,
-    FileEntry,
-    Heartbeat,
-    RunCard,
-    Sampling,
-    TensorEntry,
-    Version,
-    WeightManifest,
-)
+from bridge.checks import MAX_NAME_CHARS, MAX_TEXT_CHARS
+from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
+from bridge.types import MAX_SAMPLES, Heartbeat, Sampling, Version
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 
 

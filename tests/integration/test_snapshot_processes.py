@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.published import WeightManifest
 from bridge.snapshots.writer import SnapshotMirror, SnapshotWriter, SupersededError, latest, map_tensors
-from bridge.types import Version, WeightManifest
+from bridge.types import Version
 from tests.integration.support.processes import kill, spawn
 
 pytestmark = pytest.mark.integration

@@ -15,12 +15,13 @@ from blake3 import blake3
 
 from actor.weights.model_folder import describe
 from bridge import codec, versions
+from bridge.published import Announcement, CardFile, RunCard, TensorEntry
 from bridge.secrets import Token
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.open import NoRunError
 from bridge.store.sqlite import SqliteStore
-from bridge.types import Announcement, CardFile, Heartbeat, RunCard, TensorEntry, Version
+from bridge.types import Heartbeat, Version
 from configs import overrides
 from configs.run_folder import RunFolder, run_id, set_up_run
 from configs.schema import Config

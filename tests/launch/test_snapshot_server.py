@@ -120,7 +120,7 @@ from bridge import codec
 from bridge.snapshots.download import Patience
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.shared import SharedCopy
-from bridge.types import Announcement
+from bridge.published import (Announcement)
 announcement = codec.decode(Announcement, pathlib.Path(sys.argv[2]).read_bytes())
 patience = Patience(num_ranges=1, range_bytes=1, silence_s=1e6, give_up_s=1e6)
 fetcher = SnapshotFetcher(run=sys.argv[3], tokenizer_hash=sys.argv[4], patience=patience)

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import blake3
 from typing_extensions import override
 
+from bridge.published import RunCard
 from bridge.store.protocol import ActorStore, FencedError, UnfitGroupError
 from bridge.store.sql.claim import CLAIM
 from bridge.store.sql.fit import describe_misfit, fit_of
 from bridge.store.sql.objects import SqlObjects, Stowed
 from bridge.store.sql.script import NO_LIMIT
 from bridge.store.sql.shared import check_lease, check_limit, new_call
-from bridge.types import Group, RunCard, Ticket
+from bridge.types import Group, Ticket
 
 _MAX_REASON_CHARS = 1000
 _FENCE = "SELECT reason FROM fences WHERE run = :run AND actor = :actor"

@@ -8,6 +8,7 @@ from absl import logging
 from typing_extensions import override
 
 from bridge import codec
+from bridge.published import Announcement, RunCard
 from bridge.store.group_objects import BadObjectError, Reference
 from bridge.store.protocol import LearnerLivesError, LearnerStore, StoredGroup
 from bridge.store.sql.actor import check_blob
@@ -15,7 +16,7 @@ from bridge.store.sql.fit import fit_of
 from bridge.store.sql.objects import SqlObjects
 from bridge.store.sql.script import Database, Step
 from bridge.store.sql.shared import check_lease, check_limit, new_call
-from bridge.types import Announcement, Group, RunCard, Ticket
+from bridge.types import Group, Ticket
 
 _STATES = ("open", "claimed", "done", "acknowledged", "failed")
 _OPEN = "UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL"

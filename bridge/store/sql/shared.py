@@ -9,9 +9,10 @@ from absl import logging
 from typing_extensions import override
 
 from bridge import codec
+from bridge.published import Announcement
 from bridge.store.protocol import Mark, SharedStore, Topic
 from bridge.store.sql.script import Database, Row, Script, Step
-from bridge.types import Announcement, Heartbeat, Ticket
+from bridge.types import Heartbeat, Ticket
 
 T = TypeVar("T", bound=codec.Message)
 

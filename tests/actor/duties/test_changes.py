@@ -6,7 +6,8 @@ import pytest
 
 from actor import loop
 from actor.duties import changes, weights, withdrawals
-from bridge.types import Announcement, Version
+from bridge.published import Announcement
+from bridge.types import Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
 

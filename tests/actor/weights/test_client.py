@@ -8,10 +8,11 @@ import pytest
 from actor.weights.client import FIRST_RETRY_S, WeightClient
 from actor.weights.source import LocalSource
 from bridge import timeline
+from bridge.published import WeightManifest
 from bridge.snapshots.layout import UnreachableError
 from bridge.snapshots.writer import SnapshotWriter, mirrored
 from bridge.timeline import Timeline
-from bridge.types import Version, WeightManifest
+from bridge.types import Version
 from tests.actor.fakes import FakeEngine
 
 TABLE = {"a": ("float32", (3, 5)), "b": ("float32", (7,))}

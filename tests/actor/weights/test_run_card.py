@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from actor.weights.run_card import check_versions, make_model_folder
 from bridge import codec, versions
-from bridge.types import CardFile, RunCard, TensorEntry
+from bridge.published import CardFile, RunCard, TensorEntry
 
 
 def tokenizer_json() -> bytes:

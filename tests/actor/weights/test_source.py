@@ -10,6 +10,7 @@ import pytest
 from actor.weights import source
 from actor.weights.client import FIRST_RETRY_S, WeightClient
 from actor.weights.source import RemoteSource
+from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.download import Patience
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import place_of
@@ -17,7 +18,7 @@ from bridge.snapshots.shared import SharedCopy
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter, map_tensors
 from bridge.timeline import Timeline
-from bridge.types import Announcement, Version, WeightManifest
+from bridge.types import Version
 from tests.actor.fakes import FakeEngine
 from tests.bridge.snapshots.serving import (
     NUM_VALUES,

@@ -18,11 +18,12 @@ import ml_dtypes
 import numpy as np
 from absl import app, logging
 
+from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.bucket import SnapshotBucket
 from bridge.snapshots.delta import make_delta
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Announcement, Version, WeightManifest
+from bridge.types import Version
 from tests.bench.publish import codecs, smollm2
 from tests.bench.rig.report import Aim
 

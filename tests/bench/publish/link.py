@@ -20,11 +20,12 @@ from typing import IO, Any
 import numpy as np
 
 from bridge import codec
+from bridge.published import Announcement
 from bridge.secrets import Token
 from bridge.snapshots.layout import place_of
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Announcement, Version
+from bridge.types import Version
 from tests.bench.publish.network import RUN, provide_secrets, random_tensors
 from tests.integration.network import namespaces
 

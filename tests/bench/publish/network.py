@@ -19,13 +19,14 @@ from unittest import mock
 import numpy as np
 
 from bridge import secrets
+from bridge.published import Announcement
 from bridge.snapshots import download
 from bridge.snapshots.chunks import hashed
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import manifest_path, part_path, place_of
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Announcement, Version
+from bridge.types import Version
 from launch import certificates
 from launch.snapshot_server import ServerProcess
 from tests.bench.publish.timing import in_turns, medians, speed_over

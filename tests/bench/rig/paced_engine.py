@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.engine.protocol import EngineSize, EngineStats, Sample, SwapTimings
-from bridge.types import Sampling, Version, WeightManifest
+from bridge.published import WeightManifest
+from bridge.types import Sampling, Version
 from launch.plan.engine_profile import EngineProfile
 from launch.plan.sim_engine import NEVER, Finished, SimEngine
 

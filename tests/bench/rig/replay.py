@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.engine.protocol import Engine, EngineSize, EngineStats, Sample, SwapTimings
-from bridge.types import Finish, Sampling, Task, Version, WeightManifest
+from bridge.published import WeightManifest
+from bridge.types import Finish, Sampling, Task, Version
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.places import Places
 

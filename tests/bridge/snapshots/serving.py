@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import trustme
 
+from bridge.published import Announcement, WeightManifest
 from bridge.secrets import Tls, Token
 from bridge.snapshots.layout import place_of
 from bridge.snapshots.serve import SnapshotServer, listen, url_of
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Announcement, Version, WeightManifest
+from bridge.types import Version
 
 RUN, TOKENIZER = "run 1", "t"
 TOKEN, OTHER_TOKEN = Token("0123456789abcdef" * 2), Token("fedcba9876543210" * 2)

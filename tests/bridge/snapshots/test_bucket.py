@@ -16,6 +16,7 @@ from moto.server import ThreadedMotoServer
 
 from bridge import codec
 from bridge.buckets import open_place
+from bridge.published import Announcement
 from bridge.secrets import Token
 from bridge.snapshots.bucket import (
     SnapshotBucket,
@@ -30,7 +31,7 @@ from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import SnapshotError, SupersededError
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter, mirrored
-from bridge.types import Announcement, Version
+from bridge.types import Version
 
 RUN = "run-1"
 TOKEN = Token("0123456789abcdef" * 2)

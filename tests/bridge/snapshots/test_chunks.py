@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.published import FileEntry
 from bridge.snapshots.chunks import MAX_CHUNKS, chunk_bytes_of, copy_chunks, has_chunk, hashed, unhashed
 from bridge.snapshots.writer import SnapshotError, SnapshotWriter, fetch, map_tensors
-from bridge.types import FileEntry, Version
+from bridge.types import Version
 
 MIB = 2**20
 

@@ -6,6 +6,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.published import DeltaEntry, TensorEntry, WeightManifest
 from bridge.snapshots.chunks import has_chunk, hashed, unhashed
 from bridge.snapshots.delta import (
     CODEC,
@@ -17,7 +18,7 @@ from bridge.snapshots.delta import (
     make_delta,
     piece_of,
 )
-from bridge.types import DeltaEntry, TensorEntry, Version, WeightManifest
+from bridge.types import Version
 
 
 def manifest_of(data, step, *, dtype="bfloat16", chunk_bytes=4096):

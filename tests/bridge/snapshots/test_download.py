@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from bridge.buckets import open_place
+from bridge.published import FileEntry
 from bridge.snapshots import fetch as fetching
 from bridge.snapshots.chunks import hashed, unhashed
 from bridge.snapshots.download import Patience, Pieces, StoppedError, Tally, download
 from bridge.snapshots.layout import SnapshotError, SupersededError, UnreachableError
 from bridge.snapshots.object_place import ObjectPlace
-from bridge.types import FileEntry
 from tests.bridge.snapshots.serving import OTHER_TOKEN, TOKEN, Request, ScriptedServer, send_range
 
 CHUNK = 1000

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.published import Announcement, WeightManifest
 from bridge.secrets import Tls, Token
 from bridge.snapshots.download import Patience, Tally
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.layout import SnapshotBusyError, SnapshotError, SupersededError, manifest_path, part_path
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import map_tensors, mirrored
-from bridge.types import Announcement, WeightManifest
 from tests.bridge.snapshots.serving import (
     CHUNK_BYTES,
     NUM_VALUES,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bridge import codec
+from bridge.published import Announcement
 from bridge.secrets import Tls, Token
 from bridge.snapshots.bucket import SnapshotBucket
 from bridge.snapshots.download import Patience, StoppedError
@@ -18,7 +19,7 @@ from bridge.snapshots.serve import SnapshotServer, listen, url_of
 from bridge.snapshots.shared import SharedCopy
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter, map_tensors, mirrored
-from bridge.types import Announcement, Version
+from bridge.types import Version
 
 RUN = "run-1"
 PATIENCE = Patience(first_backoff_s=0.0, last_backoff_s=0.0, give_up_s=0.0)

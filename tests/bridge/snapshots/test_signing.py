@@ -5,9 +5,9 @@ import blake3
 import pytest
 
 from bridge import codec
+from bridge.published import DeltaEntry
 from bridge.snapshots.layout import SnapshotError
 from bridge.snapshots.signing import check_signature, sign
-from bridge.types import DeltaEntry
 from tests.bridge.snapshots.serving import OTHER_TOKEN, TOKEN, announced, at, open_writer, publish
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from bridge import codec
+from bridge.published import FileEntry, WeightManifest
 from bridge.snapshots.layout import SLOTS
 from bridge.snapshots.writer import (
     SnapshotBusyError,
@@ -27,7 +28,7 @@ from bridge.snapshots.writer import (
     map_tensors,
     mirrored,
 )
-from bridge.types import FileEntry, Version, WeightManifest
+from bridge.types import Version
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 KEYS: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}

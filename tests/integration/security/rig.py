@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from bridge import secrets
+from bridge.published import Announcement, WeightManifest
 from bridge.secrets import Tls, Token
 from bridge.snapshots.download import Patience
 from bridge.snapshots.fetch import SnapshotFetcher
@@ -22,7 +23,7 @@ from bridge.snapshots.layout import place_of
 from bridge.snapshots.mirror import map_tensors
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import Announcement, Version, WeightManifest
+from bridge.types import Version
 from launch.snapshot_server import ServerProcess
 
 RUN, TOKENIZER = "run-1", "tokenizer-1"

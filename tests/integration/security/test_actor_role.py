@@ -10,10 +10,11 @@ import psycopg
 import pytest
 
 from bridge import codec
+from bridge.published import CardFile, RunCard
 from bridge.store.postgres import connections
 from bridge.store.postgres.store import PostgresStore, make_run
 from bridge.store.protocol import FencedError, StoreLostError
-from bridge.types import CardFile, Heartbeat, RunCard
+from bridge.types import Heartbeat
 from tests.bridge.factories import make_group, make_ticket
 from tests.postgres import Server
 

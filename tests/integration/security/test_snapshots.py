@@ -19,13 +19,13 @@ import trustme
 
 from actor.weights.source import RemoteSource
 from bridge.buckets import open_place
+from bridge.published import Announcement, WeightManifest
 from bridge.secrets import Tls, Token
 from bridge.snapshots.layout import MANIFEST, WRITER, SnapshotError
 from bridge.snapshots.mirror import map_tensors
 from bridge.snapshots.shared import SharedCopy
 from bridge.snapshots.signing import sign
 from bridge.store.postgres.connections import Connections
-from bridge.types import Announcement, WeightManifest
 from launch.snapshot_server import ServerProcess
 from tests.integration.security.rig import (
     NUM_VALUES,

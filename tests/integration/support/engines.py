@@ -16,9 +16,10 @@ from actor.vllm.environment import set_environment
 from actor.weights.client import WeightClient
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.source import LocalSource
+from bridge.published import WeightManifest
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.timeline import Timeline
-from bridge.types import Sampling, Version, WeightManifest
+from bridge.types import Sampling, Version
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
 from tests.integration.support import models

@@ -14,7 +14,8 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from bridge.types import Announcement, FileEntry, Heartbeat, RunCard, Ticket, Version, WeightManifest
+from bridge.published import Announcement, FileEntry, RunCard, WeightManifest
+from bridge.types import Heartbeat, Ticket, Version
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 Stores = dict[str, Any]

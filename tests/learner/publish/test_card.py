@@ -6,8 +6,9 @@ from blake3 import blake3
 
 from bridge import codec, versions
 from bridge.names import flatten
+from bridge.published import RunCard
 from bridge.snapshots.writer import SnapshotWriter
-from bridge.types import RunCard, Version
+from bridge.types import Version
 from learner.model.decoder import init_params
 from learner.publish.card import make_card
 from tests.learner.streams import MODEL

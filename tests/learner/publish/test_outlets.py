@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from bridge.names import flatten
+from bridge.published import Announcement
 from bridge.snapshots import bucket
 from bridge.snapshots.fetch import SnapshotFetcher
 from bridge.snapshots.writer import SnapshotWriter, map_tensors
-from bridge.types import Announcement
 from configs.sections import PublishConfig
 from learner.publish.outlets import outlets_of
 from learner.publish.publisher import Publisher

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from bridge.names import flatten
+from bridge.published import Announcement
 from bridge.snapshots.writer import SnapshotError, SnapshotWriter, fetch, latest, map_tensors
 from bridge.timeline import Timeline, read
-from bridge.types import Announcement, Version
+from bridge.types import Version
 from configs.sections import PublishConfig
 from learner.metrics import METRICS
 from learner.publish import export, publisher

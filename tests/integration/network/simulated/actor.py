@@ -15,9 +15,9 @@ import types
 
 import numpy as np
 
+from bridge.published import FileEntry
 from bridge.snapshots import chunks, download
 from bridge.snapshots.layout import TensorTable
-from bridge.types import FileEntry
 from configs.schema import Config
 from tests.integration.network.simulated.engine import DIE_AT, SimulatedEngine, die_at
 

@@ -26,9 +26,10 @@ from actor.engine.protocol import (
     SwapTimings,
     WeightLoadError,
 )
+from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
 from bridge.snapshots.writer import map_tensors
-from bridge.types import Sampling, Version, WeightManifest
+from bridge.types import Sampling, Version
 from tests.integration.network.simulated.model import number, numbers
 
 LOGPROB = -0.5

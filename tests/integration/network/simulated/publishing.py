@@ -7,12 +7,13 @@ from collections.abc import Generator
 from blake3 import blake3
 
 from bridge import codec, versions
+from bridge.published import Announcement, CardFile, RunCard
 from bridge.secrets import read_token
 from bridge.snapshots.layout import lay_out, place_of
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.protocol import LearnerStore
-from bridge.types import Announcement, CardFile, RunCard, Version
+from bridge.types import Version
 from configs.run_folder import snapshot_folder
 from launch.snapshot_server import ServerProcess
 from tests.integration.network.simulated import model

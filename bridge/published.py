@@ -1,0 +1,206 @@
+"""Wire types of what a learner publishes: weights, where they are, and what an actor needs to know of the run."""
+
+import dataclasses
+import math
+from typing import Annotated
+
+from msgspec import Meta
+
+from bridge.checks import MAX_TEXT_CHARS, check_file_name, check_source, check_text
+from bridge.types import Version
+
+MAX_TENSORS = 2**18
+"""Tensors of a model; a large mixture of experts has 70,000."""
+MAX_DIMS = 8
+MAX_DELTA_CHUNKS = 2**16
+MAX_SOURCES = 16
+MAX_CARD_FILES = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Where one tensor lies in a snapshot's data file."""
+
+    name: str
+    """Hugging Face name."""
+    dtype: str
+    """numpy's or ml_dtypes' name: float32, bfloat16, float16."""
+    shape: Annotated[tuple[int, ...], Meta(max_length=MAX_DIMS)]
+    offset_bytes: int
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuses what lies nowhere."""
+        if min(self.offset_bytes, self.num_bytes, *self.shape) < 0 or len(self.shape) > MAX_DIMS:
+            raise ValueError(
+                f"tensor {self.name}: want counts >= 0 and {MAX_DIMS} dimensions at most, got shape "
+                f"{self.shape[: MAX_DIMS + 1]} offset_bytes={self.offset_bytes} num_bytes={self.num_bytes}"
+            )
+
+
+DIGEST_BYTES = 32
+"""A BLAKE3 digest's size."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One data file of a snapshot and what its bytes hash to, chunk by chunk.
+
+    So one bad chunk can be told from the others, and a broken download goes on where it stopped.
+    """
+
+    name: str
+    num_bytes: int
+    chunk_bytes: int
+    """Size of every chunk but the last, which may be shorter."""
+    chunk_hashes: bytes
+    """The chunks' BLAKE3 digests, one after another."""
+    blake3: str
+    """BLAKE3 of `chunk_hashes`, in hex: two files of one chunk size are the same if and only if this is."""
+
+    def __post_init__(self) -> None:
+        """Refuses digests that are not one a chunk, and a name that leads out of the snapshot's folder."""
+        check_file_name(self.name)
+        if self.chunk_bytes < 1 or self.num_bytes < 0:
+            raise ValueError(f"want chunk_bytes >= 1 and num_bytes >= 0, got {self.chunk_bytes}, {self.num_bytes}")
+        if len(self.chunk_hashes) != self.num_chunks * DIGEST_BYTES:
+            raise ValueError(
+                f"{self.name} has {self.num_chunks} chunks and {len(self.chunk_hashes)} bytes of digests, "
+                f"wanted {DIGEST_BYTES} each"
+            )
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks the file has."""
+        return -(-self.num_bytes // self.chunk_bytes)
+
+    def chunk(self, index: int) -> tuple[int, int]:
+        """Where a chunk begins and ends, in bytes."""
+        start = index * self.chunk_bytes
+        return start, min(start + self.chunk_bytes, self.num_bytes)
+
+    def chunk_hash(self, index: int) -> bytes:
+        """A chunk's digest."""
+        return self.chunk_hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaEntry:
+    """A file that leads from an older version's data to this one's: their XOR, compressed chunk by chunk."""
+
+    base_version: Version
+    """Whose data it is XORed with; both have the same tensors at the same offsets."""
+    codec: str
+    """How a chunk is compressed (`bridge.snapshots.delta`)."""
+    name: str
+    """The file's name."""
+    chunk_ends: Annotated[tuple[int, ...], Meta(max_length=MAX_DELTA_CHUNKS)]
+    """Where each compressed chunk ends in it; one for each chunk of the full file, 0 bytes where nothing changed."""
+
+    def __post_init__(self) -> None:
+        """Refuses ends that decrease, and a name that leads out of the snapshot's folder."""
+        check_file_name(self.name)
+        if any(a > b for a, b in zip((0, *self.chunk_ends), self.chunk_ends, strict=False)):
+            raise ValueError("a delta's chunk_ends must not decrease")
+
+    @property
+    def num_bytes(self) -> int:
+        """The file's size."""
+        return self.chunk_ends[-1] if self.chunk_ends else 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightManifest:
+    """A weight snapshot's table of contents; what it does not list is not in the snapshot."""
+
+    run: str
+    version: Version
+    tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
+    file: FileEntry
+    tokenizer_hash: str
+    delta: DeltaEntry | None = None
+    """A shorter way for whoever holds its base version; the full file is there all the same."""
+    hmac: str | None = None
+    """Keyed hash over the rest of the manifest, where snapshots cross machines."""
+    created_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses overlapping or out-of-range tensors and double names."""
+        if not math.isfinite(self.created_s):
+            raise ValueError(f"created_s must be finite, got {self.created_s}")
+        names = [t.name for t in self.tensors]
+        if len(set(names)) != len(names):
+            raise ValueError("a manifest names a tensor twice")
+        end = 0
+        for t in sorted(self.tensors, key=lambda t: t.offset_bytes):
+            if t.offset_bytes < end:
+                raise ValueError(f"tensor {t.name} overlaps the one before it at byte {t.offset_bytes}")
+            end = t.offset_bytes + t.num_bytes
+        if end > self.file.num_bytes:
+            raise ValueError(f"tensors end at byte {end}, the file has {self.file.num_bytes}")
+        if self.delta is not None and len(self.delta.chunk_ends) != self.file.num_chunks:
+            raise ValueError(f"the delta has {len(self.delta.chunk_ends)} chunks, the full file {self.file.num_chunks}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """A version that is out, and from where those who don't share the learner's memory may fetch it."""
+
+    manifest: WeightManifest
+    sources: Annotated[tuple[str, ...], Meta(max_length=MAX_SOURCES)]
+    """URLs under which the manifest's files lie (https://, http://, s3://, gs://, file://), the best one first; the
+    learner's own memory is none of them."""
+    hmac: str | None = None
+    """Keyed hash over all the rest, where snapshots cross machines: who holds the store can name no other sources."""
+
+    def __post_init__(self) -> None:
+        """Refuses what is no address of snapshots."""
+        for source in self.sources:
+            check_source(source)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CardFile:
+    """A small file of the model's folder, kept in the store by its hash."""
+
+    name: str
+    num_bytes: int
+    blake3: str
+
+    def __post_init__(self) -> None:
+        """Refuses a name that leads out of the model's folder."""
+        check_file_name(self.name)
+        if self.num_bytes < 0:
+            raise ValueError(f"{self.name}: num_bytes must be >= 0, got {self.num_bytes}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunCard:
+    """What an actor needs to know of a run that it shares no folder with."""
+
+    run: str
+    """The run's id (`configs.run_folder.run_id`)."""
+    name: str
+    """The name it was given."""
+    config: str
+    """The run's config.json."""
+    files: Annotated[tuple[CardFile, ...], Meta(max_length=MAX_CARD_FILES)]
+    """config.json, tokenizer and what else an engine reads of the model's folder, weights left out."""
+    tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
+    """What every snapshot holds: names, dtypes, shapes (offsets as in a snapshot)."""
+    sluice: str
+    """Version of Sluice that the learner runs."""
+    formats: str
+    """The wire formats that it speaks (`bridge.codec.describe_formats`)."""
+    vllm: str
+    """The vLLM version that an actor needs; empty where any will do."""
+
+    def __post_init__(self) -> None:
+        """Refuses a file named twice, and texts that are shown to people but can't be read."""
+        names = [f.name for f in self.files]
+        if len(set(names)) != len(names):
+            raise ValueError("a run card names a file twice")
+        for what in ("run", "name", "sluice", "formats", "vllm"):
+            check_text(what, getattr(self, what))
+        if len(self.config) > MAX_TEXT_CHARS:
+            raise ValueError(f"a run's config may have {MAX_TEXT_CHARS} characters, got {len(self.config)}")
