@@ -11,7 +11,11 @@ Train tickets obey the policy:
   begins; of several actors each has its part of them (`part_of`). A ticket more is kept in hand, so that no place waits
   for a claim; but not under a bound on the lag, where tickets are few and one in hand is another engine's idle place.
 
-A group is told by its order: tickets of single samples share their group's.
+A group is told by its order: tickets of single samples share their group's. Of those an actor takes its part of a
+group, ceil(K / engines), before any more of it (`group_part`): else whoever claims all that it has room for would take
+whole groups, and a long prompt's long responses would run on one engine after all (prompt replication, ROLL Flash). It
+takes so much of as many groups as it has room for in one claim: claimed group by group, a round's last samples would
+begin when its first have ended.
 
 The store is the deferred queue: it hands out the lowest orders first, and `num_to_claim` asks only for
 what could start now, so the rest stays there for other actors. Evaluations and probes go first, take
@@ -23,7 +27,7 @@ after it publishes), so they are a moment away, and an actor that is behind must
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from bridge.types import Ticket, Version
@@ -81,6 +85,8 @@ class Admission:
         self._part = sequences
         """This engine's part of a window, where it has places for it."""
         self._num_spare = num_spare
+        self.num_engines = 1
+        """That share the tickets, this one among them."""
         self._requests_per_ticket = -(-samples_per_group // tickets_per_group)
         self._tickets_per_group = tickets_per_group
         self._waiting: dict[str, Ticket] = {}
@@ -121,13 +127,21 @@ class Admission:
         bound = self.max_sequences if self._part is None else min(self._part, self.max_sequences)
         return bound - self.num_sequences
 
-    def share_among(self, other_engines: Iterable[int]) -> None:
-        """From here on engines of so many sequences each serve beside this one."""
+    def share_among(self, engines: Mapping[int, int]) -> None:
+        """From here on so many engines serve, this one among them, by the sequences that each runs at once."""
+        self.num_engines = sum(engines.values())
         if self._sequences is not None:
-            self._part = part_of(self._sequences, others=other_engines)
+            self._part = part_of(self._sequences, engines)
+
+    @property
+    def group_part(self) -> int | None:
+        """Single samples of a group that are this engine's part of it; None where there is nothing to share."""
+        if self._tickets_per_group == 1 or self.num_engines == 1:
+            return None
+        return -(-self._tickets_per_group // self.num_engines)
 
     def num_to_claim(self) -> int:
-        """How many more tickets could start now, and the spare ones of a window."""
+        """How many tickets to claim now: those that could start, and the spare ones of a window."""
         if self.policy == "frontier":
             num_train = sum(not _is_pinned(s.ticket) for s in self._served.values())
             free = max(0, self.width * self._tickets_per_group - num_train)
@@ -184,22 +198,22 @@ class Admission:
         return ticket.order in groups or len(groups) < self.width
 
 
-def part_of(total: int, *, others: Iterable[int]) -> int:
-    """One engine's part of the sequences that all keep in service, if it has places for it.
+def part_of(total: int, engines: Mapping[int, int]) -> int:
+    """An engine's part of the sequences that all keep in service, if it has places for it.
 
     Equal parts; what an engine is too small for goes to the larger ones.
 
     Args:
       total: H.
-      others: sequences that each of the other engines runs at once.
+      engines: how many there are, by the sequences that each runs at once.
     """
-    sizes = sorted(others)
-    for i, size in enumerate(sizes):
-        num_left = len(sizes) - i + 1
-        if size * num_left >= total:
-            return -(-total // num_left)
-        total -= size
-    return total
+    num_left, left = sum(engines.values()), total
+    for size, num in sorted(engines.items()):
+        if size * num_left >= left:
+            return -(-left // num_left)
+        left -= size * num
+        num_left -= num
+    return total  # all have less than their part: their places are the bound
 
 
 def _is_pinned(ticket: Ticket) -> bool:

@@ -18,7 +18,7 @@ from bridge.checks import is_array
 from bridge.published import Announcement, RunCard, WeightManifest
 from bridge.types import Group, Heartbeat, Ticket
 
-FORMATS = {Ticket: 2, Group: 2, WeightManifest: 3, Heartbeat: 3, Announcement: 1, RunCard: 1}
+FORMATS = {Ticket: 2, Group: 2, WeightManifest: 4, Heartbeat: 3, Announcement: 2, RunCard: 1}
 """What travels, and the version of its form.
 
 A type's number goes up with every change of its fields. What a store then holds of that type can't be read any more:

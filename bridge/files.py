@@ -5,6 +5,7 @@ import fcntl
 import os
 import pathlib
 import time
+import uuid
 
 _PART = ".sluice-part"
 _ABANDONED_S = 3600.0  # a small file is written in seconds
@@ -22,8 +23,9 @@ def try_flock(fd: int, operation: int) -> bool:
 def replace_file(path: pathlib.Path, data: bytes, *, is_durable: bool = False) -> None:
     """Writes a small file so that others see the old one or the new one, whole; `is_durable` waits for the disk."""
     _sweep(path.parent)
-    # A name of our own: two commands may open one run folder, and write its files, at once.
-    part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
+    # A name of our own: several processes may open one run folder, and write its files, at once; those of containers on
+    # several machines may all have the same id.
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PART}")
     try:
         with open(part, "wb") as file:
             file.write(data)

@@ -14,6 +14,9 @@ MAX_TENSORS = 2**18
 MAX_DIMS = 8
 MAX_DELTA_CHUNKS = 2**16
 MAX_SOURCES = 16
+MAX_HOSTS = 1024
+MAX_BLOCKS = 2**14
+"""Of one piece; a sharded leaf of the learner's is one, or one a layer where its experts are split over hosts."""
 MAX_CARD_FILES = 64
 
 
@@ -110,16 +113,67 @@ class DeltaEntry:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The same rectangle of some tensors that follow on one another and have one shape and dtype.
+
+    A tensor counts as a matrix `[rows, cols]`: its last dim has the columns, all others are rows, and a vector is one.
+    """
+
+    first_tensor: int
+    """Index in the manifest's `tensors`."""
+    num_tensors: int
+    first_row: int
+    num_rows: int
+    first_col: int
+    num_cols: int
+
+    def __post_init__(self) -> None:
+        """Refuses what is empty or begins before the first."""
+        if min(self.first_tensor, self.first_row, self.first_col) < 0 or self.num_values < 1:
+            raise ValueError(f"a block must hold something and begin at 0 or later, got {self}")
+
+    @property
+    def num_values(self) -> int:
+        """In all its tensors; 0 where a count is not positive."""
+        counts = (self.num_tensors, self.num_rows, self.num_cols)
+        return math.prod(counts) if min(counts) > 0 else 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PieceEntry:
+    """What one of the learner's hosts wrote of a snapshot, in a file of its own.
+
+    The file holds its blocks' tensors one after another, each at a 64-byte aligned offset, zeros between them. So the
+    one piece of a single host is the whole file.
+    """
+
+    host: int
+    """Index of the learner's process."""
+    blocks: Annotated[tuple[Block, ...], Meta(max_length=MAX_BLOCKS)]
+    """Which values it has, in the order of its file."""
+    file: FileEntry
+    delta: DeltaEntry | None = None
+    """A shorter way for whoever holds its base version; the full file is there all the same."""
+
+    def __post_init__(self) -> None:
+        """Refuses a host that can't be, and a delta of another number of chunks."""
+        if not 0 <= self.host < MAX_HOSTS:
+            raise ValueError(f"a piece's host must be in [0, {MAX_HOSTS}), got {self.host}")
+        if self.delta is not None and len(self.delta.chunk_ends) != self.file.num_chunks:
+            raise ValueError(f"the delta has {len(self.delta.chunk_ends)} chunks, the full file {self.file.num_chunks}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightManifest:
     """A weight snapshot's table of contents; what it does not list is not in the snapshot."""
 
     run: str
     version: Version
     tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)]
-    file: FileEntry
+    """Where each lies in the whole file, which readers put together from the pieces."""
+    pieces: Annotated[tuple[PieceEntry, ...], Meta(max_length=MAX_HOSTS)]
+    """By host. That they are all there and none overlaps is checked by who reads them (`bridge.snapshots.layout`)."""
     tokenizer_hash: str
-    delta: DeltaEntry | None = None
-    """A shorter way for whoever holds its base version; the full file is there all the same."""
     hmac: str | None = None
     """Keyed hash over the rest of the manifest, where snapshots cross machines."""
     created_s: float = 0.0
@@ -136,10 +190,14 @@ class WeightManifest:
             if t.offset_bytes < end:
                 raise ValueError(f"tensor {t.name} overlaps the one before it at byte {t.offset_bytes}")
             end = t.offset_bytes + t.num_bytes
-        if end > self.file.num_bytes:
-            raise ValueError(f"tensors end at byte {end}, the file has {self.file.num_bytes}")
-        if self.delta is not None and len(self.delta.chunk_ends) != self.file.num_chunks:
-            raise ValueError(f"the delta has {len(self.delta.chunk_ends)} chunks, the full file {self.file.num_chunks}")
+        hosts = [p.host for p in self.pieces]
+        if sorted(set(hosts)) != hosts:
+            raise ValueError(f"a manifest's pieces must be in the order of their hosts, one each, got {hosts[:8]}")
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole file."""
+        return max((t.offset_bytes + t.num_bytes for t in self.tensors), default=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +207,30 @@ class Announcement:
     manifest: WeightManifest
     sources: Annotated[tuple[str, ...], Meta(max_length=MAX_SOURCES)]
     """URLs under which the manifest's files lie (https://, http://, s3://, gs://, file://), the best one first; the
-    learner's own memory is none of them."""
+    learner's own memory is none of them. Last may come one whose name is an older version's: where that one lies whole,
+    for whoever reaches none of the others (`bridge.snapshots.layout.older_place`)."""
+    host_sources: Annotated[
+        tuple[Annotated[tuple[str, ...], Meta(max_length=MAX_SOURCES)], ...], Meta(max_length=MAX_HOSTS)
+    ] = ()
+    """URLs under which the files of one piece lie, for each piece of the manifest, where hosts serve their own; else
+    empty."""
     hmac: str | None = None
     """Keyed hash over all the rest, where snapshots cross machines: who holds the store can name no other sources."""
 
     def __post_init__(self) -> None:
         """Refuses what is no address of snapshots."""
-        for source in self.sources:
+        for source in self.all_sources:
             check_source(source)
+        if self.host_sources and len(self.host_sources) != len(self.manifest.pieces):
+            raise ValueError(
+                f"an announcement names sources of {len(self.host_sources)} pieces, the version has "
+                f"{len(self.manifest.pieces)}"
+            )
+
+    @property
+    def all_sources(self) -> tuple[str, ...]:
+        """Those of the whole version and those of one piece."""
+        return (*self.sources, *(source for of_piece in self.host_sources for source in of_piece))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

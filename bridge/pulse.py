@@ -1,18 +1,24 @@
 """A process's pulse: signs of life in a few bytes of memory that it shares with the process that started it.
 
 The store's heartbeats tell processes of each other. They take the store's lock and the disk, so a process that is
-stopped inside a transaction silences them all; a pulse takes neither, and each process has its own.
+stopped inside a transaction silences them all; a pulse takes neither, and each process has its own. Where a cluster
+watches instead of a parent (`launch/probe.py`), the memory has a name: a file in shared memory.
 """
 
 import dataclasses
 import enum
+import fcntl
 import mmap
 import os
 import struct
 import threading
 
+from bridge.files import try_flock
+
 VARIABLE = "SLUICE_PULSE_FD"
 """Names the inherited descriptor in the environment of a process whose pulse is felt."""
+FILE = "SLUICE_PULSE_FILE"
+"""Names a file in that environment instead, for who is no parent; best in shared memory."""
 BEAT_S = 1.0
 _BEATS, _WORK, _DOING = 0, 8, 16
 _SIZE = 24
@@ -58,10 +64,42 @@ class Pulse:
         os.ftruncate(fd, _SIZE)
         return fd
 
+    @staticmethod
+    def create_file(path: str) -> int:
+        """The same as a file that others find; it is this process's, and locked, for as long as this process lives.
+
+        One of that name, which a process before this one left, is replaced.
+        """
+        new = f"{path}.{os.getpid()}"
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.ftruncate(fd, _SIZE)
+        fcntl.flock(fd, fcntl.LOCK_EX)  # the mapping keeps the descriptor's file open, and with it the lock
+        os.replace(new, path)
+        return fd
+
     @classmethod
     def of_this_process(cls) -> "Pulse":
-        """The one that the parent feels; where nobody does, as in a process started by hand, it beats for nobody."""
-        return cls(int(os.environ.pop(VARIABLE, "-1")) if VARIABLE in os.environ else cls.create())
+        """The one that the parent or a probe feels; where nobody does, as in one started by hand, it beats for nobody.
+
+        Processes that this one starts don't inherit either name: the pulse is its own.
+        """
+        file, fd = os.environ.pop(FILE, ""), os.environ.pop(VARIABLE, "")
+        if fd:
+            return cls(int(fd))
+        return cls(cls.create_file(file) if file else cls.create())
+
+    @classmethod
+    def feel_file(cls, path: str) -> Sign:
+        """What there is to feel of the process that made a file; nothing yet if there is none, or its maker is gone."""
+        nothing = Sign(0, 0, Doing.STARTING)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return nothing
+        if os.fstat(fd).st_size < _SIZE or try_flock(fd, fcntl.LOCK_SH):
+            os.close(fd)  # and lets go of the lock
+            return nothing
+        return cls(fd).feel()
 
     def start(self) -> None:
         """Beats from here on, for as long as the process lives and is not stopped."""

@@ -14,15 +14,26 @@ class WatchedTime:
     change meanwhile is no sign of anything.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Starts at 0."""
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_look_s: float = MAX_LOOK_S,
+        before: tuple[float, float] | None = None,
+    ) -> None:
+        """Starts at 0, or goes on from the `state` of one before, of the same clock."""
         self._clock = clock
-        self._last_s = clock()
-        self._watched_s = 0.0
+        self._max_look_s = max_look_s
+        self._last_s, self._watched_s = before or (clock(), 0.0)
+
+    @property
+    def state(self) -> tuple[float, float]:
+        """When it last looked, by its clock, and what the time was then."""
+        return self._last_s, self._watched_s
 
     def look(self) -> float:
-        """The time at this look, in seconds; look more often than every `MAX_LOOK_S`."""
+        """The time at this look, in seconds; look more often than every `max_look_s`."""
         now_s = self._clock()
-        self._watched_s += min(max(0.0, now_s - self._last_s), MAX_LOOK_S)
+        self._watched_s += min(max(0.0, now_s - self._last_s), self._max_look_s)
         self._last_s = now_s
         return self._watched_s

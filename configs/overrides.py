@@ -44,7 +44,7 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def load_preset(path: str) -> Config:
-    """Runs a preset file's `get_config()`; `FILE.py:SIZE` hands it a size.
+    """Runs a preset file's `get_config()`; `FILE.py:SIZE` hands it a size. `FILE.json` is read as `to_json` writes it.
 
     Raises:
       ValueError: no such file, or it has no `get_config` (the presets that exist are named); it fails by itself (the
@@ -54,6 +54,8 @@ def load_preset(path: str) -> Config:
     file = pathlib.Path(name)
     if not file.is_file():
         raise ValueError(f"no config file {name!r}; {_presets()}")
+    if file.suffix == ".json":
+        return _load_json(file)
     spec = importlib.util.spec_from_file_location(f"sluice_preset_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{name!r} is not a Python file")
@@ -73,6 +75,16 @@ def load_preset(path: str) -> Config:
     if not isinstance(config, Config):
         raise ValueError(f"{path}: get_config() must return a configs.schema.Config, got {type(config)}")
     return config
+
+
+def _load_json(file: pathlib.Path) -> Config:
+    try:
+        raw = json.loads(file.read_text())
+        if not isinstance(raw, dict):
+            raise ValueError(f"wanted a JSON object, got {type(raw).__name__}")
+        return from_dict(cast(dict[str, Any], raw))
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{file}: {e}") from e
 
 
 def _presets() -> str:

@@ -5,20 +5,37 @@ import math
 from configs.schema import Config
 
 
-def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int) -> str | None:
-    """What to know if not all requests of a short round can run at once; None if they can, or none race.
-
-    A race finds who is slow only among those that began: of what waits for a place the last to start lose.
-    """
+def num_racing(config: Config) -> int | None:
+    """Requests of a short round, all of which race; None where none does."""
     rounds = config.rounds
     if config.publish.when != "round_end" or max(rounds.overprovision_prompts, rounds.overprovision_samples) == 1:
         return None
-    num_requests, num_places = rounds.groups_issued * rounds.requests_per_group, num_engines * max_num_seqs
-    if num_requests <= num_places:
+    return rounds.groups_issued * rounds.requests_per_group
+
+
+def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_places: int | None = None) -> str | None:
+    """What to know if not all requests of a short round can run at once; None if they can, or none race.
+
+    A race finds who is slow only among those that began: of what waits for a place the last to start lose.
+
+    Args:
+      config: the run's.
+      num_engines: 0 where nobody knows yet: it is told how many a run wants.
+      max_num_seqs: what an engine runs at once.
+      num_places: the same of all together, where they differ.
+    """
+    num_requests = num_racing(config)
+    num_places = num_engines * max_num_seqs if num_places is None else num_places
+    if num_requests is None or num_requests <= num_places:
         return None
+    wanted = f"{math.ceil(num_requests / max_num_seqs)} engines of {max_num_seqs} sequences"
+    if num_engines == 0:
+        return (
+            f"the {num_requests} requests of a round race, so all must run at once: it wants {wanted} "
+            "(actor.max_num_seqs)"
+        )
     engines = "one engine" if num_engines == 1 else f"{num_engines} engines"
     return (
         f"with {engines} the {num_requests} requests of a round race for {num_places} places, and those that start "
-        f"last lose, long or not: it wants {math.ceil(num_requests / max_num_seqs)} engines of {max_num_seqs} "
-        "sequences (actor.max_num_seqs)"
+        f"last lose, long or not: it wants {wanted} (actor.num_engines, actor.max_num_seqs)"
     )

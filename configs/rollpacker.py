@@ -7,7 +7,8 @@ preemptions (section 4.2).
 
 At paper size it is the middle one of the paper's three, Qwen2.5-14B at 16k on 32 GPUs, whose rollout has TP = 2
 (section 6). A race is one only if all of it runs at once: 160 prompts of 10 responses want seven engines of 256
-sequences (the paper has 16 engines), or prompts lose that never began; a start with fewer says so.
+sequences (`actor.num_engines`; the paper has 16), or prompts lose that never began; a start with fewer says so, and so
+does the learner while fewer serve.
 """
 
 import dataclasses

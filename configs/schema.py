@@ -13,6 +13,7 @@ from configs.sections import (
     AdmissionConfig,
     CheckpointConfig,
     EvaluationConfig,
+    LearnerConfig,
     LossConfig,
     MeshConfig,
     ModelConfig,
@@ -46,6 +47,7 @@ class Config:
     optimizer: OptimizerConfig = OptimizerConfig()
     packing: PackingConfig = PackingConfig()
     mesh: MeshConfig = MeshConfig()
+    learner: LearnerConfig = LearnerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     actor: ActorConfig = ActorConfig()
@@ -177,6 +179,11 @@ class Config:
             raise ValueError(
                 f"packing.rows ({self.packing.rows}) must be a multiple of mesh.data * mesh.fsdp * mesh.expert "
                 f"({self.mesh.batch_shards})"
+            )
+        if self.mesh.num_devices % self.learner.num_processes:
+            raise ValueError(
+                f"learner.num_processes ({self.learner.num_processes}) must divide the mesh's devices, "
+                f"{self.mesh.num_devices}: each process has as many"
             )
         if self.packing.row_tokens % self.mesh.sequence:
             raise ValueError(

@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -19,14 +21,18 @@ from absl import flags, logging
 
 from actor.admission import Admission
 from actor.duties import STANDARD_DUTIES
+from actor.duties.ending import RunFinished, follow_end
 from actor.duties.resizing import ResizeRequest, follow_limits
 from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineSize
-from actor.loop import Actor, Limits
+from actor.limits import Limits
+from actor.loop import Actor
 from actor.verifiers.pool import VerifierPool, check_own
+from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
 from bridge.pulse import BEAT_S, Doing, Pulse
+from bridge.store.open import FinishedRunError
 from bridge.store.protocol import StoreLostError
 from bridge.timeline import Timeline
 from configs.schema import Config
@@ -34,8 +40,9 @@ from launch import command_line
 from launch.engine_start import deadline, heartbeats, say_refused
 from launch.joining import Joined, join_folder, join_store
 from launch.leaving import serve_until_told
-from launch.lifeline import die_with_parent
-from launch.stopped import end_stopped_processes
+from launch.placement import VISIBLE, bind_to_cores, core_ids, of_one_engine, spread_cores
+from launch.processes.lifeline import die_with_parent
+from launch.processes.stopped import end_stopped_processes
 
 if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
@@ -48,7 +55,10 @@ _STORE = flags.DEFINE_string(
 )
 _RUN = flags.DEFINE_string("run", None, "With --store: the run's name.")
 _WORK_DIR = flags.DEFINE_string(
-    "work_dir", None, "With --store: a folder for this actor's events and limits; default: one in the user's cache."
+    "work_dir",
+    None,
+    "With --store: a folder for this actor's events and limits; default: one in the user's cache, removed when the "
+    "actor ends well.",
 )
 _SNAPSHOT_DIR = flags.DEFINE_string(
     "snapshot_dir", "/dev/shm", "With --store: a folder in shared memory with room for two copies of the weights."
@@ -63,10 +73,21 @@ _LIMITS = flags.DEFINE_string(
     "folder, or in --work_dir. Written while the actor runs, it makes the actor finish what it has and start again "
     "with them.",
 )
-_WAIT_S = flags.DEFINE_float("wait_s", 120.0, "How long to wait for the run to be set up.")
+_CPU_CORES = flags.DEFINE_string(
+    "cpu_cores",
+    None,
+    'Cores of this actor and its engine on a CPU, as in "0-3", with "|" between the processes of tensor parallelism; '
+    "default: the config's actor.cpu_cores, where that is of one engine.",
+)
+_WAIT_S = flags.DEFINE_float(
+    "wait_s", 120.0, "How long to wait for the run to be set up, and where it is finished, for one that goes on."
+)
+_WAIT_FOR_LEARNER = flags.DEFINE_bool("wait_for_learner", False, "Wait for a run that goes on however long it takes.")
 _LEAVE_S = flags.DEFINE_float(
     "leave_s", None, "How long to go on with what it has after SIGTERM; default: the config's actor.leave_s."
 )
+
+collect_seldom()  # here: its engine's process, too, imports this module before it imports vLLM
 
 _NUM_THREADS = 16
 """For calls of the store: some wait, and none may keep the others from being made."""
@@ -82,8 +103,14 @@ def main() -> int:
         signal.signal(number, lambda *_: sys.exit(0))
     with contextlib.ExitStack() as parts:
         with command_line.usage_errors():
-            joined = _join()
+            try:
+                # Who waits for a learner, for hours perhaps, gets on with its start.
+                joined = _join(lambda: pulse.work(Doing.STARTING))
+            except FinishedRunError as e:
+                logging.info("actor ends, there is nothing to serve: %s", e)
+                return 0
             parts.enter_context(joined.parts)
+            joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
             check_own(joined.config.prompts.verifier)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
@@ -96,6 +123,8 @@ def main() -> int:
         except ResizeRequest as e:
             logging.info("actor ends to be resized: %s", e)
             return command_line.RESIZE
+        except RunFinished as e:
+            logging.info("actor ends, its run is finished: %s", e)
         except StoreLostError as e:
             print(f"error: {command_line.one_line(e)}; start again when it can be reached", file=sys.stderr)
             return command_line.BUSY
@@ -103,10 +132,11 @@ def main() -> int:
             logging.info("actor failed", exc_info=True)
             print(f"error: {'; '.join([*stopped, str(e)])}", file=sys.stderr)
             return 1
+        joined.done()
     return 0
 
 
-def _join() -> Joined:
+def _join(waits: Callable[[], None]) -> Joined:
     """The run that the command line names.
 
     Raises:
@@ -124,7 +154,13 @@ def _join() -> Joined:
                 raise ValueError(f"--{name} goes with --store")
         if command_line.given_overrides():
             raise ValueError("--config.* goes with --store here; a run folder's config is fixed")
-        return join_folder(flags.FLAGS.run_dir, _NAME.value, wait_s=_WAIT_S.value)
+        return join_folder(
+            flags.FLAGS.run_dir,
+            _NAME.value,
+            wait_s=_WAIT_S.value,
+            has_patience=_WAIT_FOR_LEARNER.value,
+            waits=waits,
+        )
     if _RUN.value is None:
         raise ValueError("--store needs --run=NAME, the run's --config.run.name")
     return join_store(
@@ -136,7 +172,23 @@ def _join() -> Joined:
         work_dir=_WORK_DIR.value,
         memory=_SNAPSHOT_DIR.value,
         wait_s=_WAIT_S.value,
+        has_patience=_WAIT_FOR_LEARNER.value,
     )
+
+
+def _bound_to_cores(config: Config) -> Config:
+    """This actor's part of the config; from here on what it starts runs on its cores, if it has some of its own.
+
+    Raises:
+      ValueError: this machine doesn't have them.
+    """
+    config = of_one_engine(config, _CPU_CORES.value)
+    if cores := config.actor.cpu_cores:
+        try:
+            bind_to_cores(core_ids(cores))
+        except OSError as e:
+            raise ValueError(f"this process can't run on the cores {cores} (actor.cpu_cores): {e.strerror}") from e
+    return config
 
 
 def _start_engine(joined: Joined, limits_file: LimitsFile, pulse: Pulse, timeline: Timeline) -> "VllmEngine":
@@ -201,7 +253,7 @@ async def _serve(
     keep_pulse = functools.partial(_keep_pulse, pulse=pulse)
     leave_s = config.actor.leave_s if _LEAVE_S.value is None else _LEAVE_S.value
     try:
-        await serve_until_told(actor, (*STANDARD_DUTIES, resizing, keep_pulse), leave_s=leave_s)
+        await serve_until_told(actor, (*STANDARD_DUTIES, follow_end, resizing, keep_pulse), leave_s=leave_s)
     finally:
         await verifiers.close()
         await engine.close()
@@ -223,8 +275,15 @@ def _limits_file(joined: Joined) -> LimitsFile:
     return LimitsFile(
         pathlib.Path(_LIMITS.value) if _LIMITS.value else joined.work.limits(_NAME.value),
         default=default,
-        max_tensor_parallel_size=max(config.actor.max_tensor_parallel_size, default.tensor_parallel_size),
+        max_tensor_parallel_size=_largest_size(config),
     )
+
+
+def _largest_size(config: Config) -> int:
+    """Devices that the engine may come to take: no more than are there for it."""
+    largest = max(config.actor.max_tensor_parallel_size, config.actor.tensor_parallel_size)
+    num_visible = len(visible.split(",")) if (visible := os.environ.get(VISIBLE)) else largest
+    return max(config.actor.tensor_parallel_size, min(largest, num_visible))
 
 
 def _with_limits(config: Config, file: LimitsFile) -> Config:
@@ -234,11 +293,13 @@ def _with_limits(config: Config, file: LimitsFile) -> Config:
     except ValueError as e:
         logging.error("limits ignored, the config's are used: %s", e)
         return config
-    return dataclasses.replace(config, actor=dataclasses.replace(config.actor, **dataclasses.asdict(limits)))
+    own = dataclasses.replace(config.actor, cpu_cores="", **dataclasses.asdict(limits))
+    cores = config.actor.cpu_cores and spread_cores(config.actor.cpu_cores, own.tensor_parallel_size)
+    return dataclasses.replace(config, actor=dataclasses.replace(own, cpu_cores=cores))
 
 
 def _elastic_share(config: Config, size: EngineSize, file: LimitsFile) -> ElasticShare:
-    largest = max(config.actor.max_tensor_parallel_size, size.tensor_parallel_size)
+    largest = _largest_size(config)
     if file.refused_path.exists():  # what was asked for before did not start: no second attempt
         largest = size.tensor_parallel_size
     return ElasticShare(

@@ -94,7 +94,7 @@ def _exports(folder: pathlib.Path, variables: dict[str, str]) -> list[str]:
 
 
 def _identity(host: str) -> str:
-    """A host as a certificate names it.
+    """A host as a certificate names it; `*.` before a name stands for every one of its first labels.
 
     Raises:
       ValueError: it is a URL, has a port, or is empty.
@@ -104,7 +104,7 @@ def _identity(host: str) -> str:
         return str(ipaddress.ip_address(bare))
     except ValueError:
         pass
-    labels = bare.rstrip(".").split(".")
+    labels = bare.rstrip(".").removeprefix("*.").split(".")
     if not all(label and label.replace("-", "").isalnum() and label.isascii() for label in labels):
         raise ValueError(f"--host={host} is no name or address (learner.example, 10.0.0.5); leave scheme and port out")
     if all(label.isdigit() for label in labels):

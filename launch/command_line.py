@@ -104,7 +104,8 @@ def prepare(roles: Collection[str]) -> Prepared:
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder)
         preflight.check_run_room(prepared.config, prepared.model_folder)
-        for note in check_network(prepared.config) + preflight.check_functions(prepared.config, roles):
+        notes = check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
+        for note in notes + preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
         return prepared
     config = overrides.load_preset(_CONFIG.value)
@@ -116,7 +117,7 @@ def prepare(roles: Collection[str]) -> Prepared:
     model_folder = (
         pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config)
     )
-    notes = check_network(config)
+    notes = check_network(config) + preflight.check_engines(config, roles)
     for note in notes + preflight.check(config, model_folder) + preflight.check_functions(config, roles):
         print(note, flush=True)
     preflight.check_folders(config, model_folder)
@@ -133,8 +134,19 @@ def config() -> Config:
       ValueError: there is none, or an override is wrong.
     """
     if _CONFIG.value is None:
-        raise ValueError("give --config=configs/NAME.py")
+        raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
     return overrides.apply(overrides.load_preset(_CONFIG.value), _overrides)
+
+
+def given_config() -> Config:
+    """The run's config by the flags; nothing is set up, or looked at elsewhere.
+
+    Raises:
+      ValueError: there is none, or an override is wrong.
+    """
+    if _CONFIG.value is None and _RUN_DIR.value is not None:
+        return open_prepared(_RUN_DIR.value).config
+    return config()
 
 
 def _check_tiny_model_fits(config: Config) -> None:

@@ -10,7 +10,7 @@ from absl import logging
 
 from actor.duties.signs import heartbeat
 from actor.engine.limits import LimitsFile
-from actor.loop import Limits
+from actor.limits import Limits
 from bridge.pulse import Doing, Pulse
 from bridge.store.protocol import SharedStore
 from launch import command_line

@@ -3,38 +3,38 @@
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import time
-import urllib.parse
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from absl import logging
 
+from actor.duties.signs import heartbeat
 from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import ModelFolder, read_model_folder
-from actor.weights.run_card import check_versions, installed_vllm, make_model_folder
+from actor.weights.run_card import check_versions, installed_vllm, make_model_folder, model_folder_of
 from actor.weights.source import LocalSource, RemoteSource, WeightSource
-from bridge.buckets import is_loopback
 from bridge.published import RunCard
-from bridge.run_lock import RunLock
-from bridge.secrets import TOKEN_FILE, Token, read_tls, read_token
-from bridge.snapshots.fetch import SnapshotFetcher
+from bridge.run_lock import place_of
+from bridge.secrets import read_tls, read_token
+from bridge.snapshots.fetching.fetch import SnapshotFetcher
+from bridge.snapshots.fetching.shared import SharedCopy
 from bridge.snapshots.layout import SnapshotError
-from bridge.snapshots.shared import SharedCopy
-from bridge.store.open import NoRunError, find_run, open_store, sqlite_path
-from bridge.store.protocol import ActorStore
+from bridge.store.open import FinishedRunError, NoRunError, find_run, open_store, sqlite_path
+from bridge.store.protocol import NAME_LEASE_S, ActorStore, NameTakenError
 from bridge.store.sql.store import SqlStore
 from configs import extension, overrides
-from configs.run_folder import RunFolder, is_remote_store, run_id, snapshot_folder, store_url
+from configs.run_folder import RunFolder, run_id, snapshot_folder, store_url
 from configs.schema import Config
 from launch import command_line
 from launch.cache import cache_folder
+from launch.own_folders import ModelUse, WorkFolder
+from launch.trust import check_trust
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FOLDER_POLL_S, _CARD_POLL_S = 0.1, 1.0
-FRESH_S, BEATS_S = 10.0, 6.0
-"""A sign of life younger than that may be a living process's; it lives if there is another one within so long."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,13 @@ class Joined:
     """Where its weights come from."""
     parts: contextlib.ExitStack
     """What is let go at the end."""
+    own: WorkFolder | None = None
+    """`work`, where it is this actor's alone."""
+
+    def done(self) -> None:
+        """The actor has ended well: when `parts` are let go, what it alone kept in the cache goes, too."""
+        if self.own is not None:
+            self.own.is_done = True
 
     @property
     def own_verifiers(self) -> Collection[str]:
@@ -62,15 +69,30 @@ class Joined:
         return (name,) if extension.is_own(name) else ()
 
 
-def join_folder(run_dir: str, name: str, *, wait_s: float) -> Joined:
-    """A run on this machine, by its folder, as soon as it is set up, and in its store.
+def _nothing() -> None:
+    """For who is not told of a wait."""
+
+
+def join_folder(
+    run_dir: str, name: str, *, wait_s: float, has_patience: bool = False, waits: Callable[[], None] = _nothing
+) -> Joined:
+    """A run on this machine, by its folder, as soon as it is set up, in its store, and not finished.
+
+    Args:
+      run_dir: its folder.
+      name: the actor's.
+      wait_s: how long to wait for that.
+      has_patience: to wait for it however long it takes.
+      waits: called for as long as it waits, every so often.
 
     Raises:
+      FinishedRunError: it is finished.
       ValueError: it was not in time, or can't be used.
     """
     folder = pathlib.Path(run_dir)
-    deadline = time.monotonic() + wait_s
+    deadline = math.inf if has_patience else time.monotonic() + wait_s
     while not RunFolder(folder).model_path_file.is_file() and time.monotonic() < deadline:
+        waits()
         time.sleep(_FOLDER_POLL_S)
     prepared = command_line.open_prepared(run_dir)
     config, id_ = prepared.config, run_id(folder)
@@ -86,10 +108,12 @@ def join_folder(run_dir: str, name: str, *, wait_s: float) -> Joined:
             expected=model.tensors,
         )
         parts.callback(source.close)
-        if is_remote_store(config):  # a file is made by whoever comes first; a run in a database by its learner
-            _wait_for_run(store_url(config), id_, deadline)
+        path = sqlite_path(store_url(config))
+        if path is None or path.is_file():  # made by whoever comes first; a run in a database by its learner
+            _wait_for_run(store_url(config), id_, deadline, retry_s=wait_s, waits=waits)
         store = _open(store_url(config), id_, config)
         parts.callback(store.close)
+        take_name(store, name, place=place_of(folder))
         return Joined(
             config=config,
             run=id_,
@@ -112,6 +136,8 @@ def join_store(
     work_dir: str | None,
     memory: str,
     wait_s: float,
+    has_patience: bool = False,
+    waits: Callable[[], None] = _nothing,
 ) -> Joined:
     """A run anywhere, by its store: its card has all but the weights.
 
@@ -123,30 +149,35 @@ def join_store(
       allowed_modules: `module:function` names that the run's config may make this machine import.
       work_dir: a folder for this actor's events and limits; None: one in the cache folder.
       memory: a folder in shared memory for weights.
-      wait_s: how long to wait for the run to appear.
+      wait_s: how long to wait for the run to appear, and where it is finished, for one of its name that goes on.
+      has_patience: to wait for it however long it takes.
+      waits: called for as long as it waits, every so often.
 
     Raises:
+      FinishedRunError: all runs of that name are finished.
       ValueError: another version, a name that a live actor has, code that is not allowed, an override that is not this
-        actor's, weights that nobody vouches for; one line says what to do.
+        actor's, weights that nobody vouches for, another bucket than the learner's; one line says what to do.
       TimeoutError: the store can't be reached, or there is no such run in time.
     """
     check_names(run=run, name=name)
     check_given(given)
     token, tls = read_token(), read_tls()
     check_trust(url, token)
-    deadline = time.monotonic() + wait_s
-    id_ = _wait_for_run(url, run, deadline)
+    deadline = math.inf if has_patience else time.monotonic() + wait_s
+    id_ = _wait_for_run(url, run, deadline, retry_s=wait_s, waits=waits)
     check_id(id_, run)
     with contextlib.ExitStack() as parts, contextlib.closing(open_store(url, run=id_, retry_s=wait_s)) as first:
-        card = _wait_for_card(first, run, deadline)
+        card = _wait_for_card(first, run, deadline, waits=waits)
         check_id(card.run, run)
         check_versions(card, vllm=installed_vllm())
         config = config_of(card, given, allowed_modules)
-        work = RunFolder(pathlib.Path(work_dir) if work_dir else cache_folder() / "actors" / f"{id_}-{name}")
-        work.path.mkdir(parents=True, exist_ok=True)
-        parts.callback(_lock(work, name).release)
-        check_name_is_free(first, name)
-        model = make_model_folder(card, first.blob, cache_folder() / "models")
+        cached = cache_folder() / "actors" / f"{id_}-{name}"
+        own = WorkFolder(pathlib.Path(work_dir) if work_dir else cached, name, is_ours=work_dir is None)
+        work = RunFolder(own.path)
+        parts.callback(own.close)
+        models = cache_folder() / "models"
+        parts.callback(ModelUse(model_folder_of(card, models)).close)
+        model = make_model_folder(card, first.blob, models)
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(work.path)))
         fetcher = SnapshotFetcher(
             run=card.run, tokenizer_hash=model.tokenizer_hash, expected=model.tensors, token=token, tls=tls
@@ -154,8 +185,10 @@ def join_store(
         check_announced(first, fetcher)
         shared = SharedCopy(pathlib.Path(memory), run=card.run, fetcher=fetcher)
         parts.callback(shared.close)
-        store = _open(url, id_, config)
+        store = _open(url, card.run, config)
         parts.callback(store.close)
+        store.check_bucket()
+        take_name(store, name, place=place_of(work.path))
         return Joined(
             config=config,
             run=card.run,
@@ -165,6 +198,7 @@ def join_store(
             work=work,
             source=RemoteSource(store, shared),
             parts=parts.pop_all(),
+            own=own,
         )
 
 
@@ -179,22 +213,6 @@ def _open(url: str, run: str, config: Config) -> SqlStore:
     )
 
 
-def check_trust(url: str, token: Token | None) -> None:
-    """Refuses to serve a run elsewhere whose weights nobody vouches for, and a password that everyone may read.
-
-    Raises:
-      ValueError: says what to set.
-    """
-    parts = urllib.parse.urlsplit(url)
-    if parts.password is not None:
-        raise ValueError("--store holds a password, and every user of this machine sees it; use PGPASSFILE, PGPASSWORD")
-    if sqlite_path(url) is None and parts.hostname and not is_loopback(parts.hostname) and token is None:
-        raise ValueError(
-            f"a run of another machine needs its token, by which its weights are known: set {TOKEN_FILE} to a file "
-            "with it"
-        )
-
-
 def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
     """Looks at what is announced before an engine is started for it; nothing may be yet.
 
@@ -205,7 +223,7 @@ def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
     announcement = store.announced()
     if announcement is None:
         return
-    if not announcement.sources:
+    if not announcement.all_sources:
         raise ValueError(
             "the run's weights are in its learner's memory alone: start the learner with publish.serve=https or "
             "publish.bucket, or this actor on its machine with --run_dir"
@@ -274,48 +292,49 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
     return overrides.apply(config, given)
 
 
-def check_name_is_free(store: ActorStore, name: str) -> None:
-    """Looks whether a live actor elsewhere has this name: by a further sign of life from it, if its last is fresh.
+def take_name(store: ActorStore, name: str, *, place: str) -> None:
+    """Takes a name for this actor; waits whether one elsewhere that has it still lives.
 
     Raises:
-      ValueError: one has.
+      NameTakenError: it does.
     """
-    last_s = _last_beat_s(store, name)
-    if last_s is None or store.now_s() - last_s > FRESH_S:
-        return
-    logging.info("an actor of this name was alive %.0f s ago; looking whether it still is", store.now_s() - last_s)
-    deadline = time.monotonic() + BEATS_S
-    while (left_s := deadline - time.monotonic()) > 0:
-        time.sleep(min(_CARD_POLL_S, left_s))
-        if _last_beat_s(store, name) != last_s:
-            raise ValueError(f"a live actor of this run has the name {name}; give another --name")
-
-
-def _last_beat_s(store: ActorStore, name: str) -> float | None:
-    return next((b.time_s for b in store.heartbeats() if b.process == name), None)
-
-
-def _lock(work: RunFolder, name: str) -> RunLock:
-    try:
-        return RunLock(work.path / "actor.lock", "actor")
-    except ValueError as e:
-        raise ValueError(f"a live actor {name} has {work.path}; give another --name, or --work_dir") from e
-
-
-def _wait_for_run(url: str, run: str, deadline_s: float) -> str:
-    """The run's id, as soon as its learner has made it."""
+    beat_s: float | None = None
     while True:
         try:
-            return find_run(url, run, retry_s=max(1.0, deadline_s - time.monotonic()))
-        except NoRunError:
-            if time.monotonic() > deadline_s:
-                raise
+            return store.take_name(heartbeat(name, None, None), place=place)
+        except NameTakenError as e:
+            if beat_s not in (None, e.beat_s):
+                raise  # it has said so once more
+            if beat_s is None:
+                logging.info("%s; waiting %.0f s at most whether it still lives", e, NAME_LEASE_S)
+            beat_s = e.beat_s
         time.sleep(_CARD_POLL_S)
 
 
-def _wait_for_card(store: ActorStore, run: str, deadline_s: float) -> RunCard:
+def _wait_for_run(
+    url: str, run: str, deadline_s: float, *, retry_s: float, waits: Callable[[], None] = _nothing
+) -> str:
+    """The run's id, as soon as its learner has made it, or taken it up again."""
+    has_said = False
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            return find_run(url, run, retry_s=max(1.0, min(left_s, retry_s)))
+        except NoRunError as e:
+            if left_s <= 0:
+                raise
+            if isinstance(e, FinishedRunError) and not has_said:
+                how_long = f"{left_s:.0f} s" if math.isfinite(left_s) else "as long as it takes"
+                logging.info("%s; waiting %s for a learner that goes on with it, or a new run", e, how_long)
+                has_said = True
+        waits()
+        time.sleep(_CARD_POLL_S)
+
+
+def _wait_for_card(store: ActorStore, run: str, deadline_s: float, *, waits: Callable[[], None] = _nothing) -> RunCard:
     while (card := store.card()) is None:
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"the learner of run {run} has not said what the run is: is it running?")
+        waits()
         time.sleep(_CARD_POLL_S)
     return card

@@ -1,18 +1,35 @@
-"""The learner: `python -m launch.learner --config=configs/tiny.py` or `--run_dir=FOLDER`."""
+"""The learner: `python -m launch.learner --config=configs/tiny.py` or `--run_dir=FOLDER`.
+
+Over several hosts it is started on each, with the same arguments and a run folder that all see. Cloud TPU, Slurm and
+Open MPI tell each which one it is; elsewhere --coordinator, --num_processes and --process_id do.
+"""
 
 import contextlib
 import sqlite3
 import sys
 from typing import TYPE_CHECKING
 
-from absl import logging
+from absl import flags, logging
 
 from bridge.pulse import Pulse
 from launch import command_line
-from launch.lifeline import die_with_parent
+from launch.processes.lifeline import die_with_parent
 
 if TYPE_CHECKING:
+    from learner.hosts.hosts import Hosts
+    from learner.lead import Lead
     from learner.publish.outlet import Outlet
+
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "host:port of the learner's process 0, where it listens for the others; if there are several."
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", None, "How many processes the learner is; 1 takes no notice of what started this one."
+)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.")
+_START = "start"
+"""The channel on which the leader says that the run's folder is set up, or nothing: then it can't be."""
+_SET_UP = b"set up"
 
 
 def main() -> int:
@@ -22,8 +39,80 @@ def main() -> int:
     pulse.start()
     command_line.log_to_stderr()
     with command_line.usage_errors():
-        prepared = command_line.prepare(("learner",))
-    # jax is loaded only once the input is known to be good.
+        prepared, hosts = _join()
+    if not hosts.is_leader:
+        return _follow(prepared, hosts, pulse)
+    from learner.commands import End
+    from learner.hosts.connect import disconnect
+    from learner.lead import Lead
+
+    lead = Lead(hosts)
+    code = 1
+    try:
+        code = _lead(prepared, lead, pulse)
+    except SystemExit as e:  # of what can't be used: its line is said
+        code = e.code if isinstance(e.code, int) else code
+        raise
+    finally:
+        if hosts.count > 1:
+            with contextlib.suppress(TimeoutError):
+                lead.tell(End(code))
+            disconnect(hosts)
+    return code
+
+
+def _join() -> "tuple[command_line.Prepared, Hosts]":
+    """The run, set up by the first process of the learner, and all of them.
+
+    Raises:
+      ValueError: one line says what is wrong.
+      TimeoutError: not all came in time.
+    """
+    from learner.hosts.hosts import OneHost
+    from learner.hosts.identity import ALONE, identify
+
+    config = command_line.given_config()
+    identity = identify(
+        coordinator=_COORDINATOR.value,
+        num_processes=_NUM_PROCESSES.value,
+        process_id=_PROCESS_ID.value,
+        join_s=config.learner.join_s,
+    )
+    if identity == ALONE:
+        return command_line.prepare(("learner",)), OneHost()
+    from learner.hosts.connect import connect, disconnect
+
+    # First: reading the prompts may take longer than a process waits for the others to come.
+    hosts = connect(identity, join_s=config.learner.join_s, silence_s=config.learner.silence_s)
+    try:
+        return _set_up(hosts, start_s=config.supervision.start_s), hosts
+    except BaseException:
+        disconnect(hosts)
+        raise
+
+
+def _set_up(hosts: "Hosts", *, start_s: float) -> command_line.Prepared:
+    """The run, by the leader, and then as the others find it.
+
+    Raises:
+      ValueError: one line says what is wrong, here or at the leader.
+      HostLostError: the leader said nothing.
+    """
+    start, prepared = hosts.channel(_START), None
+    if hosts.is_leader:
+        try:
+            prepared = command_line.prepare(("learner",))
+        finally:
+            start.broadcast(_SET_UP if prepared is not None else b"", timeout_s=start_s)
+    elif start.broadcast(None, timeout_s=start_s) != _SET_UP:
+        raise ValueError("the learner's process 0 could not set the run up; it says why")
+    return prepared or command_line.prepare(("learner",))
+
+
+def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
+    """The first process's part; the exit code that all are to have."""
+    import jax
+
     from bridge.snapshots.layout import SnapshotBusyError, SnapshotError
     from bridge.store.protocol import SupersededLearnerError
     from learner.checkpoint import CheckpointError
@@ -35,12 +124,14 @@ def main() -> int:
     parts = contextlib.ExitStack()
     try:
         with command_line.usage_errors():
-            outlets = _outlets(prepared, parts)
-            run = open_run(prepared.config, prepared.folder, prepared.model_folder, pulse=pulse, outlets=outlets)
+            outlets = _outlets(prepared, parts, lead.hosts)
+            run = open_run(
+                prepared.config, prepared.folder, prepared.model_folder, pulse=pulse, outlets=outlets, lead=lead
+            )
         with contextlib.closing(run):
             train(run)
     except Stopped:
-        logging.info("stopped step=%d; start again to go on from step %d", run.step, run.last_saved_step)
+        logging.info("stopped step=%d; start again to go on from step %d", run.step, run.checkpoints.latest or 0)
         return command_line.STOPPED
     except SupersededLearnerError as e:
         print(f"error: {command_line.one_line(e)}; this one's checkpoints stay in its folder", file=sys.stderr)
@@ -48,24 +139,63 @@ def main() -> int:
     except NotFiniteError as e:
         return _failed(e, "the run's folder and its last checkpoint are kept")
     except (TimeoutError, SnapshotBusyError) as e:
-        _failed(e, "start again to go on from the last checkpoint")
+        _failed(e, _GO_ON)
         return command_line.BUSY
     except (SnapshotError, CheckpointError, sqlite3.OperationalError, OSError) as e:
-        return _failed(e, "make room, or mend what it names, and start again to go on from the last checkpoint")
+        return _failed(e, _MEND)
+    except jax.errors.JaxRuntimeError as e:
+        if lead.hosts.count == 1:
+            raise
+        _failed(TimeoutError(f"the learner's hosts lost each other: {str(e).splitlines()[0][:300]}"), _GO_ON)
+        return command_line.BUSY
     finally:
         parts.close()
     return 0
 
 
-def _outlets(prepared: command_line.Prepared, parts: contextlib.ExitStack) -> "list[Outlet]":
-    """How weights go to other machines from here; what serves them ends with `parts`."""
+def _follow(prepared: command_line.Prepared, hosts: "Hosts", pulse: Pulse) -> int:
+    """The part of any other process; the exit code that the first one says."""
+    import jax
+
+    from learner.checkpoint import CheckpointError
+    from learner.hosts.connect import disconnect
+    from learner.join import join_run
+
+    parts = contextlib.ExitStack()
+    try:
+        with command_line.usage_errors():
+            outlets = _outlets(prepared, parts, hosts)
+            follower = join_run(
+                prepared.config, prepared.folder, prepared.model_folder, hosts=hosts, pulse=pulse, outlets=outlets
+            )
+        with contextlib.closing(follower):
+            code = follower.follow()
+        disconnect(hosts)
+        return code
+    except (TimeoutError, jax.errors.JaxRuntimeError) as e:
+        _failed(e if isinstance(e, TimeoutError) else TimeoutError(str(e).splitlines()[0][:300]), _GO_ON)
+        return command_line.BUSY
+    except CheckpointError as e:  # of all of them; the leader ends as well
+        code = _failed(e, _MEND)
+        disconnect(hosts)
+        return code
+    finally:
+        parts.close()
+
+
+def _outlets(prepared: command_line.Prepared, parts: contextlib.ExitStack, hosts: "Hosts") -> "list[Outlet]":
+    """How this process's weights go to other machines from here; what serves them ends with `parts`."""
     if prepared.config.publish.serve == "none":
         return []
     from launch.snapshot_service import SnapshotService
 
-    service = SnapshotService(prepared.config, prepared.folder)
+    service = SnapshotService(prepared.config, prepared.folder, host=hosts.index, num_hosts=hosts.count)
     parts.callback(service.close)
     return [service.outlet]
+
+
+_GO_ON = "start again to go on from the last checkpoint"
+_MEND = f"make room, or mend what it names, and {_GO_ON}"
 
 
 def _failed(error: Exception, what_to_do: str) -> int:

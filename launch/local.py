@@ -1,6 +1,7 @@
 """One machine, one command: `python -m launch.local --config=configs/tiny.py [--config.section.field=value]`.
 
-Starts a learner and an actor, watches them, shows how the run goes, and stops both whatever ends it.
+Starts a learner and an actor for each engine (`actor.num_engines`), watches them, shows how the run goes, and stops all
+whatever ends it.
 """
 
 import sys
@@ -9,7 +10,7 @@ from launch import command_line
 from launch.summary import finish
 from launch.supervisor import Ending, Supervisor
 
-_CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSABLE: command_line.USAGE_ERROR}
+CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSABLE: command_line.USAGE_ERROR}
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
         print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
     if ending in (Ending.FAILED, Ending.UNUSABLE):
         print(f"error: {supervisor.last_error}", file=sys.stderr)
-    return _CODES[ending]
+    return CODES[ending]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Whether actors elsewhere could reach a run and trust it, looked at before anything starts."""
 
 import os
+import socket
 import urllib.parse
 from collections.abc import Mapping
 
@@ -20,7 +21,7 @@ def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> li
     """
     publish = config.publish
     token, tls = read_token(environ), read_tls(environ)
-    host, port = split_address(publish.listen)
+    host, port = split_address(of_process(publish.listen, 0))
     if publish.bucket and not publish.bucket.startswith("file://") and token is None:
         raise ValueError(
             f"publish.bucket={publish.bucket} needs a token, by which actors tell your weights from others': "
@@ -60,6 +61,11 @@ def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> li
             "python -m launch.make_certificates makes them"
         )
     return []
+
+
+def of_process(address: str, process_id: int) -> str:
+    """An address with its place-holders filled in for one of the learner's processes."""
+    return address.replace("{process_id}", str(process_id)).replace("{host}", socket.getfqdn())
 
 
 def split_address(address: str) -> tuple[str, int]:

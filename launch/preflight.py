@@ -15,6 +15,7 @@ from configs import extension
 from configs.races import too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
+from launch.placement import Machine, place
 from learner.data.problems import load_file, load_held_out
 from learner.data.tokenizer import load_tokenizer
 from learner.model.config import Architecture
@@ -47,8 +48,7 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
     tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size)
     if config.prompts.chat_template == "on" and not tokenizer.chat_template:
         raise ValueError(f"{model_folder} has no chat template; set prompts.chat_template=auto or off")
-    shortage = too_few_places(config, num_engines=1, max_num_seqs=config.actor.max_num_seqs)
-    notes = [f"warning: {shortage}"] if shortage else []
+    notes = []
     if config.prompts.path:
         train, held_out, bad = load_file(config, tokenizer)
         notes.append(f"{config.prompts.path}: {len(train)} problems to train on, {len(held_out)} held out")
@@ -62,6 +62,27 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
         load_held_out(config, tokenizer)
     check_snapshot_room(config, model_folder)
     return notes
+
+
+def check_engines(config: Config, roles: Collection[str], machine: Machine | None = None) -> list[str]:
+    """Checks that there are devices for the engines that this command starts; returns what to know of them.
+
+    Args:
+      config: the run's.
+      roles: those that this command starts: without actors it is said how many engines a race wants, as nobody knows
+        yet who will join; the learner says so again while fewer serve.
+      machine: what there is to run on, if not all that this process sees.
+
+    Raises:
+      ValueError: there are too few devices.
+    """
+    size = config.actor.max_num_seqs
+    if "actor" not in roles:
+        shortage = too_few_places(config, num_engines=0, max_num_seqs=size)
+        return [f"note: {shortage}"] if shortage else []
+    placement = place(config, machine or Machine.here())
+    shortage = too_few_places(config, num_engines=config.actor.num_engines, max_num_seqs=size)
+    return placement.warnings() + ([f"warning: {shortage}"] if shortage else [])
 
 
 def check_folders(config: Config, model_folder: pathlib.Path) -> None:
@@ -78,7 +99,7 @@ def check_folders(config: Config, model_folder: pathlib.Path) -> None:
 
 
 def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
-    """Checks the room for two snapshot slots and an actor's copy, in the served dtype.
+    """Checks the room for two snapshot slots and a copy of each engine's actor, in the served dtype.
 
     Those of this run that are there already are written over.
 
@@ -88,10 +109,12 @@ def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
     num_bytes = _num_file_bytes(model_folder) * _BYTES[config.model.served_dtype] // _BYTES[_file_dtype(model_folder)]
     existing = _existing(snapshot_root(config))
     free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
-    if free < 3 * num_bytes:
+    num_copies = 2 + config.actor.num_engines
+    if free < num_copies * num_bytes:
         raise ValueError(
-            f"{existing} has {free / 2**30:.1f} GiB free, snapshots need about {3 * num_bytes / 2**30:.1f} GiB; "
-            "set publish.snapshot_dir to a folder with room"
+            f"{existing} has {free / 2**30:.1f} GiB free, snapshots need about {num_copies * num_bytes / 2**30:.1f} "
+            f"GiB (two, and a copy for each of {config.actor.num_engines} engines); set publish.snapshot_dir to a "
+            "folder with room"
         )
 
 

@@ -3,60 +3,27 @@
 A command's module is imported when it runs: two of them may name a flag alike.
 """
 
+import importlib
+from collections.abc import Callable
+
 from launch import command_line
 
 
-def local() -> None:
-    """`sluice-local`."""
-    from launch.local import main
+def _command(module: str) -> Callable[[], None]:
+    def run() -> None:
+        command_line.run(importlib.import_module(f"launch.{module}").main)
 
-    command_line.run(main)
-
-
-def learner() -> None:
-    """`sluice-learner`."""
-    from launch.learner import main
-
-    command_line.run(main)
+    return run
 
 
-def actor() -> None:
-    """`sluice-actor`."""
-    from launch.actor import main
-
-    command_line.run(main)
-
-
-def plan() -> None:
-    """`sluice-plan`."""
-    from launch.plan.command import main
-
-    command_line.run(main)
-
-
-def profile_machine() -> None:
-    """`sluice-profile-machine`."""
-    from launch.profile_machine.command import main
-
-    command_line.run(main)
-
-
-def compile_tpu() -> None:
-    """`sluice-compile-tpu`."""
-    from launch.compile_tpu.command import main
-
-    command_line.run(main)
-
-
-def store_server() -> None:
-    """`sluice-store-server`."""
-    from launch.store_server.command import main
-
-    command_line.run(main)
-
-
-def make_certificates() -> None:
-    """`sluice-make-certificates`."""
-    from launch.make_certificates import main
-
-    command_line.run(main)
+local = _command("local")
+learner = _command("learner")
+actor = _command("actor")
+runs = _command("runs")
+plan = _command("plan.command")
+profile_machine = _command("profile_machine.command")
+compile_tpu = _command("compile_tpu.command")
+deploy = _command("deploy.command")
+ray = _command("ray.command")
+store_server = _command("store_server.command")
+make_certificates = _command("make_certificates")

@@ -2,7 +2,7 @@
 # Creates .venv and installs Sluice into it. Run it as often as you like: a finished set-up takes no time.
 #
 #   bash launch/setup.sh              everything on CPU, from launch/lock-cpu.txt (or what .venv already is)
-#   bash launch/setup.sh gpu,dev      other extras of pyproject.toml (gpu, tpu, learner, actor), by pip's resolver
+#   bash launch/setup.sh gpu,dev      other extras of pyproject.toml (gpu, cuda, tpu, learner, actor), by pip's resolver
 #
 # SLUICE_PYTHON=/path/to/python3.x picks the interpreter (3.11 or newer). The full log is .venv/setup.log.
 set -Eeuo pipefail
@@ -34,7 +34,10 @@ fail() {
 }
 trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 
-pip_install() { "$python" -m pip install --progress-bar off "$@" >>"$log" 2>&1; }
+pip_install() { "$python" -m pip install --progress-bar off --no-compile "$@" >>"$log" 2>&1; }
+
+# What pip would do on one core, and half of its time. Some packages bring files that no Python compiles.
+compile_all() { "$python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true; }
 
 # True for a Python that is new enough and can make a virtual environment.
 usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -153,7 +156,7 @@ PY
 [ ! -L "$venv" ] || fail "$venv is a link to $(readlink "$venv"), which is not this folder's to change: remove the link"
 extra="${1:-$(sed -n 2p "$stamp" 2>/dev/null || true)}"
 extra="${extra:-cpu}"
-[[ "$extra" =~ ^[a-z]+(,[a-z]+)*$ ]] || fail "not an extra: $extra"
+[[ "$extra" =~ ^[a-z][a-z-]*(,[a-z][a-z-]*)*$ ]] || fail "not an extra: $extra"
 
 # One set-up at a time. The lock is on this folder itself: .venv may be wiped below.
 if command -v flock >/dev/null; then
@@ -175,6 +178,8 @@ rm -f "$stamp"
 printf '== %s: %s\n' "$(date -u +%FT%TZ)" "$extra" >"$log"
 drop_half_installed
 if [ "$extra" = cpu ]; then install_cpu; else install_extra; fi
+say "compiling to bytecode"
+compile_all
 say "checking"
 check
 printf '%s\n%s\n' "$(wanted_hash)" "$extra" >"$stamp.tmp"

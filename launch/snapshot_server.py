@@ -16,15 +16,21 @@ import time
 from absl import flags
 
 from bridge.secrets import KEY, TOKEN, TOKEN_FILE, read_tls, read_token, without_secrets
-from bridge.snapshots.serve import SnapshotServer, listen, url_of
+from bridge.snapshots.serving.server import SnapshotServer, listen, url_of
 from configs import extension
-from launch import command_line, lifeline
+from launch import command_line
+from launch.processes import lifeline
 
 _FOLDER = flags.DEFINE_string("folder", None, "The snapshot folder that the learner publishes into.")
 _LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "Address and port to serve at; port 0 takes a free one.")
 _SCHEME = flags.DEFINE_enum("scheme", "https", ["http", "https"], "http is served on loopback only.")
 _READER_WAIT_S = flags.DEFINE_float(
     "reader_wait_s", 10.0, "How long a superseded version is served on to who has begun to read it."
+)
+_SLOW_READER_S = flags.DEFINE_float(
+    "slow_reader_s",
+    0.0,
+    "How long one version is served on after that, to readers slower than versions come; takes a third slot.",
 )
 _START_S = 30.0
 _END_S = 10.0
@@ -35,11 +41,20 @@ def main() -> int:
     lifeline.die_with_parent()
     command_line.log_to_stderr()
     with command_line.usage_errors():
-        if not _FOLDER.value or _READER_WAIT_S.value <= 0:
-            raise ValueError("give --folder=FOLDER of the snapshots, and a --reader_wait_s > 0")
+        if not _FOLDER.value or _READER_WAIT_S.value <= 0 or _SLOW_READER_S.value < 0:
+            raise ValueError(
+                "give --folder=FOLDER of the snapshots, a --reader_wait_s > 0 and a --slow_reader_s of at least 0"
+            )
         token = read_token()
         listener, tls = listen(_LISTEN.value, scheme=_SCHEME.value, token=token, tls=read_tls())
-    server = SnapshotServer(_FOLDER.value, listener, token=token, tls=tls, reader_wait_s=_READER_WAIT_S.value)
+    server = SnapshotServer(
+        _FOLDER.value,
+        listener,
+        token=token,
+        tls=tls,
+        reader_wait_s=_READER_WAIT_S.value,
+        slow_reader_s=_SLOW_READER_S.value,
+    )
 
     async def serve() -> None:
         serving = asyncio.create_task(server.run())
@@ -58,18 +73,28 @@ class ServerProcess:
     """A snapshot server of one's own, as the learner's process starts it; it ends with this process."""
 
     def __init__(
-        self, folder: pathlib.Path, *, listen: str, scheme: str, reader_wait_s: float, log: pathlib.Path
+        self,
+        folder: pathlib.Path,
+        *,
+        listen: str,
+        scheme: str,
+        reader_wait_s: float,
+        slow_reader_s: float = 0.0,
+        log: pathlib.Path,
     ) -> None:
         """Starts it and waits until it listens; token and certificates are those of the environment.
 
         Raises:
           ValueError: it refuses to start, with its own words.
         """
-        arguments = [f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"]
+        arguments = [
+            *(f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"),
+            *(f"--reader_wait_s={reader_wait_s}", f"--slow_reader_s={slow_reader_s}"),
+        ]
         with open(log, "ab") as err:
             begins = err.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "launch.snapshot_server", *arguments, f"--reader_wait_s={reader_wait_s}"],
+                [sys.executable, "-P", "-m", "launch.snapshot_server", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=err,

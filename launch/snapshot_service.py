@@ -1,5 +1,6 @@
-"""The snapshot server beside a learner: started with it, started again when it dies, ended with it."""
+"""The snapshot server beside a learner: started with it, started again when it dies or is stopped, ended with it."""
 
+import os
 import pathlib
 import threading
 import time
@@ -12,6 +13,9 @@ from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, place_of
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from configs.schema import Config
+from launch.network_check import of_process
+from launch.processes.lifeline import kill_below, stopped_below
+from launch.processes.stopped import StoppedProcesses
 from launch.snapshot_server import ServerProcess
 from learner.publish.outlet import Outlet
 
@@ -25,23 +29,37 @@ _BACKOFF_S = 1.0
 class SnapshotService:
     """A server process that is there as long as this object is open."""
 
-    def __init__(self, config: Config, folder: pathlib.Path) -> None:
+    def __init__(self, config: Config, folder: pathlib.Path, *, host: int = 0, num_hosts: int = 1) -> None:
         """Starts it and waits until it listens.
 
+        Args:
+          config: the run's.
+          folder: the run's.
+          host: which of the learner's processes this is: it serves that one's rows.
+          num_hosts: how many there are.
+
         Raises:
-          ValueError: it refuses to start (no token, no certificate, an address that can't be had); one line says why.
+          ValueError: it refuses to start (no token, no certificate, an address that can't be had, one URL for several
+            processes); one line says why.
         """
         publish = config.publish
+        listen, advertise = (of_process(address, host) for address in (publish.listen, publish.advertise))
+        if num_hosts > 1 and publish.advertise and advertise == publish.advertise:
+            raise ValueError(
+                "each of the learner's processes serves its own rows: publish.advertise needs {process_id} or {host}, "
+                f"or leave it empty; got {publish.advertise!r}"
+            )
         self._run = run_id(folder)
         self._snapshots, self._scheme = snapshot_folder(config), publish.serve
-        self._reader_wait_s = publish.reader_wait_s
+        self._waits = {"reader_wait_s": publish.reader_wait_s, "slow_reader_s": publish.slow_reader_s}
+        self._stopped = StoppedProcesses(config.supervision.heartbeat_s)
         self._is_required = not publish.bucket
-        self._log = RunFolder(folder).log("snapshot-server")
+        self._log = RunFolder(folder).log(f"snapshot-server-{host}" if host else "snapshot-server")
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._server = self._start(publish.listen)
+        self._server = self._start(listen)
         self._listen = urllib.parse.urlsplit(self._server.url).netloc
         """With the port that was free: actors were told of it."""
-        self.url = publish.advertise or self._server.url
+        self.url = advertise or self._server.url
         self._failure = ""
         self._is_closing = threading.Event()
         # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
@@ -75,15 +93,22 @@ class SnapshotService:
             self._snapshots,
             listen=listen,
             scheme=self._scheme,
-            reader_wait_s=self._reader_wait_s,
+            **self._waits,
             log=self._log,
         )
+
+    def _end_if_stopped(self) -> None:
+        """Kills a server that stands still: its readers wait, and by rounds the run with them."""
+        for pid in self._stopped.look({self._server.pid} & stopped_below(os.getpid())):
+            logging.error("snapshot server was stopped for too long (supervision.heartbeat_s) and is killed")
+            kill_below(pid, os.getpid())
 
     def _watch(self) -> None:
         num_restarts, started_s = 0, time.monotonic()
         while not self._is_closing.wait(_WATCH_S):
             code = self._server.returncode
             if code is None:
+                self._end_if_stopped()
                 continue
             num_restarts = 1 if time.monotonic() - started_s > STEADY_S else num_restarts + 1
             if num_restarts > MAX_RESTARTS:

@@ -1,6 +1,8 @@
 """What is left when a run ends: the merged event log, summary.json, and a few lines to read."""
 
 import json
+import pathlib
+import re
 import statistics
 from typing import Any
 
@@ -12,6 +14,8 @@ from configs.run_folder import RunFolder
 from launch.command_line import Prepared
 from launch.supervisor import Ending
 from launch.view import MetricsTail
+
+_RESTART = re.compile(r"-r\d+$")
 
 
 def finish(prepared: Prepared, ending: Ending) -> dict[str, Any]:
@@ -59,7 +63,23 @@ def summarize(prepared: Prepared, ending: Ending) -> dict[str, Any]:
         "parity_max_abs_dlogprob": max(known(probes, "parity/max_abs_dlogprob"), default=None),
         "trained_groups": sum(len(r["groups"]) for r in steps),
         "dropped_groups": steps[-1]["groups/dropped"] if steps else 0,
+        "engines": engines(RunFolder(prepared.folder).events),
     }
+
+
+def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
+    """What each actor did, by its role over all of its starts: training tickets it made, and how often it started.
+
+    A ticket is a group, or one sample where those are tickets of their own.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for path in sorted(events.glob("actor-*.jsonl")):
+        made = found.setdefault(_RESTART.sub("", path.stem), {"tickets": 0, "starts": 0})
+        with open(path, encoding="utf-8", errors="replace") as lines:  # long ones: line by line, and few are parsed
+            for line in lines:
+                made["tickets"] += '"name": "reward"' in line and '"kind": "train"' in line
+                made["starts"] += '"name": "process_name"' in line
+    return found
 
 
 def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
@@ -85,6 +105,10 @@ def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
     row("generation pause per update", _scale(summary["pause_s"], 1e3), ".0f", " ms")
     row("trainer waiting ratio (eq. 4)", summary["waiting_ratio_eq4"])
     row("trainer waiting ratio (5.1)", summary["waiting_ratio"])
+    if len(made := summary["engines"]) > 1:
+        row("engines", len(made), "d")
+        row("tickets of an engine, fewest", min(e["tickets"] for e in made.values()), "d")
+        row("tickets of an engine, most", max(e["tickets"] for e in made.values()), "d")
     row("engine vs learner, max |dlogprob|", summary["parity_max_abs_dlogprob"], ".1e", " nats")
     console.print(table)
     run = RunFolder(prepared.folder)

@@ -1,9 +1,10 @@
-"""Starts a run's processes, watches them, starts dead and hung ones again (bounded), and stops them all."""
+"""Starts a run's processes, watches them, starts dead and hung ones again (bounded), and stops them all.
 
-import contextlib
+A run has one learner and an actor for each engine of this machine. What becomes of one actor leaves the others alone:
+one that can't be started any more is given up while another is left.
+"""
+
 import enum
-import pathlib
-import shutil
 import signal
 import time
 from types import FrameType
@@ -11,23 +12,23 @@ from types import FrameType
 import rich.live
 from rich.console import Console
 
-from actor.weights.local_copy import sweep
 from bridge.pulse import Doing
 from bridge.run_lock import RunLock
-from bridge.snapshots.layout import WRITER
-from configs.run_folder import RunFolder, run_id, snapshot_folder
-from configs.schema import Config
+from configs.run_folder import RunFolder
 from launch import command_line
-from launch.child import Child
-from launch.lifeline import end_marked
-from launch.view import RunView
-from launch.vigil import Bounds
+from launch.crew import Crew, LocalCrew
+from launch.processes.group import Process
+from launch.view import RunView, told
 
 WATCH_EVERY_S = 0.1
 """How often the processes, their signs of life and the run's metrics are looked at."""
 PLAIN_LINE_S = 5.0
-STOP_S = 30.0
-"""How long a process may take to end before it is killed."""
+ENDING_S = 30.0
+"""How long a learner may take to end after its actor did: the actor ends as soon as it hears that the run is done. And
+how long an actor that was told to end may take once the learner has ended."""
+_MENDED_BY_A_START = (command_line.BUSY, command_line.STOPPED)
+"""Codes of a learner that goes on when it is started again; the second one is of one whom somebody else told to stop,
+as on a node that is taken away."""
 
 
 class Ending(enum.Enum):
@@ -40,58 +41,39 @@ class Ending(enum.Enum):
 
 
 class Supervisor:
-    """Runs one learner and one actor until the learner is done."""
+    """Runs one learner and its actors until the learner is done."""
 
-    def __init__(self, prepared: command_line.Prepared, console: Console | None = None) -> None:
-        """Starts nothing yet.
+    def __init__(
+        self, prepared: command_line.Prepared, console: Console | None = None, *, crew: Crew | None = None
+    ) -> None:
+        """Starts nothing yet; `crew` is the run's processes, if not those of this machine.
 
         Raises:
-          ValueError: another live supervisor has this run folder.
+          ValueError: another live supervisor has this run folder, or there are too few devices.
         """
         folder = prepared.folder.resolve()
-        run, config = RunFolder(folder), prepared.config
-        arguments = [f"--run_dir={folder}"]
-        self._config = config
-        self._run = run
-        self._lock = RunLock(run.supervisor_lock, "launch.local")
-        self._mark = run_mark(folder)
-        self._learner = Child(
-            "learner",
-            arguments,
-            run.log("learner"),
-            devices=config.mesh.devices,
-            mark=f"{self._mark}learner",
-            bounds=bounds_of(config, start_s=config.supervision.start_s, work_s=config.supervision.work_s),
-        )
-        # By its role, so that limits outlive the new name after a restart.
-        limits = f"--limits={run.limits('actor-0')}"
-        self._actor = Child(
-            "actor-0",
-            [*arguments, limits, "--leave_s=0"],  # when the run ends, what it has is of no use any more
-            run.log("actor-0"),
-            devices=config.actor.devices,
-            mark=f"{self._mark}actor-0",
-            bounds=bounds_of(
-                config,
-                # At its own deadline it ends itself, and says why.
-                start_s=config.actor.start_timeout_s + config.supervision.heartbeat_s,
-                work_s=config.supervision.engine_s,
-            ),
-        )
-        self._children = (self._learner, self._actor)
+        self._config = prepared.config
+        self._crew = crew or LocalCrew(prepared.config, folder)
+        self._lock = RunLock(RunFolder(folder).supervisor_lock, "launch.local")
+        self._learner, self._actors = self._crew.learner, self._crew.actors
+        self._children = (self._learner, *self._actors)
+        self._given_up: list[Process] = []
         self._view = RunView(prepared.config, prepared.folder)
         self._console = console or Console()
-        self._interrupted = False
+        self._interrupted = self._in_haste = False
         self._said_s = 0.0
         self._best_step = 0
         self._is_alone = False
+        self._ended_s: dict[Process, float] = {}
+        """When actors that ended in order were first seen so."""
         self.last_error = ""
 
     def run(self) -> Ending:
         """Starts, watches and stops the processes."""
         previous = {n: signal.signal(n, self._interrupt) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
-            self._end_orphans()
+            for line in self._crew.open():
+                self._tell(line)
             for child in self._children:
                 child.start()
             if self._console.is_terminal:
@@ -111,22 +93,48 @@ class Supervisor:
             if self._interrupted:
                 return Ending.INTERRUPTED
             code = self._learner.returncode
-            self._view.status = {c.name: c.describe() for c in self._children}
+            self._view.status = {c.name: self._describe(c) for c in self._children}
             show(self._view.update())
             self._note_progress()
             self._note_actors()
             if code == 0:
                 return Ending.DONE
             for child in self._children:
+                if child in self._given_up:
+                    continue
                 child.end_if_hung()
                 code = child.returncode
                 if code == 0 and child is self._learner:
                     continue  # done, since the look above
-                if code is not None and not self._may_restart(child):
-                    return Ending.UNUSABLE if code == command_line.USAGE_ERROR else Ending.FAILED
+                if code == 0 and self._may_be_ending(child):
+                    continue
+                if code is None or self._may_restart(child) or self._may_go_on_without(child):
+                    continue
+                return Ending.UNUSABLE if code == command_line.USAGE_ERROR else Ending.FAILED
             time.sleep(WATCH_EVERY_S)
 
-    def _may_restart(self, child: Child) -> bool:
+    def _may_be_ending(self, actor: Process) -> bool:
+        """Whether an actor, which ended in order, may have heard that the run is done before we did."""
+        now_s = time.monotonic()
+        if now_s - self._ended_s.setdefault(actor, now_s) < ENDING_S:
+            return True
+        del self._ended_s[actor]
+        return False
+
+    def _may_go_on_without(self, child: Process) -> bool:
+        """Gives up an actor that is not started again, if another is left; not one that was started with nonsense."""
+        if child is self._learner or child.returncode == command_line.USAGE_ERROR:
+            return False
+        if len(self._given_up) + 1 == len(self._actors):
+            return False
+        self._given_up.append(child)
+        self._tell(f"{self.last_error}; the run goes on without it")
+        return True
+
+    def _describe(self, child: Process) -> str:
+        return f"{child.describe()}, given up" if child in self._given_up else child.describe()
+
+    def _may_restart(self, child: Process) -> bool:
         """Starts a dead child again. Not for ever, and not one that will fail again for the same reason."""
         code = child.returncode
         assert code is not None
@@ -140,7 +148,7 @@ class Supervisor:
         else:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             self.last_error = f"{child.name} {how}: {child.last_error()}"
-        if code == command_line.USAGE_ERROR or (child is self._learner and code > 0 and code != command_line.BUSY):
+        if code == command_line.USAGE_ERROR or (child is self._learner and code > 0 and code not in _MENDED_BY_A_START):
             return False
         if child.num_restarts_in_a_row >= self._config.actor.max_restarts:
             self.last_error += f" (after {child.num_restarts_in_a_row} restarts without a new step)"
@@ -157,7 +165,8 @@ class Supervisor:
         if step > self._best_step:
             self._best_step = step
             for child in self._children:
-                child.num_restarts_in_a_row = 0
+                if child is self._learner or child.doing is not Doing.STARTING:  # others' work says nothing of it
+                    child.num_restarts_in_a_row = 0
 
     def _note_actors(self) -> None:
         """Says once that no actor lives; between two waits a learner works off what is there, and nobody lives yet."""
@@ -165,7 +174,8 @@ class Supervisor:
         if doing in (Doing.ALONE, Doing.WAITING):
             self._is_alone = doing is Doing.ALONE
         if self._is_alone and not was_alone:
-            self._tell(f"no live actor: the learner waits; {self._actor.name}: {self._actor.describe()}")
+            actors = "; ".join(told({a.name: self._describe(a) for a in self._actors}))
+            self._tell(f"no live actor: the learner waits; {actors}")
 
     def _tell(self, line: str) -> None:
         self._console.print(line, style="yellow", markup=False, soft_wrap=True)
@@ -179,46 +189,21 @@ class Supervisor:
             self._console.print(self._view.line(), soft_wrap=True)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._in_haste = self._in_haste or (self._interrupted and number == signal.SIGINT)
         self._interrupted = True
 
-    def _end_orphans(self) -> None:
-        """Ends what a killed start of this very run left, before its names are claimed; ours is the run's lock."""
-        for orphan in end_marked(lambda mark: mark.startswith(self._mark)):
-            role = orphan.mark.removeprefix(self._mark)
-            self._tell(f"ended process {orphan.pid} ({orphan.title}) of {role}, left by an earlier start of this run")
-
     def _stop(self) -> None:
+        """Ends all: the learner in order, within its bound; a second Ctrl-C ends it at once."""
         for child in self._children:
             child.ask_to_stop()
-        deadline = time.monotonic() + STOP_S
-        for child in self._children:
+        limit_s = self._config.supervision.stop_s
+        if self._interrupted:
+            self._tell(f"stopping in order, within {limit_s:g} s; another Ctrl-C ends all at once")
+        for child in self._children:  # the learner first
+            deadline_s = time.monotonic() + (limit_s if child is self._learner else ENDING_S)
             try:
-                child.kill_after(deadline)
+                child.kill_after(lambda end_s=deadline_s: self._in_haste or time.monotonic() >= end_s)
             except TimeoutError as e:
                 self._tell(f"left behind: {e}")
-        self._clean_up()
+        self._crew.close()
         self._lock.release()
-
-    def _clean_up(self) -> None:
-        """Removes what killed processes left in shared memory, unless a learner lives on it.
-
-        That is one started by hand, or, where this folder is a copy, the original's: it has the same snapshots.
-        """
-        snapshots = snapshot_folder(self._config)
-        with contextlib.ExitStack() as locks, contextlib.suppress(ValueError):
-            locks.callback(RunLock(self._run.learner_lock, "learner").release)
-            if snapshots.is_dir():
-                locks.callback(RunLock(snapshots / WRITER, "learner").release)
-            shutil.rmtree(snapshots, ignore_errors=True)
-            sweep(snapshots)
-
-
-def run_mark(folder: pathlib.Path) -> str:
-    """What the marks of a run's processes begin with; a copy of a run's folder has its id, and is another run."""
-    return f"{run_id(folder)}:{folder.resolve()}:"
-
-
-def bounds_of(config: Config, *, start_s: float, work_s: float) -> Bounds:
-    """How long a process of the run may be silent."""
-    limits = config.supervision
-    return Bounds(first_beat_s=limits.first_heartbeat_s, beat_s=limits.heartbeat_s, start_s=start_s, work_s=work_s)

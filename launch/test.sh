@@ -6,11 +6,14 @@
 #                                     what follows goes to pytest, as in --fast -x tests/learner
 #   bash launch/test.sh -m unit       sets up, then pytest with your arguments (add --run-slow for the slow tests)
 #
-# The linters run beside the first tests, and tests without an engine in a process a core. Engines run up to four at a
-# time, each with cores of its own (on the same cores they take several times as long to start); one at a time where
-# there is a GPU, which an engine takes whole. What XLA compiled is shared by the processes of a run. --fast has XLA
-# optimise less and keeps what it compiled in .cache/jax for the next one; the others begin with an empty folder:
-# nothing they show rests on an earlier run.
+# The linters run beside the first tests, and tests without an engine in a process a core and two more: many wait for
+# processes of their own. Engines run up to four at a time, each with cores of its own (on the same cores they take
+# several times as long to start); one at a time where there is a GPU, which an engine takes whole.
+#
+# For the tests without an engine XLA optimises less: compiling takes longer than what is compiled. It optimises as in a
+# run beside engines, with arguments of your own (-m unit) and where there is a GPU. What it compiled is shared by the
+# processes of a run. --fast keeps it in .cache/jax for the next one; the others begin with an empty folder: nothing they
+# show rests on an earlier run.
 set -uo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -19,9 +22,14 @@ export PYTHONNOUSERSITE=1 PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 unset PYTHONPATH PYTHONHOME
 
 bin=.venv/bin
-on_all_cores=(-n "$(nproc)" --maxprocesses=8 --dist=worksteal)
+on_all_cores=(-n "$(($(nproc) + 2))" --maxprocesses=8 --dist=worksteal)
 engines=(-n "$(nproc)" --maxprocesses=4 --dist=loadscope --engines-apart)
-if compgen -G "/dev/nvidia[0-9]*" >/dev/null; then engines=(); fi
+quickly_compiled=(env JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="${XLA_FLAGS:-} --xla_cpu_use_fusion_emitters=false")
+as_in_a_run=(env)
+if compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
+  engines=()
+  quickly_compiled=("${as_in_a_run[@]}")
+fi
 folder="$(mktemp -d)" # the linters' output, the summary
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
 
@@ -36,11 +44,7 @@ fi
 
 export JAX_COMPILATION_CACHE_DIR="$folder/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export XLA_PYTHON_CLIENT_PREALLOCATE=false # where there is a GPU, several processes share it
-if $is_fast; then
-  # Compiling takes longer than what is compiled: this takes a third of the time.
-  export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="${XLA_FLAGS:-} --xla_cpu_use_fusion_emitters=false"
-  export JAX_COMPILATION_CACHE_DIR="$root/.cache/jax"
-fi
+if $is_fast; then export JAX_COMPILATION_CACHE_DIR="$root/.cache/jax"; fi
 
 step() {
   local name="$1" start=$SECONDS status=0
@@ -54,10 +58,11 @@ step() {
   fi
 }
 
+# tests NAME COMPILED ARGUMENT...: pytest, with an environment for XLA.
 tests() {
-  local name="$1"
-  shift
-  step "$name" "$bin/python" -m pytest --durations=10 "$@"
+  local name="$1" compiled="$2[@]"
+  shift 2
+  step "$name" "${!compiled}" "$bin/python" -m pytest --durations=10 "$@"
 }
 
 lint() {
@@ -69,16 +74,16 @@ lint() {
 
 lint >"$folder/lint" 2>&1 &
 if $is_fast; then
-  tests "unit tests, but for the heavy ones" "${on_all_cores[@]}" -m "unit and not heavy" "$@"
+  tests "unit tests, but for the heavy ones" quickly_compiled "${on_all_cores[@]}" -m "unit and not heavy" "$@"
 elif [ $# -gt 0 ]; then
-  tests "pytest" "$@"
+  tests "pytest" as_in_a_run "$@"
 else
-  tests "tests without an engine" "${on_all_cores[@]}" -m "(unit or integration) and not engine"
+  tests "tests without an engine" quickly_compiled "${on_all_cores[@]}" -m "(unit or integration) and not engine"
 fi
 wait
 cat "$folder/lint"
 if ! $is_fast && [ $# -eq 0 ]; then
-  tests "tests with an engine" "${engines[@]}" -m engine
+  tests "tests with an engine" as_in_a_run "${engines[@]}" -m engine
 fi
 
 printf '\n== summary\n'

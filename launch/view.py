@@ -4,8 +4,9 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.box
@@ -19,6 +20,9 @@ from configs.run_folder import RunFolder
 from configs.schema import Config
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_MAX_APART = 5
+"""Processes that are told one by one."""
+_PID = re.compile(r"^pid \d+(, )?")
 _HISTORY = 50
 """Block characters of a curve; with its title and last value a line of 80 columns."""
 
@@ -82,7 +86,7 @@ class RunView:
     def line(self) -> str:
         """The latest step in one line."""
         if not self.steps:
-            return f"starting ({', '.join(f'{k}: {v}' for k, v in self.status.items())})"
+            return f"starting ({', '.join(told(self.status))})"
         s = self.steps[-1]
         return (
             f"step {s['step']}/{self._config.run.num_updates} reward {_number(s, 'reward/mean')} "
@@ -100,11 +104,7 @@ class RunView:
         head.add_column(justify="right", width=28)
         elapsed = datetime.timedelta(seconds=int(time.monotonic() - self._started_s))
         head.add_row(f"step {step}/{total}", ProgressBar(total=total, completed=step), f"{elapsed}  eta {self._eta()}")
-        status = Text(
-            "   ".join(f"{name}: {doing}" for name, doing in self.status.items()),
-            style="dim",
-            overflow="fold",
-        )
+        status = Text("   ".join(told(self.status)), style="dim", overflow="fold")
         return Panel(
             Group(head, self._numbers(), self._curves(), status),
             # Text: in a plain string square brackets are markup.
@@ -152,6 +152,17 @@ class RunView:
         left = self._config.run.num_updates - self.steps[-1]["step"]
         seconds = (time.monotonic() - self._first_step[1]) / done * left
         return str(datetime.timedelta(seconds=int(seconds)))
+
+
+def told(status: Mapping[str, str]) -> list[str]:
+    """What each process does, in a few words; of many, those that do the same together."""
+    if len(status) <= _MAX_APART:
+        return [f"{name}: {doing}" for name, doing in status.items()]
+    names: dict[str, list[str]] = {}
+    for name, doing in status.items():
+        what = "" if name == "learner" else _PID.sub("", doing) or "running"
+        names.setdefault(what or doing, []).append(name)
+    return [f"{n[0] if len(n) == 1 else f'{len(n)} actors'}: {doing}" for doing, n in names.items()]
 
 
 def sparkline(values: Sequence[float | None], width: int = _HISTORY) -> str:

@@ -3,14 +3,18 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from absl import logging
 
 from bridge.pulse import Doing, Pulse
 from bridge.store.protocol import LearnerStore
 from bridge.types import Heartbeat
+from learner.hosts.hosts import Hosts, OneHost
 
 HEARTBEAT_S = 2.0
+LISTEN_S = 1.0
+"""How often the learner asks whether another of its processes was told to stop."""
 LAST_BEAT_S = 10.0
 """How long the last one may take at the end: the store may be away."""
 ACTORS_CHECK_S = 10.0
@@ -23,10 +27,29 @@ class Stopped(Exception):  # noqa: N818  # nothing went wrong
 
 
 class Heart:
-    """Says that the learner lives, from a thread of its own, and how far it is; tells it when to stop."""
+    """Says that the learner lives, from threads of its own, and how far it is; tells it when to stop."""
 
-    def __init__(self, store: LearnerStore, stop: threading.Event, pulse: Pulse, *, lead_s: float) -> None:
-        """Not beating yet; `pulse` is felt by who started this process, `lead_s` is `store.lead_s`."""
+    def __init__(
+        self,
+        store: LearnerStore,
+        stop: threading.Event,
+        pulse: Pulse,
+        *,
+        lead_s: float,
+        hosts: Hosts | None = None,
+        say_alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Not beating yet.
+
+        Args:
+          store: where it beats.
+          stop: set when this process is asked to end.
+          pulse: felt by who started this process.
+          lead_s: `store.lead_s`.
+          hosts: the learner's processes, each of which may be asked to end; this one alone if not given.
+          say_alive: called wherever the learner waits; tells the others.
+        """
+        self._hosts, self._say_alive = hosts or OneHost(), say_alive
         self._store = store
         self._stop = stop
         self._pulse = pulse
@@ -34,25 +57,30 @@ class Heart:
         self._failure: Exception | None = None
         self._thread_stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        # Apart: while the store is away a beat waits for it, and who is asked to end must be heard all the same.
+        self._ear = threading.Thread(target=self._listen, name="ear", daemon=True)
         self._checked_s = self._warned_s = time.monotonic()
         self._is_alone = False
         self._has_updated = False
 
     def start(self) -> None:
-        """Starts beating."""
+        """Starts beating, and listening to the other processes."""
         self._thread.start()
+        self._ear.start()
 
     def stop(self) -> None:
         """Beats a last time and ends; more than once is fine."""
         self._thread_stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(LAST_BEAT_S)
+        for thread in (self._thread, self._ear):
+            if thread.ident is not None:
+                thread.join(LAST_BEAT_S)
 
     def check(self) -> None:
         """Called wherever the learner waits for others.
 
         Raises:
-          Stopped: the process was asked to end.
+          Stopped: a process of the learner was asked to end.
+          HostLostError: the learner's other processes can't be reached.
           SupersededLearnerError: another learner leads the run.
           StoreLostError: the store was away for too long.
         """
@@ -60,6 +88,7 @@ class Heart:
             raise Stopped
         if self._failure is not None:
             raise self._failure
+        self._say_alive()
         self._look_for_actors()
         self._pulse.work(Doing.ALONE if self._is_alone else Doing.WAITING)
 
@@ -101,6 +130,15 @@ class Heart:
                 self._failure = e
                 return
             if self._thread_stop.wait(min(HEARTBEAT_S, self._lead_s / 3)):
+                return
+
+    def _listen(self) -> None:
+        while not self._thread_stop.wait(LISTEN_S):
+            try:
+                if self._hosts.is_asked_to_stop:
+                    self._stop.set()
+            except Exception as e:  # raised where the learner next looks
+                self._failure = e
                 return
 
 

@@ -3,12 +3,12 @@
 import dataclasses
 import time
 
-import jax
 from absl import logging
 
 from bridge.types import Sampling
 from configs.run_folder import RunFolder
-from learner.model.hf import io as hf_io
+from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Publish, SaveModel, Score
+from learner.heart import Stopped
 from learner.publish import parity
 from learner.publish.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS, evaluation_metrics
 from learner.run import Run
@@ -19,7 +19,24 @@ from learner.update.packing import MicroBatch
 
 
 def train(run: Run) -> None:
-    """Trains until `run.num_updates` steps are done; the result is in the run folder."""
+    """Trains until `run.num_updates` steps are done; the result is in the run folder.
+
+    Raises:
+      Stopped: a process of the learner was asked to end; with checkpoint.on_stop what may be saved is.
+    """
+    try:
+        train_all(run)
+    except Stopped:
+        run.save_on_stop()
+        raise
+
+
+def train_all(run: Run) -> None:
+    """The updates, and what ends a run; nothing where one that is finished was started again."""
+    if is_finished(run):
+        run.store.finish(run.step)  # said again: the run was taken up
+        logging.info("finished already step=%d", run.step)
+        return
     publish(run)
     await_weights(run)  # actors need a first version
     books = StepBooks(
@@ -27,7 +44,7 @@ def train(run: Run) -> None:
         run.architecture,
         stream=run.stream,
         store=run.store,
-        num_skipped=int(run.state.skipped_updates),
+        num_skipped=int(run.trainer.state.skipped_updates),
     )
     batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:
@@ -42,6 +59,9 @@ def train(run: Run) -> None:
             drop(run, books)
             continue
         update(run, books)
+        if run.config.checkpoint.on_stop and may_save(run, ends_round=micro.ends_round):
+            run.on_stop = run.checkpoint()
+        run.heart.updated()
         collect_evaluation(run)
         if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
             publish(run)
@@ -57,18 +77,9 @@ def train(run: Run) -> None:
 
 
 def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
-    """Adds a micro-batch's gradient in the first pass over its batch.
-
-    Returns when the one before is done, so that the devices have work while the next is prepared; where none is
-    packed yet, when this one is, so that waiting for groups is not mistaken for computing.
-    """
+    """Adds a micro-batch's gradient in the first pass over its batch."""
     start = time.time()
-    before = run.steps.in_progress
-    batch = run.steps.put(micro.batch)
-    anchors = run.anchors.score(batch)
-    run.state = run.steps.accumulate(run.state, batch, anchors)
-    run.kept.add(micro, anchors)
-    jax.block_until_ready(run.steps.in_progress if micro.ends_pack else before)
+    run.do(Accumulate(micro))
     end = time.time()
     books.add(micro, start, end)
     run.timeline.span("train", start, end, step=run.step, groups=",".join(micro.ticket_ids))
@@ -78,14 +89,12 @@ def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
 
 def accumulate_again(run: Run, books: StepBooks, epoch: int) -> None:
     """Adds the gradients of the whole batch in a later pass, from the micro-batches of the first one."""
-    for micro, anchors in run.kept:
+    for index, ticket_ids in enumerate(run.trainer.kept.ticket_ids):
         start = time.time()
-        before = run.steps.in_progress
-        run.state = run.steps.accumulate(run.state, micro.batch, anchors)
-        jax.block_until_ready(before)
+        run.do(AccumulateAgain(index))
         end = time.time()
         books.computed(start, end)
-        run.timeline.span("train", start, end, step=run.step, groups=",".join(micro.ticket_ids), epoch=epoch)
+        run.timeline.span("train", start, end, step=run.step, groups=",".join(ticket_ids), epoch=epoch)
         run.heart.worked()
         run.stream.poll()
 
@@ -95,7 +104,7 @@ def must_stop(run: Run) -> bool:
     floor = run.config.rounds.ess_floor
     if floor == 0:
         return False
-    ess = run.steps.ess(run.state)
+    ess = run.trainer.steps.ess(run.trainer.state)
     stops = ess_stop.is_off_policy(ess, floor=floor, is_fresh=run.stream.takes_only_fresh, step=run.step)
     if stops:
         run.timeline.instant("ess stop", step=run.step, ess=ess)
@@ -104,8 +113,7 @@ def must_stop(run: Run) -> bool:
 
 def drop(run: Run, books: StepBooks) -> None:
     """Undoes the update that is full; what is to be sampled by the current weights needs them published."""
-    run.state = run.steps.discard(run.state)
-    run.kept.clear()
+    run.do(Discard())
     run.stream.drop_update()
     books.drop()
     if not run.publisher.serves(run.step):
@@ -118,27 +126,28 @@ def update(run: Run, books: StepBooks) -> None:
     Raises:
       NotFiniteError: too many optimizer steps in a row had a loss or a gradient that was not finite.
     """
+    run.on_stop = None  # the parameters are others from here on
     apply(run, books, epoch=0)
     for epoch in range(1, run.config.rounds.epochs):
         run.heart.check()
         run.heart.worked()
         accumulate_again(run, books, epoch)
         apply(run, books, epoch)
-    run.kept.clear()
     run.stream.end_update()
     row, ticket_ids = books.close(time.time())
-    row |= {"num_compilations": run.steps.num_compilations, **run.publisher.metrics()}
+    row |= {
+        "num_compilations": run.trainer.steps.num_compilations,
+        "checkpoint/failed": run.checkpoints.num_failed,
+        **run.publisher.metrics(),
+    }
     run.metrics.write("step", run.step, row, groups=ticket_ids)
     books.check_skipped()
-    run.heart.updated()
 
 
 def apply(run: Run, books: StepBooks, epoch: int) -> None:
     """Steps the optimizer, which ends a pass over the batch."""
-    run.publisher.let_go()
     start = time.time()
-    run.state, metrics = run.steps.apply(run.state, epoch)
-    metrics = jax.device_get(metrics)
+    metrics = run.do(Apply(epoch))
     end = time.time()
     run.timeline.span("apply", start, end, step=run.step + 1, epoch=epoch)
     books.end_pass(metrics, start, end)
@@ -156,9 +165,8 @@ def publish(run: Run) -> None:
             settle_evaluation(run)
         is_probed = run.publisher.probe_is_due
         is_evaluated = is_evaluation_due(run) and run.evaluation.version is None
-        run.publisher.publish(run.state.params, step=run.step, is_awaited=is_probed or is_evaluated)
+        run.do(Publish(run.step, is_awaited=is_probed or is_evaluated))
         run.heart.worked()
-        run.anchors.publish(run.state.params)
         if is_probed:
             start_probe(run)
         if is_evaluated:
@@ -166,7 +174,7 @@ def publish(run: Run) -> None:
 
 
 def await_weights(run: Run) -> None:
-    """Waits until actors know of the weights handed over."""
+    """Waits until the weights handed over are out; who reaches a bucket alone hears of them later."""
     with run.stream.aside():
         run.publisher.await_announced()
     run.heart.worked()
@@ -220,8 +228,7 @@ def settle_probe(run: Run) -> None:
         with run.stream.aside():
             worst = parity.settle(
                 run.probe,
-                steps=run.steps,
-                params=run.state.params,
+                score=lambda batch: run.do(Score(batch)),
                 packing=run.config.packing,
                 bound=run.config.parity_bound,
                 fence=run.stream.fence,
@@ -247,9 +254,19 @@ def is_save_due(run: Run, *, ends_round: bool) -> bool:
     can use every group of that round.
     """
     every = run.config.checkpoint.every_n_steps
-    if run.config.publish.when == "round_end" and not ends_round:
-        return False
-    return run.step // every > run.last_saved_step // every
+    return may_save(run, ends_round=ends_round) and run.step // every > run.last_saved_step // every
+
+
+def may_save(run: Run, *, ends_round: bool) -> bool:
+    """After any update, by rounds after a round's last one."""
+    return run.config.publish.when == "every" or ends_round
+
+
+def is_finished(run: Run) -> bool:
+    """Whether an earlier start did all, to the model in the run folder; not where more steps are asked for since."""
+    return (
+        run.finished_step == run.step >= run.config.run.num_updates and RunFolder(run.folder).model(run.step).exists()
+    )
 
 
 def finish(run: Run) -> None:
@@ -264,13 +281,15 @@ def finish(run: Run) -> None:
     await_weights(run)
     run.stream.acknowledge(run.checkpoints.wait())
     run.heart.worked()
-    if run.last_saved_step != run.step:
+    if (run.checkpoints.latest or 0) != run.step:
         run.save()
         run.stream.acknowledge(run.checkpoints.wait())
         run.heart.worked()
+        run.checkpoints.check_saved(run.step)
     target = RunFolder(run.folder).model(run.step)
     if not target.exists():
-        hf_io.save(target, run.architecture, run.state.params, tokenizer_from=run.tokenizer.folder)
+        run.do(SaveModel(str(target), tokenizer_from=str(run.tokenizer.folder)))
         run.heart.worked()
     run.publisher.finish()  # a bucket may take its time, and has the last weights too
+    run.store.finish(run.step)  # last: actors end by it
     logging.info("finished step=%d model=%s", run.step, target)

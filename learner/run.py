@@ -10,18 +10,17 @@ from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
 from configs.schema import Config
 from learner.checkpoint import Checkpoints
+from learner.commands import Command, Save
 from learner.data.problems import Problem
 from learner.data.tokenizer import Tokenizer
 from learner.heart import Heart
+from learner.lead import Lead
 from learner.metrics import MetricsWriter
 from learner.model.config import Architecture
 from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
 from learner.schedule.stream import Stream
-from learner.update.anchors import Anchors
-from learner.update.kept_batch import KeptBatch
-from learner.update.state import TrainState
-from learner.update.step import Steps
+from learner.trainer import Trainer
 
 
 @dataclasses.dataclass
@@ -35,11 +34,10 @@ class Run:
     held_out: list[Problem]
     store: LearnerStore
     stream: Stream
-    steps: Steps
-    anchors: Anchors
-    kept: KeptBatch
-    state: TrainState
+    trainer: Trainer
+    lead: Lead
     last_saved_step: int
+    """Of the last checkpoint that was begun; `checkpoints.latest` is there."""
     last_evaluated_step: int | None
     """Of the last evaluation whose row is written or which is out; None before the first."""
     publisher: Publisher
@@ -50,19 +48,40 @@ class Run:
     timeline: Timeline
     heart: Heart
     lock: RunLock
+    finished_step: int | None
+    """That it was finished at, if it was, before this start took it up again."""
+    on_stop: Save | None = None
+    """What is saved if the learner is told to stop before the next update."""
 
     @property
     def step(self) -> int:
         """Updates made, on the host: the version of the weights."""
         return self.stream.step
 
+    def do(self, command: Command) -> Any:
+        """Does it here and in the learner's other processes; what it returns here."""
+        return self.lead.do(command, self.trainer)
+
     def save(self) -> None:
         """Starts a checkpoint of the run as it is between two updates; the one before is finished first."""
+        self._start(self.checkpoint())
+
+    def checkpoint(self) -> Save:
+        """The run as it is between two updates; its arrays are those of the moment when it is made."""
+        books = {"model": self.architecture.to_hf(), "mesh": self.config.mesh.axes} | self.stream.begin_save()
+        return Save(self.step, books)
+
+    def save_on_stop(self) -> None:
+        """Makes the checkpoint that the run remembers, if it is newer than the last one; waits until it is there."""
+        if self.on_stop is not None and self.on_stop.step > self.last_saved_step:
+            self._start(self.on_stop)
+            self.stream.acknowledge(self.checkpoints.wait())
+
+    def _start(self, save: Save) -> None:
         self.stream.acknowledge(self.checkpoints.wait())
         self.heart.worked()
-        books = {"model": self.architecture.to_hf(), "mesh": self.config.mesh.axes} | self.stream.begin_save()
-        self.checkpoints.save(self.step, saved_part(self.state), books)
-        self.last_saved_step = self.step
+        self.do(save)
+        self.last_saved_step = save.step
         self.heart.worked()
 
     def close(self) -> None:
@@ -72,13 +91,3 @@ class Run:
                 parts.callback(part.close)
             self.heart.stop()
         self.lock.release()
-
-
-def saved_part(state: TrainState) -> dict[str, Any]:
-    """What a checkpoint holds of the state; it is saved between updates, where the accumulator is empty."""
-    return {
-        "params": state.params,
-        "opt_state": state.opt_state,
-        "step": state.step,
-        "skipped_updates": state.skipped_updates,
-    }

@@ -6,45 +6,39 @@ import pathlib
 import signal
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
-from jax.sharding import NamedSharding
 
 from bridge.pulse import Pulse
 from bridge.run_lock import RunLock
-from bridge.secrets import Token, read_token
-from bridge.snapshots.writer import SnapshotWriter
+from bridge.secrets import read_token
 from bridge.store.protocol import GroupStore
 from bridge.timeline import Timeline
-from configs.run_folder import RunFolder, run_id, snapshot_folder
+from configs.run_folder import RunFolder
 from configs.schema import Config
-from learner.checkpoint import CheckpointError, Checkpoints
+from learner.checkpoint import Checkpoints
 from learner.data.problems import Problem, write_quarantine
 from learner.data.prompts import PromptStream, load_prompts
 from learner.data.tokenizer import Tokenizer, load_tokenizer
-from learner.devices.mesh import make_mesh, param_spec
+from learner.devices.mesh import make_mesh
 from learner.heart import Heart
+from learner.hosts.hosts import OneHost
+from learner.lead import Lead
 from learner.metrics import MetricsWriter
 from learner.model.config import Architecture
-from learner.model.decoder import Params
-from learner.model.hf import io as hf_io
 from learner.objective import losses
+from learner.publish.opening import open_publisher
 from learner.publish.outlet import Outlet
-from learner.publish.outlets import outlets_of
 from learner.publish.pinned import Pinned
-from learner.publish.publisher import Publisher
-from learner.run import Run, saved_part
+from learner.restore import Weights, restore, trainer_of
+from learner.run import Run
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from learner.store import announcer, by_samples, open_run_store, put_run_card, take_lead
-from learner.update.anchors import Anchors
-from learner.update.kept_batch import KeptBatch
-from learner.update.state import TrainState
 from learner.update.step import Steps, build_steps
-from learner.waiting import Waiting, readmission_of
+from learner.waiting import LostGroups, Waiting, readmission_of
 
 
 def open_run(
@@ -55,8 +49,11 @@ def open_run(
     steps: Steps | None = None,
     pulse: Pulse | None = None,
     outlets: Sequence[Outlet] = (),
+    lead: Lead | None = None,
 ) -> Run:
     """Builds a learner; resumes if the folder has a checkpoint.
+
+    Of several processes it is the first one's part, and `learner.join.join_run` the others'.
 
     Args:
       config: the run's.
@@ -65,6 +62,7 @@ def open_run(
       steps: an earlier run's device functions, compiled already; built here if not given.
       pulse: of this process, where its parent feels it.
       outlets: where versions go besides this machine's memory and the bucket.
+      lead: of the learner's processes; this one alone if not given.
 
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
@@ -78,15 +76,25 @@ def open_run(
     elif not steps.fits(architecture, config):
         raise ValueError("the steps given were built for another model or configuration; let open_run build them")
 
+    lead = lead or Lead(OneHost())
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
     whole_store = open_run_store(config, folder)
+    finished = whole_store.finished()  # leading takes the run up again
     incarnation = take_lead(whole_store, config, folder)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    heart = Heart(whole_store, stop, pulse or Pulse.of_this_process(), lead_s=config.store.lead_s)
+    heart = Heart(
+        whole_store,
+        stop,
+        pulse or Pulse.of_this_process(),
+        lead_s=config.store.lead_s,
+        hosts=lead.hosts,
+        say_alive=lead.alive,
+    )
     heart.start()  # before a checkpoint is restored, which may take longer than the lead lasts
-    parts = _Parts(config, folder, model_folder, architecture, tokenizer, steps, prompts, held_out, lock, heart)
+    mine = config, folder, model_folder, architecture, tokenizer, steps, prompts, held_out
+    parts = _Parts(*mine, lock, heart, lead, None if finished is None else finished.version.step)
     try:
         return _build(parts, whole_store, incarnation, outlets)
     except BaseException:
@@ -108,6 +116,8 @@ class _Parts:
     held_out: list[Problem]
     lock: RunLock
     heart: Heart
+    lead: Lead
+    finished_step: int | None
 
 
 def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Sequence[Outlet]) -> Run:
@@ -115,25 +125,33 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     config, folder, model_folder, heart = parts.config, parts.folder, parts.model_folder, parts.heart
     architecture, tokenizer, steps = parts.architecture, parts.tokenizer, parts.steps
     store = by_samples(whole_store, config)
-    checkpoints = Checkpoints(RunFolder(folder).checkpoints, keep=config.checkpoint.keep)
-    weights = _Weights(config, architecture)
-    step, state, books = _restore(checkpoints, steps, weights, folder, model_folder)
+    checkpoints = Checkpoints(
+        RunFolder(folder).checkpoints,
+        keep=config.checkpoint.keep,
+        max_failed_in_a_row=config.checkpoint.max_failed_in_a_row,
+        hosts=parts.lead.hosts,
+    )
+    weights = Weights(config, architecture)
+    step, state, books = restore(checkpoints, steps, weights, folder, model_folder)
     store.record_restore(incarnation, step)
     put_run_card(store, config, folder, model_folder, architecture, state.params)
 
     waiting = Waiting(heart)
     timeline = Timeline(RunFolder(folder).events, "learner")
+    timeline.instant("restored", incarnation=incarnation, step=step)
     metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
     token = read_token() if config.publish.leaves_the_machine else None
-    publisher = Publisher(
-        _writer(config, folder, tokenizer, token),
-        architecture.param_names,
-        config.publish,
+    publisher = open_publisher(
+        config,
+        folder,
+        tokenizer_hash=tokenizer.fingerprint,
+        names=architecture.param_names,
+        hosts=parts.lead.hosts,
+        token=token,
+        outlets=outlets,
         incarnation=incarnation,
-        dtype=config.model.served_dtype,
         timeline=timeline,
         while_waiting=heart.check,
-        outlets=[*outlets, *outlets_of(config.publish, snapshot_folder(config), run=run_id(folder))],
         announce=announcer(store, token),
     )
     waiting.looks.append(publisher.check)  # nothing comes of waiting for samples by weights that don't go out
@@ -150,7 +168,9 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         meanwhile=waiting.look,
     )
     stream.resume(books)
-    reference = pathlib.Path(config.loss.reference_path or model_folder)
+    trainer = trainer_of(
+        config, architecture, steps, state, weights, model_folder, publisher=publisher, checkpoints=checkpoints
+    )
     run = Run(
         config=config,
         folder=folder,
@@ -159,15 +179,8 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         held_out=parts.held_out,
         store=store,
         stream=stream,
-        steps=steps,
-        anchors=Anchors(
-            steps,
-            config,
-            load_reference=lambda: weights.load(reference, config.model.compute_dtype),
-            params=state.params,
-        ),
-        kept=KeptBatch(steps, epochs=config.rounds.epochs),
-        state=state,
+        trainer=trainer,
+        lead=parts.lead,
         last_saved_step=step,
         last_evaluated_step=metrics.last_step("eval"),
         publisher=publisher,
@@ -184,8 +197,11 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         timeline=timeline,
         heart=heart,
         lock=parts.lock,
+        finished_step=parts.finished_step,
     )
-    waiting.looks.append(readmission_of(run, whole_store).look)
+    readmission = readmission_of(run, whole_store)
+    lost = LostGroups(whole_store, bucket=config.store.bucket, keep_out=readmission.keep_out)
+    waiting.looks += [readmission.look, lost.look]
     heart.worked()
     _say_ready(run, incarnation)
     return run
@@ -202,62 +218,6 @@ def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) ->
     return prompts, held_out
 
 
-def _writer(config: Config, folder: pathlib.Path, tokenizer: Tokenizer, token: Token | None) -> SnapshotWriter:
-    publish = config.publish
-    return SnapshotWriter(
-        snapshot_folder(config),
-        run=run_id(folder),
-        tokenizer_hash=tokenizer.fingerprint,
-        lock_timeout_s=config.supervision.lock_wait_s,
-        token=token,
-        full_every=publish.full_every if publish.leaves_the_machine else 1,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Weights:
-    """Reads Hugging Face folders of the run's model, split over its mesh."""
-
-    config: Config
-    architecture: Architecture
-
-    def load(self, folder: pathlib.Path, dtype: str) -> Params:
-        """A folder's parameters in `dtype`.
-
-        Raises:
-          ValueError: it is another model.
-        """
-        mesh = make_mesh(**self.config.mesh.axes, devices=None)
-        loaded, params = hf_io.load(
-            folder,
-            dtype=dtype,
-            sharding_fn=lambda path, shape: NamedSharding(mesh, param_spec(path, shape, mesh)),
-        )
-        check_same_shapes(loaded, self.architecture, folder)
-        return params
-
-
-def _restore(
-    checkpoints: Checkpoints, steps: Steps, weights: _Weights, folder: pathlib.Path, model_folder: pathlib.Path
-) -> tuple[int, TrainState, dict[str, Any] | None]:
-    """The latest checkpoint as (step, state, books), or the model's own weights at step 0 and no books.
-
-    Raises:
-      CheckpointError: there are checkpoints, and none is intact or fits.
-    """
-    config, architecture = weights.config, weights.architecture
-
-    def check(books: dict[str, Any]) -> None:
-        check_same("model", _shape_fields(Architecture.from_hf(books["model"])), _shape_fields(architecture), folder)
-        check_same("mesh", books["mesh"], config.mesh.axes, folder)
-
-    restored = checkpoints.restore_latest(saved_part(steps.abstract_state()), check=check)
-    if restored is None:
-        return 0, steps.init(weights.load(model_folder, config.model.param_dtype)), None
-    step, arrays, books = restored
-    return step, TrainState(**arrays, accumulator=steps.zero_accumulator()), books
-
-
 def _say_ready(run: Run, incarnation: int) -> None:
     """Keeps what the loss really uses, and logs it with the sizes of the run."""
     constants = losses.effective_constants(
@@ -270,39 +230,11 @@ def _say_ready(run: Run, incarnation: int) -> None:
     RunFolder(run.folder).loss_constants.write_text(json.dumps(constants, indent=2) + "\n")
     logging.info("loss %s", " ".join(f"{name}={value}" for name, value in constants.items()))
     logging.info(
-        "learner ready run=%s incarnation=%d step=%d params=%d devices=%d",
+        "learner ready run=%s incarnation=%d step=%d params=%d devices=%d hosts=%d",
         run.config.run.name,
         incarnation,
         run.step,
-        sum(int(np.prod(x.shape)) for x in jax.tree.leaves(run.state.params)),
+        sum(int(np.prod(x.shape)) for x in jax.tree.leaves(run.trainer.state.params)),
         jax.device_count(),
+        jax.process_count(),
     )
-
-
-def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
-    """Compares what a checkpoint was made for with what is to go on from it.
-
-    Raises:
-      CheckpointError: they differ; names the fields.
-    """
-    differing = sorted(k for k in {*saved, *now} if saved.get(k) != now.get(k))
-    if differing:
-        fields = "; ".join(f"{field} was {saved.get(field)!r}, is {now.get(field)!r}" for field in differing)
-        raise CheckpointError(f"the checkpoint of {folder} is of another {what}: {fields}")
-
-
-def check_same_shapes(loaded: Architecture, architecture: Architecture, folder: pathlib.Path) -> None:
-    """A reference may be another checkpoint of the model, not another model.
-
-    Raises:
-      ValueError: its shape differs; names the field.
-    """
-    wanted = _shape_fields(architecture)
-    for name, got in _shape_fields(loaded).items():
-        if got != wanted[name]:
-            raise ValueError(f"loss.reference_path {folder}: {name} is {got!r}, the model's is {wanted[name]!r}")
-
-
-def _shape_fields(config: Architecture) -> dict[str, Any]:
-    """What makes two models compute alike: not the notes in a config.json."""
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.compare}

@@ -11,7 +11,7 @@ from bridge.published import Announcement
 from bridge.run_lock import place_of
 from bridge.secrets import Token
 from bridge.snapshots.signing import sign
-from bridge.store.open import create_run, open_store
+from bridge.store.open import create_run, namesakes, open_store
 from bridge.store.protocol import GroupStore, LearnerLivesError, LearnerStore
 from bridge.store.sample_tickets import SampleTickets
 from configs.overrides import to_json
@@ -33,6 +33,14 @@ def open_run_store(config: Config, folder: pathlib.Path) -> GroupStore:
     """
     url, run, retry_s = store_url(config), run_id(folder), config.store.retry_s
     create_run(url, run=run, name=config.run.name, actor_role=config.store.actor_role, retry_s=retry_s)
+    if others := namesakes(url, config.run.name, run=run, retry_s=retry_s):
+        logging.warning(
+            "other runs called %s are not finished: %s. An actor can't tell them apart by name: drop those that will "
+            "not go on (python -m launch.runs --drop=ID), or give actors --run=%s",
+            config.run.name,
+            ", ".join(others),
+            run,
+        )
     return open_store(
         url,
         run=run,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from bridge.store.protocol import LearnerStore
 from bridge.types import Group, Version
+from learner.commands import Score
 from learner.heart import Heart
 from learner.publish.parity import max_abs_dlogprob
 from learner.publish.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS
@@ -37,6 +38,30 @@ class Waiting:
             look()
 
 
+MAX_LOST_IN_A_ROW = 8
+"""Groups of an actor that are missing in the bucket without one that is there between them."""
+
+
+class LostGroups:
+    """Keeps out actors whose large groups never reach the bucket; their tickets go to others."""
+
+    def __init__(self, store: LearnerStore, *, bucket: str, keep_out: Callable[[str, str], None]) -> None:
+        """`keep_out` fences an actor for good, for a reason."""
+        self._store, self._bucket, self._keep_out = store, bucket, keep_out
+
+    def look(self) -> None:
+        """Called while the learner waits, and between two micro-batches."""
+        for actor, num in list(self._store.lost_in_a_row.items()):
+            if num >= MAX_LOST_IN_A_ROW:
+                del self._store.lost_in_a_row[actor]
+                self._keep_out(
+                    actor,
+                    f"none of its last {num} large groups is in {self._bucket or 'a bucket, and the run has none'}; "
+                    "give its machine and the learner's one store.bucket (s3://, gs://, a shared folder), and start it "
+                    "again under another name",
+                )
+
+
 def readmission_of(run: Run, store: LearnerStore) -> Readmission:
     """Probes by the published weights, scored by the learner's own as long as those are the same.
 
@@ -50,7 +75,7 @@ def readmission_of(run: Run, store: LearnerStore) -> Readmission:
 
     def score(group: Group) -> float:
         run.heart.worked()
-        return max_abs_dlogprob(run.steps, run.state.params, group, run.config.packing)
+        return max_abs_dlogprob(lambda batch: run.do(Score(batch)), group, run.config.packing)
 
     return Readmission(
         store,

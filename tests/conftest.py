@@ -2,6 +2,7 @@
 
 import glob
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,19 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 TIERS = ("unit", "integration", "slow", "gpu")
+CORES = os.sched_getaffinity(0)
+"""Before `pytest_configure` binds this process to its own."""
+LONGEST_FIRST = (
+    "test_resize.py",
+    "test_killed_job.py",
+    "test_far_actor.py",
+    "test_many_engines.py",
+    "test_actor_process.py",
+    "test_serial_job.py",
+    "test_job.py",
+    "test_profile.py",
+)
+"""Files with engines whose tests take a minute and more, each with engines of its own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,20 +52,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ByEngine(LoadScopeScheduling):
-    """Hands out together what shares an engine: the tests of a `bench` parameter or of one of some files.
+    """Hands out together what shares an engine: in tests/integration/engine the tests of a parameter, or of a file.
 
     (`--dist=loadgroup` renames its tests, which pytest 9.2 no longer allows: xdist 3.8 then forms no groups.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
-        if "/engine/" in file:
-            return test.partition("[")[2]
-        return file if file.endswith(("test_bench_rig.py", "test_serial_job.py")) else nodeid
+        if not file.startswith("tests/integration/engine/"):
+            return nodeid
+        return test.partition("[")[2] or file
+
+
+def by_length(item: pytest.Item) -> int:
+    """A sort key: the longest tests with engines come first, so that no core is left alone with one at the end."""
+    name = item.path.name
+    return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByEngine | None:
     return ByEngine(config, log) if config.getoption("--engines-apart") else None
+
+
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    """For a test whose engines must find cores to share out: what it starts may run on all that there are."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, CORES)
+    yield
+    os.sched_setaffinity(0, own)
 
 
 def gpu_visible() -> bool:
@@ -65,6 +94,8 @@ def gpu_visible() -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skip_slow = None if config.getoption("--run-slow") else pytest.mark.skip(reason="slow: give --run-slow")
     skip_gpu = None if gpu_visible() else pytest.mark.skip(reason="gpu: no NVIDIA GPU is visible")
+    if config.getoption("--engines-apart"):
+        items.sort(key=by_length)
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)

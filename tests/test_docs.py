@@ -36,6 +36,8 @@ LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 PLACE = re.compile(r"((?:[\w.-]+/)*[\w.-]+\.py):([A-Za-z_][\w.]*)")
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|toml|txt)")
 FIELD = re.compile(r"([a-z_]+)\.([a-z_]+)(?:=(.*))?")
+FILE_ENDS = ("json", "py", "md", "sbatch", "log", "yaml")
+"""A file has them after its dot, not a section of the config."""
 SIZES = ("tiny", "paper")
 """What may follow a preset's file in place of a symbol."""
 
@@ -126,7 +128,7 @@ def problems(text: str, *, beside: Path = REPO) -> list[str]:
         elif FILE.fullmatch(span):
             is_there = Path(span).stem == "NAME" or (REPO / span).exists() or (beside / span).exists()
             found.append(None if is_there else f"{span} does not exist")
-        elif (field := FIELD.fullmatch(span)) and field[1] in sections() and field[2] not in ("json", "py", "md"):
+        elif (field := FIELD.fullmatch(span)) and field[1] in sections() and field[2] not in FILE_ENDS:
             found.append(problem_of_field(*field.groups()))
     return [f for f in found if f]
 

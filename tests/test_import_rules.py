@@ -17,7 +17,14 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("learner", "actor", "bridge", "configs", "launch")
-TOOLS = ("launch/plan", "launch/compile_tpu", "launch/profile_machine", "launch/store_server")
+TOOLS = (
+    "launch/plan",
+    "launch/compile_tpu",
+    "launch/profile_machine",
+    "launch/store_server",
+    "launch/deploy",
+    "launch/ray",
+)
 
 # Run in a fresh interpreter: argv is a JSON object, the answer is the last line of stdout.
 IMPORT_AND_REPORT = """

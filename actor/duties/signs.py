@@ -1,6 +1,7 @@
 """Signs of life: the heartbeats of this actor and of the others, and a watch on its engine."""
 
 import asyncio
+import collections
 import os
 import time
 
@@ -42,7 +43,12 @@ async def watch(actor: Actor) -> None:
 
 
 async def say_alive(actor: Actor) -> None:
-    """One heartbeat, and a look at those of the others: those that serve share the tickets."""
+    """One heartbeat, and a look at how many engines serve: they share the tickets."""
+    async with actor.saying:
+        await _say_alive(actor)
+
+
+async def _say_alive(actor: Actor) -> None:
     stats = actor.engine.stats
     report = ActorReport(
         **actor.weights.timings,
@@ -50,10 +56,10 @@ async def say_alive(actor: Actor) -> None:
         num_in_service=len(actor.admission.in_service),
         num_waiting=len(actor.admission.waiting),
         is_leaving=actor.is_leaving,
-        num_groups=actor.num_emitted,
-        num_dropped_groups=actor.num_dropped,
+        num_groups=actor.tally.num_emitted,
+        num_dropped_groups=actor.tally.num_dropped,
         num_sampled_tokens=stats.num_sampled_tokens,
-        num_emitted_tokens=actor.num_emitted_tokens,
+        num_emitted_tokens=actor.tally.num_emitted_tokens,
         max_sequences=actor.admission.max_sequences,
         num_running=stats.num_running,
         num_engine_waiting=stats.num_waiting,
@@ -61,17 +67,13 @@ async def say_alive(actor: Actor) -> None:
         kv_usage_peak=stats.kv_usage_peak,
         num_preempted=stats.num_preempted,
     )
-    await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, actor.engine.version, report))
-    beats = await asyncio.to_thread(actor.store.heartbeats)
-    horizon = await asyncio.to_thread(actor.store.now_s) - 5 * actor.limits.heartbeat_s
-    actor.share_among(
-        [
-            b.report.max_sequences
-            for b in beats
-            if b.role == "actor" and b.process != actor.name and b.version and b.time_s > horizon
-            if b.report is not None and not b.report.is_leaving
-        ]
-    )
+    version = actor.engine.version
+    await asyncio.to_thread(actor.store.heartbeat, heartbeat(actor.name, version, report))
+    serves = version is not None and not report.is_leaving
+    engines = collections.Counter(await asyncio.to_thread(actor.store.engines, anew=serves and not actor.is_counted))
+    if not serves or not engines:
+        engines[report.max_sequences] += 1  # itself: as soon as it serves, or where its own sign came too late
+    actor.share_among(engines, is_counted=serves)
 
 
 def heartbeat(name: str, version: Version | None, report: ActorReport | None) -> Heartbeat:

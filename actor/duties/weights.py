@@ -31,7 +31,7 @@ async def follow_weights(actor: Actor) -> None:
     told = actor.told["weights"]
     while True:
         count = told.count
-        if actor.must_start_over:
+        if actor.fence.must_start_over:
             await _start_over(actor)
         manifest = await actor.weights.prefetch()
         if manifest is not None:
@@ -52,7 +52,7 @@ async def _replace(actor: Actor, manifest: WeightManifest) -> None:
     if newest is not None:
         await _swap(actor, newest)
     actor.resume(restarting)
-    if num_stale := actor.restart_stale():
+    if num_stale := actor.sampler.restart_stale():
         logging.info("stale samples begun anew count=%d version=%s", num_stale, actor.engine.version)
     await say_alive(actor)  # at once: the learner waits for actors that serve its weights
 
@@ -80,7 +80,7 @@ async def _start_over(actor: Actor) -> None:
         actor.weights.check_hope()
         await told.after(count, timeout_s=ANNOUNCED_S)
     actor.timeline.instant("started over", version=str(actor.engine.version))
-    actor.started_over()
+    actor.fence.started_over()
     actor.resume()
     await say_alive(actor)
 

@@ -15,7 +15,7 @@ from bridge.files import replace_file
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """How large an engine is, which can't be changed while it runs; an actor's deadlines are `actor.loop.Limits`."""
+    """How large an engine is, which can't be changed while it runs; an actor's deadlines are `actor.limits.Limits`."""
 
     max_num_seqs: int
     tensor_parallel_size: int

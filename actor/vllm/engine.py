@@ -1,4 +1,4 @@
-"""The real engine: vLLM's AsyncLLM in this process, its core in a child; no port is opened.
+"""The real engine: vLLM's AsyncLLM in this process, its scheduler and model in a child; no port is opened.
 
 vLLM is imported only by `VllmEngine.start`, since it reads its environment when it is imported.
 """
@@ -80,6 +80,7 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from actor.vllm import weights
+        from actor.vllm.processes import bound_threads, engine_config
 
         class OwnedLLM(AsyncLLM):
             def __del__(self) -> None:
@@ -106,7 +107,13 @@ class VllmEngine:
             use_tqdm_on_load=False,
             disable_log_stats=True,
         )
-        llm = OwnedLLM.from_engine_args(arguments, stat_loggers=[lambda *_: counter])  # pyright: ignore[reportArgumentType]
+        vllm_config = engine_config(arguments)
+        with bound_threads(vllm_config):
+            llm = OwnedLLM.from_vllm_config(
+                vllm_config,
+                stat_loggers=[lambda *_: counter],  # pyright: ignore[reportArgumentType]
+                disable_log_stats=arguments.disable_log_stats,
+            )
         size = EngineSize(
             max_num_seqs=config.actor.max_num_seqs,
             tensor_parallel_size=config.actor.tensor_parallel_size,

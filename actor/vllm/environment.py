@@ -7,14 +7,14 @@ from configs.schema import Config
 
 def set_environment(config: Config) -> None:
     """Sets what vLLM reads from the environment; call it before vLLM is imported."""
-    # Plain defaults, so that a user's own setting wins.
+    # Defaults: a user's own setting wins.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     # Not forked: an actor has threads, and a forked engine is never asked to die with it (`vllm.weights.register`).
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(config.actor.kv_cache_gib))
-    if config.actor.cpu_cores:
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", config.actor.cpu_cores)
+    if groups := config.actor.core_groups:  # an actor's config has its own alone; a tool's one engine is the first
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = groups[0]  # where it was put: another one's may be set around it
     # Nothing leaves this machine: no downloads, no usage reports.
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"

@@ -41,8 +41,9 @@ class WeightClient:
         self._source, self._engine = source, engine
         self._timeline, self._clock = timeline, clock
         self._held: WeightManifest | None = None
-        """What was fetched last, whole and verified; and the file that holds it."""
+        """What was fetched last, whole and verified."""
         self._file: pathlib.Path | None = None
+        """Holds that."""
         self._refused: Version | None = None
         self._num_refusals = 0
         self._retry_at = 0.0
@@ -113,7 +114,7 @@ class WeightClient:
             return None
         self._held, self._is_cut_off = manifest, False
         self.timings["prefetch_s"] = time.perf_counter() - start
-        num_bytes = manifest.file.num_bytes
+        num_bytes = manifest.num_bytes
         self._timeline.span("prefetch", start_s, time.time(), version=str(manifest.version), bytes=num_bytes)
         return manifest
 

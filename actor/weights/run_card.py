@@ -50,6 +50,12 @@ def check_versions(card: RunCard, *, vllm: str) -> None:
             )
 
 
+def model_folder_of(card: RunCard, models: pathlib.Path) -> pathlib.Path:
+    """Where `make_model_folder` makes it: cards of the same files share one."""
+    key = blake3(b"".join(f"{f.name} {f.blake3}\n".encode() for f in sorted(card.files, key=lambda f: f.name)))
+    return models / key.hexdigest()[:24]
+
+
 def make_model_folder(card: RunCard, blob: Callable[[str], bytes], models: pathlib.Path) -> ModelFolder:
     """The card's model folder below `models`, made of the store's files or found as it was made before.
 
@@ -71,8 +77,7 @@ def make_model_folder(card: RunCard, blob: Callable[[str], bytes], models: pathl
                 f"a card's file is a .json, .txt, .model or .jinja of at most {MAX_FILE_BYTES} bytes, got "
                 f"{file.name!r} of {file.num_bytes}"
             )
-    key = blake3(b"".join(f"{f.name} {f.blake3}\n".encode() for f in sorted(card.files, key=lambda f: f.name)))
-    folder = models / key.hexdigest()[:24]
+    folder = model_folder_of(card, models)
     folder.mkdir(parents=True, exist_ok=True)
     for file in card.files:
         if not _is_there(folder / file.name, file):

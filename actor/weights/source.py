@@ -4,18 +4,31 @@ import asyncio
 import os
 import pathlib
 import threading
+import time
+from collections.abc import Callable
 from typing import Protocol
 
+from absl import logging
+
 from bridge.published import Announcement, WeightManifest
-from bridge.snapshots.download import StoppedError
-from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, TensorTable, latest
+from bridge.snapshots.fetching.download import StoppedError
+from bridge.snapshots.fetching.shared import SharedCopy
+from bridge.snapshots.layout import (
+    MANIFEST,
+    SnapshotError,
+    SupersededError,
+    TensorTable,
+    UnreachableError,
+    latest,
+)
 from bridge.snapshots.mirror import SnapshotMirror
-from bridge.snapshots.shared import SharedCopy
 from bridge.store.protocol import ActorStore
 from bridge.types import Version
 
 LOOK_S = 2.0
 """A download of which nothing has arrived for so long is held against what is announced now."""
+FIRST_ASK_S, LAST_ASK_S = 0.5, 8.0
+"""How long sources that all lack the announced version are left alone, the first time and at most."""
 
 
 class WeightSource(Protocol):
@@ -100,17 +113,32 @@ class LocalSource:
 
 
 class RemoteSource:
-    """What the store announces, and the one download that all actors of this host share."""
+    """What the store announces, and the one download that all actors of this host share.
 
-    def __init__(self, store: ActorStore, shared: SharedCopy) -> None:
+    Where the announced version is out of reach, the older one that is announced beside it (a slow bucket's) is taken if
+    it is newer than what was fetched before. After each such one the announced version is tried again first.
+    """
+
+    def __init__(self, store: ActorStore, shared: SharedCopy, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Takes over `shared`, which `close` leaves."""
-        self._store, self._shared = store, shared
-        self._announcement: Announcement | None = None
+        self._store, self._shared, self._clock = store, shared, clock
+        self._seen: Announcement | None = None
+        """What the store said last."""
+        self._taken: Announcement | None = None
+        """What `announced` gave out: that, or the older version beside it."""
+        self._pending: Announcement | None = None
+        """An older version that was fetched and is not in the engine yet."""
         self._fetched: Version | None = None
         """The newest version that was proved to be the learner's."""
+        self._is_cut_off = False
+        """Whether the announced version was out of reach when it was last tried."""
+        self._lost: Announcement | None = None
+        """The last announcement whose sources all said that they lack the version; how often in turn, and until when
+        they are not asked again."""
+        self._num_lost, self._ask_at = 0, 0.0
 
     async def announced(self) -> WeightManifest | None:
-        """What the store says; asked in another thread."""
+        """What the store says, or the older version beside it; asked in another thread."""
         announcement = await asyncio.to_thread(self._store.announced)
         if announcement is None:
             return None
@@ -119,21 +147,57 @@ class RemoteSource:
             raise SnapshotError(
                 f"announced is version {version}, but {self._fetched} was fetched before: an old manifest was replayed"
             )
-        self._announcement = announcement
-        return announcement.manifest
+        self._seen = announcement
+        self._taken = self._pending or await self._older(announcement) or announcement
+        return self._taken.manifest
 
     async def fetch(self, manifest: WeightManifest) -> pathlib.Path:
         """Downloads it in another thread, or waits for who does.
 
-        Its sources may be dead ones: a learner that started anew serves elsewhere, and announces. So whenever nothing
-        arrives any more it is looked for that.
+        Its sources may be dead ones, or behind a wall: a learner that started anew serves elsewhere, and announces; and
+        an older version may lie in reach. So whenever nothing arrives any more it is looked for both.
         """
-        announcement = self._announcement
-        if announcement is None or announcement.manifest != manifest:
+        taken, seen = self._taken, self._seen
+        if taken is None or seen is None or taken.manifest != manifest:
             raise SnapshotError(f"version {manifest.version} was not announced")
+        if taken == self._lost and self._clock() < self._ask_at:
+            raise SupersededError(f"version {manifest.version} was at none of its sources a moment ago")
+        self._is_cut_off = False
+        try:
+            path = await self._download(taken, seen)
+        except UnreachableError:
+            self._is_cut_off = taken is seen
+            raise
+        except SupersededError:
+            self._is_cut_off = taken is seen and (self._is_cut_off or self._num_lost > 1)
+            raise
+        self._fetched, self._lost, self._num_lost = manifest.version, None, 0
+        self._pending = None if taken is seen else taken
+        return path
+
+    async def _older(self, announcement: Announcement) -> Announcement | None:
+        """The version to take while the announced one is out of reach; None: try that one."""
+        if not self._is_cut_off:
+            return None
+        try:
+            older = await asyncio.to_thread(self._shared.older, announcement, than=self._fetched)
+        except SnapshotError as e:  # the announced one may be in reach again
+            logging.warning("older snapshot not taken announced=%s reason=%s", announcement.manifest.version, e)
+            older, self._is_cut_off = None, False
+        if older is not None:
+            logging.warning(
+                "snapshot out of reach version=%s; %s is taken from where it lies: %s",
+                announcement.manifest.version,
+                older.manifest.version,
+                older.sources[0],
+            )
+        return older
+
+    async def _download(self, taken: Announcement, seen: Announcement) -> pathlib.Path:
+        version = taken.manifest.version
         stop = threading.Event()
-        fetching = asyncio.ensure_future(asyncio.to_thread(self._shared.fetch, announcement, stop=stop))
-        looking = asyncio.create_task(self._until_useless(announcement))
+        fetching = asyncio.ensure_future(asyncio.to_thread(self._shared.fetch, taken, stop=stop))
+        looking = asyncio.create_task(self._until_useless(seen, or_older=taken is seen))
         try:
             await asyncio.wait({fetching, looking}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -143,26 +207,40 @@ class RemoteSource:
             error = None if fetching.cancelled() else fetching.exception()
         if isinstance(error, StoppedError):
             looking.result()  # or the store is lost
-            raise SupersededError(f"version {manifest.version} stopped arriving, and another announcement is out")
-        path = await fetching
-        self._fetched = manifest.version
-        return path
+            self._is_cut_off = True
+            raise SupersededError(f"version {version} stopped arriving, and something else is there to be had")
+        if isinstance(error, SupersededError):
+            self._num_lost += 1
+            self._lost = taken
+            self._ask_at = self._clock() + min(LAST_ASK_S, FIRST_ASK_S * 2 ** (self._num_lost - 1))
+        return await fetching
 
-    async def _until_useless(self, announcement: Announcement) -> None:
-        """Returns when nothing more arrives and something else is announced."""
+    async def _until_useless(self, announcement: Announcement, *, or_older: bool) -> None:
+        """Returns when nothing more arrives and something else is announced, or an older version is in reach."""
         arrived = -1
         while True:
             before, arrived = arrived, self._shared.num_arrived_bytes
-            if arrived == before and await asyncio.to_thread(self._store.announced) != announcement:
-                return
+            if arrived == before:
+                if await asyncio.to_thread(self._store.announced) != announcement:
+                    return
+                if or_older and await self._has_older(announcement):
+                    return
             await asyncio.sleep(LOOK_S)
+
+    async def _has_older(self, announcement: Announcement) -> bool:
+        try:
+            return await asyncio.to_thread(self._shared.older, announcement, than=self._fetched) is not None
+        except SnapshotError:  # out of reach too, or just deleted
+            return False
 
     def release(self) -> None:
         """Lets other processes of this host put a newer version there."""
+        self._pending = None
         self._shared.release()
 
     def forget(self) -> None:
         """Also for the other actors of this host, where they don't use it just now."""
+        self._pending = None
         self._shared.forget()
 
     def close(self) -> None:

@@ -4,10 +4,12 @@
     v1/RUN/INCARNATION:STEP/delta-0     where there is one
     v1/RUN/INCARNATION:STEP/manifest    put last: a version without it isn't there
 
-A version is deleted the other way round, its manifest first. The run's learner alone writes here.
+Of several learner hosts each puts its own piece; the manifest is put when all are there. A version is deleted the other
+way round, its manifest first. The run's learner alone writes here.
+
+What goes up is a copy in memory, made under the slot's lock: the learner's next versions never wait for a bucket.
 """
 
-import contextlib
 import dataclasses
 import fcntl
 import mmap
@@ -16,9 +18,10 @@ import pathlib
 import shutil
 import time
 import urllib.parse
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import obstore
 from absl import logging
 from obstore.exceptions import BaseError
@@ -27,7 +30,7 @@ from obstore.store import ObjectStore
 from bridge import codec
 from bridge.buckets import BUCKET_SCHEMES, open_place
 from bridge.files import try_flock
-from bridge.published import WeightManifest
+from bridge.published import PieceEntry, WeightManifest
 from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, latest, place_of
 from bridge.types import Version
 
@@ -55,6 +58,15 @@ class Stored:
         return MANIFEST in self.names
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Copy:
+    """A piece's bytes, ours alone."""
+
+    piece: PieceEntry
+    data: memoryview
+    delta: bytes
+
+
 class SnapshotBucket:
     """Puts a run's versions into a bucket and deletes old ones. Not for several threads at once."""
 
@@ -65,6 +77,7 @@ class SnapshotBucket:
         *,
         run: str,
         keep: int,
+        host: int = 0,
         timeout_s: float = 60.0,
         max_retries: int = _MAX_RETRIES,
         part_bytes: int = PART_BYTES,
@@ -74,9 +87,10 @@ class SnapshotBucket:
 
         Args:
           url: s3://bucket/prefix, gs://bucket/prefix or file:///folder.
-          folder: where the learner publishes; a slot is locked against its writer while it is read.
+          folder: where the learner publishes; a slot is locked against its writer while it is copied.
           run: the run's id.
           keep: versions that stay, besides one that the delta of a kept one leads from.
+          host: which of the learner's processes this is: whose pieces it puts there.
           timeout_s: how long one request may take.
           max_retries: how often a request is made again before the attempt counts as failed.
           part_bytes: what is sent in one request.
@@ -90,80 +104,88 @@ class SnapshotBucket:
         if keep < 1:
             raise ValueError(f"at least one version must stay in the bucket, got keep={keep}")
         self._url, self._folder, self._run = url, pathlib.Path(folder), run
-        self._keep, self._part_bytes, self._pause = keep, part_bytes, pause
+        self._keep, self._host, self._part_bytes, self._pause = keep, host, part_bytes, pause
         place = place_of_run(url, run)
         self._place = open_place(place, timeout_s=timeout_s, max_retries=max_retries, is_written=True)
-        self._bases: dict[Version, Version | None] = {}
-        self.num_failed = 0
-        """Versions that did not get there, however often it was tried."""
-        self.num_retried = 0
-        """Attempts that failed."""
+        self._bases: dict[Version, frozenset[Version]] = {}
 
     def put(self, manifest: WeightManifest) -> tuple[str, ...]:
-        """Puts the announced version there, then deletes what is too old; returns the URL under which it lies.
+        """Puts the announced version of a single host there; returns the URL under which it lies.
 
         Raises:
-          SnapshotError: it did not get there, however often it was tried; or (SupersededError) a newer one is out.
-            Nobody needs to stop for it: the next version goes there all the same.
+          SupersededError: a newer one is out, and nothing was put.
+          SnapshotError: it did not get there in a few attempts. It may be put again as long as it is announced, and
+            the next version goes there all the same.
         """
-        for attempt in range(_ATTEMPTS):
-            try:
-                self._put_version(manifest)
-                break
-            except SupersededError:
-                self.num_failed += 1
-                raise
-            except (BaseError, OSError) as e:
-                self.num_retried += 1
-                if attempt + 1 == _ATTEMPTS:
-                    self.num_failed += 1
-                    raise SnapshotError(
-                        f"version {manifest.version} did not get into {self._url} in {_ATTEMPTS} attempts: {_line(e)}"
-                    ) from None
-                logging.warning("upload failed version=%s attempt=%d: %s", manifest.version, attempt + 1, _line(e))
-                self._pause(_BACKOFF_S * 2**attempt)
-        self._bases[manifest.version] = manifest.delta.base_version if manifest.delta is not None else None
+        self.put_piece(manifest)
+        return self.put_manifest(manifest)
+
+    def put_piece(self, manifest: WeightManifest) -> None:
+        """Puts this host's piece of the announced version there.
+
+        Raises:
+          SupersededError, SnapshotError: as `put`.
+        """
+        copy = _copied(self._folder, manifest, self._host)
+        self._try(manifest.version, lambda: self._put_piece(manifest.version, copy))
+
+    def put_manifest(self, manifest: WeightManifest) -> tuple[str, ...]:
+        """Makes a version whole of which all pieces are there, then deletes what is too old; returns its URL.
+
+        Raises:
+          SnapshotError: as `put`.
+        """
+        version, data = manifest.version, codec.encode(manifest)
+        self._try(version, lambda: obstore.put(self._place, f"{version}/{MANIFEST}", data))
+        self._bases[version] = _bases(manifest)
         try:
-            self._delete_old(manifest.version)
+            self._delete_old(version)
         except (BaseError, OSError, SnapshotError) as e:  # the next version tries again
             logging.warning("old versions stay in the bucket: %s", _line(e))
-        return (place_of(self._url, self._run, manifest.version),)
+        return (place_of(self._url, self._run, version),)
 
-    def _put_version(self, manifest: WeightManifest) -> None:
-        version, folder = manifest.version, self._folder
-        with _locked(folder / manifest.file.name, manifest) as data:
-            self._put_data(f"{version}/{manifest.file.name}", data)
-            if manifest.delta is not None:
-                delta = (folder / manifest.delta.name).read_bytes()
-                if len(delta) != manifest.delta.num_bytes:
-                    raise SupersededError(f"the delta of version {version} is not there any more")
-                obstore.put(self._place, f"{version}/{manifest.delta.name}", delta)
-        obstore.put(self._place, f"{version}/{MANIFEST}", codec.encode(manifest))
+    def _try(self, version: Version, put: Callable[[], object]) -> None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                put()
+                return
+            except (BaseError, OSError) as e:
+                if attempt + 1 == _ATTEMPTS:
+                    raise SnapshotError(
+                        f"version {version} did not get into {self._url} in {_ATTEMPTS} attempts: {_line(e)}"
+                    ) from None
+                logging.warning("upload failed version=%s attempt=%d: %s", version, attempt + 1, _line(e))
+                self._pause(_BACKOFF_S * 2**attempt)
+
+    def _put_piece(self, version: Version, copy: _Copy) -> None:
+        self._put_data(f"{version}/{copy.piece.file.name}", copy.data)
+        if copy.piece.delta is not None:
+            obstore.put(self._place, f"{version}/{copy.piece.delta.name}", copy.delta)
 
     def _put_data(self, key: str, data: memoryview) -> None:
         part_bytes = self._part_bytes
         while len(data) > part_bytes * _MAX_PARTS:
             part_bytes *= 2
-        parts = (bytes(data[i : i + part_bytes]) for i in range(0, len(data), part_bytes))
+        parts = (data[i : i + part_bytes] for i in range(0, len(data), part_bytes))
         obstore.put(
             self._place, key, parts, use_multipart=True, chunk_size=part_bytes, max_concurrency=_MAX_CONCURRENCY
         )
 
     def _delete_old(self, newest: Version) -> None:
+        """Deletes what is too old, and what uploads before `newest` left; a later one is of the next learner."""
         stored = stored_versions(self._place)
         whole = [version for version, objects in stored.items() if objects.is_whole]
-        self._bases = {version: self._base_of(version) for version in whole}
-        for version in expired(whole, keep=self._keep, base_of=self._bases):
+        self._bases = {version: self._bases_of(version) for version in whole}
+        for version in expired(whole, keep=self._keep, bases_of=self._bases):
             self._delete(version, stored[version])
         for version, objects in stored.items():  # left by uploads that were killed
-            if not objects.is_whole and version != newest:
+            if not objects.is_whole and version < newest:
                 self._delete(version, objects)
-        self._delete_part_files()
+        self._delete_part_files(newest)
 
-    def _base_of(self, version: Version) -> Version | None:
+    def _bases_of(self, version: Version) -> frozenset[Version]:
         if version not in self._bases:
-            delta = read_bucket_manifest(self._place, version).delta
-            return delta.base_version if delta is not None else None
+            return _bases(read_bucket_manifest(self._place, version))
         return self._bases[version]
 
     def _delete(self, version: Version, objects: Stored) -> None:
@@ -174,14 +196,16 @@ class SnapshotBucket:
             obstore.delete(self._place, keys)
         self._bases.pop(version, None)
 
-    def _delete_part_files(self) -> None:
-        """What only a folder keeps: parts of files (which a listing leaves out), and folders that became empty."""
+    def _delete_part_files(self, newest: Version) -> None:
+        """What only a folder keeps of older versions: parts of files, which a listing leaves out, and empty folders."""
         parts = urllib.parse.urlsplit(place_of_run(self._url, self._run))
         if parts.scheme != "file":
             return
         for folder in pathlib.Path(urllib.parse.unquote(parts.path)).iterdir():
-            if folder.is_dir() and _parse(folder.name) and not (folder / MANIFEST).exists():
-                shutil.rmtree(folder)
+            version = _parse(folder.name)
+            if version is None or version >= newest or not folder.is_dir() or (folder / MANIFEST).exists():
+                continue
+            shutil.rmtree(folder)
 
 
 def place_of_run(url: str, run: str) -> str:
@@ -228,33 +252,44 @@ def read_bucket_manifest(run_place: ObjectStore, version: Version) -> WeightMani
         raise SnapshotError(f"the manifest of version {version} can't be read: {e}") from e
 
 
-def newest_in_bucket(run_place: ObjectStore) -> WeightManifest | None:
-    """The newest version that is there whole; None if none is."""
-    for version, objects in reversed(stored_versions(run_place).items()):
-        if objects.is_whole:
-            with contextlib.suppress(SupersededError):  # deleted since it was listed
-                return read_bucket_manifest(run_place, version)
-    return None
-
-
-def expired(versions: Collection[Version], *, keep: int, base_of: dict[Version, Version | None]) -> list[Version]:
+def expired(versions: Collection[Version], *, keep: int, bases_of: dict[Version, frozenset[Version]]) -> list[Version]:
     """Versions that may go, oldest first: all but the `keep` newest and what those have deltas against."""
     kept = set(sorted(versions)[-keep:])
-    kept |= {base for version in kept if (base := base_of.get(version)) is not None}
+    kept |= {base for version in kept for base in bases_of.get(version, ())}
     return sorted(set(versions) - kept)
 
 
-@contextlib.contextmanager
-def _locked(path: pathlib.Path, manifest: WeightManifest) -> Generator[memoryview]:
-    """A slot's bytes, locked as any reader locks them, so that they stay those of this version."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _copied(folder: pathlib.Path, manifest: WeightManifest, host: int) -> _Copy:
+    """The bytes of a host's piece of the announced version.
+
+    Read under the lock that any reader takes, so they are those of this version.
+
+    Raises:
+      SupersededError: a newer one is announced.
+    """
+    version = manifest.version
+    piece = next(piece for piece in manifest.pieces if piece.host == host)
     try:
-        if not try_flock(fd, fcntl.LOCK_SH) or latest(path.parent) != manifest:
-            raise SupersededError(f"version {manifest.version} was superseded before it was put into the bucket")
-        with mmap.mmap(fd, manifest.file.num_bytes, prot=mmap.PROT_READ) as data, memoryview(data) as view:
-            yield view
+        fd = os.open(folder / piece.file.name, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise SupersededError(f"version {version} is not in memory any more") from None
+    try:
+        if not try_flock(fd, fcntl.LOCK_SH) or latest(folder) != manifest:
+            raise SupersededError(f"version {version} was superseded before it was put into the bucket")
+        data = np.empty(piece.file.num_bytes, np.uint8)
+        with mmap.mmap(fd, piece.file.num_bytes, prot=mmap.PROT_READ) as slot:
+            np.copyto(data, np.frombuffer(slot, np.uint8))  # without Python's lock
+        # Written under its slot's lock too.
+        delta = (folder / piece.delta.name).read_bytes() if piece.delta is not None else b""
+        if piece.delta is not None and len(delta) != piece.delta.num_bytes:
+            raise SupersededError(f"the delta of version {version} is not there any more")
+        return _Copy(piece, data.data, delta)
     finally:
         os.close(fd)
+
+
+def _bases(manifest: WeightManifest) -> frozenset[Version]:
+    return frozenset(piece.delta.base_version for piece in manifest.pieces if piece.delta is not None)
 
 
 def _parse(name: str) -> Version | None:

@@ -12,6 +12,7 @@ import blake3
 import numpy as np
 
 from bridge.published import FileEntry
+from bridge.snapshots.placement import Placement
 
 CHUNK_BYTES = 4 * 2**20
 """Size of a chunk, unless a file would have more than MAX_CHUNKS: large enough that Python's part costs nothing, small
@@ -62,14 +63,22 @@ def hash_of_hashes(chunk_hashes: bytes) -> str:
     return blake3.blake3(chunk_hashes).hexdigest()
 
 
-def has_chunk(data: np.ndarray, file: FileEntry, index: int) -> bool:
-    """Whether a chunk's place in `data` holds that chunk."""
-    start, end = file.chunk(index)
-    return blake3.blake3(data[start:end].data).digest() == file.chunk_hash(index)
+def is_chunk(chunk: np.ndarray, file: FileEntry, index: int) -> bool:
+    """Whether these bytes are that chunk."""
+    return blake3.blake3(chunk.data).digest() == file.chunk_hash(index)
 
 
-def copy_chunks(fd: int, file: FileEntry, into: np.ndarray) -> list[int]:
-    """Copies a file and hashes what arrived, still in cache; returns the chunks that are not what was announced.
+def copy_chunks(fd: int, file: FileEntry, placement: Placement, into: np.ndarray) -> list[int]:
+    """Copies a piece to where it lies in the whole file and hashes what arrived, still in cache.
+
+    Args:
+      fd: the piece's file.
+      file: what it should be.
+      placement: where it goes.
+      into: the whole file's bytes.
+
+    Returns:
+      The chunks that are not what was announced.
 
     Raises:
       EOFError: the file is shorter.
@@ -79,11 +88,13 @@ def copy_chunks(fd: int, file: FileEntry, into: np.ndarray) -> list[int]:
         position, end = file.chunk(index)
         hasher = blake3.blake3()
         while position < end:
-            block = into[position : min(position + _BLOCK_BYTES, end)]
+            length = min(_BLOCK_BYTES, end - position)
+            block = placement.room(into, position, position + length)
             num_read = os.preadv(fd, [block.data], position)
             if num_read == 0:
                 raise EOFError(f"ends at byte {position}, {file.num_bytes} expected")
             hasher.update(block[:num_read].data)
+            placement.put(block[:num_read], position, into)
             position += num_read
         return hasher.digest() == file.chunk_hash(index)
 

@@ -20,7 +20,8 @@ import zstandard
 
 from bridge.published import DeltaEntry, WeightManifest
 from bridge.snapshots.chunks import each_on_all_cores
-from bridge.snapshots.layout import DTYPES, SnapshotError
+from bridge.snapshots.layout import SnapshotError
+from bridge.snapshots.tensors import DTYPES
 
 CODEC = "xor-sparse-zstd"
 _LEVEL = 1
@@ -40,44 +41,45 @@ class DeltaError(SnapshotError):
 
 
 def has_same_layout(base: WeightManifest, new: WeightManifest) -> bool:
-    """Whether both versions have the same tensors at the same places, in chunks of the same size."""
-    return (base.run, base.tensors, base.file.num_bytes, base.file.chunk_bytes) == (
-        new.run,
-        new.tensors,
-        new.file.num_bytes,
-        new.file.chunk_bytes,
-    )
+    """Whether both versions have the same tensors at the same places, in like pieces and chunks of the same size."""
+
+    def layout(manifest: WeightManifest) -> tuple[object, ...]:
+        pieces = [(p.host, p.blocks, p.file.num_bytes, p.file.chunk_bytes) for p in manifest.pieces]
+        return manifest.run, manifest.tensors, pieces
+
+    return layout(base) == layout(new)
 
 
 def make_delta(
     base: WeightManifest, base_data: np.ndarray, new: WeightManifest, new_data: np.ndarray, *, name: str
 ) -> tuple[DeltaEntry, list[bytes]] | None:
-    """What leads from one version's data to another's: its entry, and the file's bytes chunk by chunk; on all cores.
+    """What leads from one version's piece to another's: its entry, and the file's bytes chunk by chunk; on all cores.
 
     None where there is no short way: another layout, or more than half of the full file.
 
     Args:
-      base: the older version's manifest.
-      base_data: its file's bytes.
-      new: the newer one's.
-      new_data: its file's bytes.
+      base: the older version's manifest, of this piece alone.
+      base_data: the piece's bytes.
+      new: the newer one's, of this piece alone.
+      new_data: the piece's bytes.
       name: the file that will hold the delta.
     """
     if not has_same_layout(base, new):
         return None
     planes = _word_bytes(new)
+    (before,), (after,) = ([piece.file for piece in manifest.pieces] for manifest in (base, new))
 
     def compress(index: int) -> bytes:
-        if base.file.chunk_hash(index) == new.file.chunk_hash(index):
+        if before.chunk_hash(index) == after.chunk_hash(index):
             return b""
-        start, end = new.file.chunk(index)
+        start, end = after.chunk(index)
         return compress_chunk(base_data[start:end], new_data[start:end], planes=planes)
 
-    pieces = each_on_all_cores(compress, range(new.file.num_chunks))
-    ends = tuple(np.cumsum([len(piece) for piece in pieces]).tolist())
-    if ends[-1] * _WORTH_SHARE > new.file.num_bytes:
+    compressed = each_on_all_cores(compress, range(after.num_chunks))
+    ends = tuple(np.cumsum([len(chunk) for chunk in compressed]).tolist())
+    if ends[-1] * _WORTH_SHARE > after.num_bytes:
         return None
-    return DeltaEntry(base_version=base.version, codec=CODEC, name=name, chunk_ends=ends), pieces
+    return DeltaEntry(base_version=base.version, codec=CODEC, name=name, chunk_ends=ends), compressed
 
 
 def check_delta(delta: DeltaEntry, *, full_bytes: int) -> None:
@@ -96,7 +98,7 @@ def check_delta(delta: DeltaEntry, *, full_bytes: int) -> None:
         raise DeltaError(f"the delta {delta.name} has {delta.num_bytes} bytes, the full file {full_bytes}")
 
 
-def piece_of(delta: DeltaEntry, index: int) -> tuple[int, int]:
+def compressed_range(delta: DeltaEntry, index: int) -> tuple[int, int]:
     """Where a compressed chunk begins and ends in the delta's file, in bytes."""
     return (delta.chunk_ends[index - 1] if index else 0), delta.chunk_ends[index]
 

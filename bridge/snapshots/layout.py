@@ -1,37 +1,67 @@
 """What a snapshot folder looks like, for its writer and its readers alike.
 
 manifest            the announced snapshot (a `WeightManifest`), replaced by one rename
-slot-0, slot-1      tensor data; the manifest names one, the other may be half-written
-delta-0, delta-1    what leads to a slot's data from the version before, if the manifest names it
+slot-0, slot-1      tensor data; the manifest names one, another may be half-written
+slot-2              one more, where a version is kept for readers that are slower than versions come
+delta-0, ...        what leads to a slot's data from the version before, if the manifest names it
 writer              held locked by the one process that publishes here
+
+Those of the learner's process 3 are slot-0.host-3 and so on: hosts of one machine share a folder, and all of them a
+bucket.
 """
 
+import dataclasses
 import math
 import os
 import pathlib
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
-
-import ml_dtypes
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from bridge import codec
-from bridge.published import TensorEntry, WeightManifest
+from bridge.published import Announcement, PieceEntry, WeightManifest
 from bridge.snapshots.chunks import MAX_CHUNKS, hash_of_hashes
-from bridge.snapshots.segment import ALIGN_BYTES, Segment
+from bridge.snapshots.placement import Placement, check_tiling
+from bridge.snapshots.segment import Segment
+from bridge.snapshots.tensors import DTYPES, aligned
 from bridge.types import Version
 
 MANIFEST = "manifest"
-SLOTS = ("slot-0", "slot-1")
-DELTAS = {"slot-0": "delta-0", "slot-1": "delta-1"}
-"""The delta that leads to what a slot holds, and is written under that slot's lock."""
-WRITER = "writer"
-"""Locked by the one live writer."""
-DTYPES = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostFiles:
+    """The names of what one of the learner's processes writes into a snapshot folder."""
+
+    host: int = 0
+
+    @property
+    def slots(self) -> tuple[str, str, str]:
+        """Two, and the spare one."""
+        return (self._named("slot-0"), self._named("slot-1"), self.spare)
+
+    @property
+    def spare(self) -> str:
+        """Empty until it is needed; not there where no slow readers are waited for."""
+        return self._named("slot-2")
+
+    @property
+    def writer(self) -> str:
+        """Locked by the one live writer."""
+        return self._named("writer")
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every file of this process alone."""
+        return (*(delta_of(slot) for slot in self.slots), *self.slots, self.writer)
+
+    def _named(self, name: str) -> str:
+        return f"{name}.host-{self.host}" if self.host else name
+
+
+def delta_of(slot: str) -> str:
+    """The delta that leads to what a slot holds, and is written under that slot's lock."""
+    return slot.replace("slot", "delta", 1)
+
 
 TensorTable = Mapping[str, tuple[str, tuple[int, ...]]]
 """Tensor name -> (dtype name, shape)."""
@@ -89,65 +119,72 @@ def place_of(base: str, run: str, version: Version) -> str:
     return f"{base.rstrip('/')}/v1/{urllib.parse.quote(run, safe='')}/{version}"
 
 
-def lay_out(entries: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[tuple[TensorEntry, ...], int]:
-    """Places tensors one after another at aligned offsets; returns them and the total in bytes.
-
-    Raises:
-      ValueError: a dtype that is not served, or no bytes at all.
-    """
-    tensors: list[TensorEntry] = []
-    end = 0
-    for name, dtype, shape in entries:
-        if dtype not in DTYPES:
-            raise ValueError(f"tensor {name} has dtype {dtype!r}, served are {sorted(DTYPES)}")
-        offset = -(-end // ALIGN_BYTES) * ALIGN_BYTES
-        num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
-        tensors.append(
-            TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset_bytes=offset, num_bytes=num_bytes)
-        )
-        end = offset + num_bytes
-    if end == 0:
-        raise ValueError("a snapshot needs at least one tensor that is not empty")
-    return tuple(tensors), end
+def older_place(announcement: Announcement) -> tuple[Version, str] | None:
+    """The older version that an announcement names besides its own, and the URL under which that one lies."""
+    return max(_older(announcement), default=None)
 
 
-def view(data: np.ndarray, tensor: TensorEntry) -> np.ndarray:
-    """A tensor's part of the data file's bytes, in its dtype and shape; no copy."""
-    raw = data[tensor.offset_bytes : tensor.offset_bytes + tensor.num_bytes]
-    return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+def own_sources(announcement: Announcement, piece: int) -> tuple[str, ...]:
+    """Where the announced version itself lies, or one of its pieces, by its index: those of its host first."""
+    older = {url for _, url in _older(announcement)}
+    of_piece = announcement.host_sources[piece] if announcement.host_sources else ()
+    return (*of_piece, *(s for s in announcement.sources if s not in older))
+
+
+def _older(announcement: Announcement) -> list[tuple[Version, str]]:
+    found: list[tuple[Version, str]] = []
+    for url in announcement.sources:
+        try:
+            version = Version.parse(url.rpartition("/")[2])
+        except ValueError:  # a place that is not named as `place_of` does
+            continue
+        if version < announcement.manifest.version:
+            found.append((version, url))
+    return found
 
 
 def check_layout(manifest: WeightManifest) -> None:
     """Refuses a manifest that would be read outside its tensors, or that contradicts itself.
 
     Raises:
-      SnapshotError: it names a foreign file, is empty, larger than its tensors, a tensor's size is not its shape's,
-        or its chunks are too many or not those that its hash is of.
+      SnapshotError: it is empty, a tensor's size is not its shape's or its place not where it belongs, its pieces don't
+        make up all of it or overlap, or one of them is malformed.
     """
-    if manifest.file.name not in SLOTS:
-        raise SnapshotError(f"version {manifest.version} names the file {manifest.file.name!r}, not a slot")
-    if manifest.file.num_bytes == 0:
-        raise SnapshotError(f"version {manifest.version} has no data")
-    if manifest.file.num_chunks > MAX_CHUNKS:
-        raise SnapshotError(f"version {manifest.version} has {manifest.file.num_chunks} chunks, limit {MAX_CHUNKS}")
-    room = sum(-(-t.num_bytes // ALIGN_BYTES) * ALIGN_BYTES for t in manifest.tensors)
-    if manifest.file.num_bytes > room:
-        raise SnapshotError(
-            f"version {manifest.version} has {manifest.file.num_bytes} bytes, its tensors need {room} at most"
-        )
-    if hash_of_hashes(manifest.file.chunk_hashes) != manifest.file.blake3:
-        raise SnapshotError(
-            f"version {manifest.version} is corrupt: its digests are not what {manifest.file.blake3} is of"
-        )
+    end = 0
     for t in manifest.tensors:
         fits = (
             t.dtype in DTYPES
             and all(n >= 0 for n in t.shape)
             and math.prod(t.shape) * DTYPES[t.dtype].itemsize == t.num_bytes
-            and t.offset_bytes % ALIGN_BYTES == 0
+            and t.offset_bytes == aligned(end)
         )
         if not fits:
             raise SnapshotError(f"version {manifest.version} has a malformed tensor: {t}")
+        end = t.offset_bytes + t.num_bytes
+    if end == 0:
+        raise SnapshotError(f"version {manifest.version} has no data")
+    try:
+        check_tiling(manifest.tensors, [block for piece in manifest.pieces for block in piece.blocks])
+        for piece in manifest.pieces:
+            _check_piece(manifest, piece)
+    except ValueError as e:
+        raise SnapshotError(f"version {manifest.version}: {e}") from None
+
+
+def _check_piece(manifest: WeightManifest, piece: PieceEntry) -> None:
+    """Refuses a piece that names a foreign file or one of another size, or whose chunks are too many or not its own."""
+    file = piece.file
+    if file.name not in HostFiles(piece.host).slots:
+        raise ValueError(f"names the file {file.name!r}, not a slot of host {piece.host}")
+    if piece.delta is not None and piece.delta.name != delta_of(file.name):
+        raise ValueError(f"names the delta {piece.delta.name!r} for {file.name}")
+    want = Placement(manifest.tensors, piece.blocks).num_bytes
+    if file.num_bytes != want:
+        raise ValueError(f"{file.name} has {file.num_bytes} bytes, its tensors need {want}")
+    if file.num_chunks > MAX_CHUNKS:
+        raise ValueError(f"{file.name} has {file.num_chunks} chunks, limit {MAX_CHUNKS}")
+    if hash_of_hashes(file.chunk_hashes) != file.blake3:
+        raise ValueError(f"{file.name} is corrupt: its digests are not what {file.blake3} is of")
 
 
 def check_table(manifest: WeightManifest, expected: TensorTable) -> None:

@@ -4,6 +4,7 @@ The copy has a warm file of its own, so a publisher never waits for a model bein
 a copy. Beside it lies `<file>.manifest`, which exists only while the file holds that version, whole.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -14,7 +15,7 @@ import numpy as np
 
 from bridge import codec
 from bridge.files import replace_file, try_flock
-from bridge.published import WeightManifest
+from bridge.published import PieceEntry, WeightManifest
 from bridge.snapshots.chunks import copy_chunks
 from bridge.snapshots.layout import (
     SnapshotBusyError,
@@ -26,9 +27,10 @@ from bridge.snapshots.layout import (
     manifest_path,
     read_manifest,
     reserve,
-    view,
 )
+from bridge.snapshots.placement import Placement
 from bridge.snapshots.segment import Segment
+from bridge.snapshots.tensors import view, zero_gaps
 
 
 class SnapshotMirror:
@@ -63,7 +65,7 @@ class SnapshotMirror:
           SnapshotError: another run, tokenizer or model, or bytes that do not match their hash.
         """
         check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
-        reserve([self._segment], manifest.file.num_bytes)
+        reserve([self._segment], manifest.num_bytes)
         if not self._segment.lock(timeout_s=self._lock_timeout_s):
             raise SnapshotBusyError(
                 f"{self._into} is still mapped or written after {self._lock_timeout_s} s: "
@@ -71,11 +73,8 @@ class SnapshotMirror:
             )
         try:
             manifest_path(self._into).unlink(missing_ok=True)
-            if bad := self._copy(manifest):
-                raise SnapshotError(
-                    f"version {manifest.version} is corrupt: {len(bad)} of {manifest.file.num_chunks} chunks of "
-                    f"{manifest.file.name} do not match their hash, first {bad[0]}"
-                )
+            if bad := self._copy(manifest, self._segment.bytes_view(manifest.num_bytes)):
+                raise SnapshotError(f"version {manifest.version} is corrupt: {bad}")
             replace_file(manifest_path(self._into), codec.encode(manifest))
         finally:
             self._segment.unlock()
@@ -94,27 +93,42 @@ class SnapshotMirror:
         """Closes."""
         self.close()
 
-    def _copy(self, manifest: WeightManifest) -> list[int]:
-        """Copies the data; returns the chunks that are not what was announced."""
-        path = self._folder / manifest.file.name
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as e:
-            raise SnapshotError(f"version {manifest.version} is gone: {path} does not exist") from e
-        try:
-            # The writer locks only the slot that is not announced; while we hold ours its bytes cannot change.
-            is_locked = try_flock(fd, fcntl.LOCK_SH)
+    def _copy(self, manifest: WeightManifest, into: np.ndarray) -> str:
+        """Puts the data together from all pieces; returns which chunks are not what was announced, empty if all are."""
+        zero_gaps(into, manifest.tensors)
+        with contextlib.ExitStack() as opened:
+            fds = [self._open(manifest, piece, opened) for piece in manifest.pieces]
+            # A writer locks only the slot that is not announced; while we hold ours its bytes cannot change.
+            are_locked = [try_flock(fd, fcntl.LOCK_SH) for fd in fds]
             announced = latest(self._folder)
             if announced != manifest:
                 now = announced.version if announced is not None else "no version"
                 raise SupersededError(f"version {manifest.version} was superseded: announced is {now}")
-            if not is_locked:
-                raise SnapshotBusyError(f"{path} is announced, but locked by a process that is not its writer")
-            return copy_chunks(fd, manifest.file, self._segment.bytes_view(manifest.file.num_bytes))
-        except EOFError as e:
-            raise SnapshotError(f"version {manifest.version} is corrupt: {path} {e}") from e
-        finally:
-            os.close(fd)
+            for piece, fd, is_locked in zip(manifest.pieces, fds, are_locked, strict=True):
+                file = piece.file
+                if not is_locked:
+                    raise SnapshotBusyError(
+                        f"{self._folder / file.name} is announced, but locked by a process that is not its writer"
+                    )
+                try:
+                    bad = copy_chunks(fd, file, Placement(manifest.tensors, piece.blocks), into)
+                except EOFError as e:
+                    path = self._folder / file.name
+                    raise SnapshotError(f"version {manifest.version} is corrupt: {path} {e}") from e
+                if bad:
+                    of = f"of {file.num_chunks} chunks of {file.name}"
+                    return f"{len(bad)} {of} do not match their hash, first {bad[0]}"
+        return ""
+
+    def _open(self, manifest: WeightManifest, piece: PieceEntry, opened: contextlib.ExitStack) -> int:
+        path = self._folder / piece.file.name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as e:
+            where = "" if len(manifest.pieces) == 1 else "; where the learner has several machines, give --store"
+            raise SnapshotError(f"version {manifest.version} is gone: {path} does not exist{where}") from e
+        opened.callback(os.close, fd)
+        return fd
 
 
 def fetch(
@@ -154,11 +168,11 @@ def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[
         if not try_flock(fd, fcntl.LOCK_SH):
             raise SnapshotBusyError(f"{path} is being written")
         held = mirrored(path)
-        if held != manifest or os.fstat(fd).st_size < manifest.file.num_bytes:
+        if held != manifest or os.fstat(fd).st_size < manifest.num_bytes:
             now = held.version if held is not None else "no whole version"
             raise SnapshotError(f"{path} holds {now}, wanted {manifest.version}")
         # The map keeps a duplicate of fd, and with it the lock, for as long as a view lives.
-        data = mmap.mmap(fd, manifest.file.num_bytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        data = mmap.mmap(fd, manifest.num_bytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
     finally:
         os.close(fd)
     whole = np.frombuffer(data, np.uint8)

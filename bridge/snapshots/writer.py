@@ -2,6 +2,9 @@
 
 A version is written into the slot that nobody has been told of, hashed, and announced. Until then,
 and whatever happens to its writer, readers find the version before it, whole.
+
+Of several learner hosts each has a writer, which writes its blocks. A version is sealed by all of them, joined
+(`join`), and announced when all pieces are there.
 """
 
 import dataclasses
@@ -17,27 +20,27 @@ from absl import logging
 
 from bridge import codec
 from bridge.files import replace_file, try_flock
-from bridge.published import DeltaEntry, FileEntry, WeightManifest
+from bridge.published import Block, DeltaEntry, FileEntry, PieceEntry, TensorEntry, WeightManifest
 from bridge.secrets import Token
 from bridge.snapshots.cast import cast_all_into
 from bridge.snapshots.chunks import CHUNK_BYTES, hashed, unhashed
 from bridge.snapshots.delta import make_delta
 from bridge.snapshots.layout import (
-    DELTAS,
     MANIFEST,
-    SLOTS,
-    WRITER,
+    HostFiles,
     SnapshotBusyError,
     SnapshotError,
     SupersededError,
+    check_layout,
+    delta_of,
     latest,
-    lay_out,
     reserve,
-    view,
 )
 from bridge.snapshots.mirror import SnapshotMirror, fetch, map_tensors, mirrored
+from bridge.snapshots.placement import Placement, whole_blocks
 from bridge.snapshots.segment import Segment
 from bridge.snapshots.signing import sign
+from bridge.snapshots.tensors import DTYPES, aligned, lay_out, matrix_shape
 from bridge.types import Version
 
 __all__ = [
@@ -53,6 +56,12 @@ __all__ = [
     "mirrored",
 ]
 
+_SPARE_AFTER_S = 1.0
+"""A copy within a machine is over by then, and costs no third slot."""
+_SPARE_AGAIN_S = 1.0
+"""Room for it may come while we wait, and the server, which looks all the time, then keeps the other slot for long."""
+_POLL_S = 0.001
+
 
 class SnapshotWriter:
     """Publishes into one folder; the only process that may. Not for several threads at once."""
@@ -66,13 +75,19 @@ class SnapshotWriter:
         lock_timeout_s: float = 60.0,
         token: Token | None = None,
         full_every: int = 1,
+        has_spare: bool = False,
+        host: int = 0,
+        num_hosts: int = 1,
         chunk_bytes: int = CHUNK_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Makes the folder, or takes it over from a dead writer of the same run; what it announced stays.
 
+        `host` of `num_hosts` is this process's index among the learner's; those of one machine share the folder.
+
         With a token manifests are signed, as actors on other machines want them. Of this writer's versions each
-        `full_every`-th, from the first on, has no delta against the one before.
+        `full_every`-th, from the first on, has no delta against the one before. With `has_spare` a third slot is taken,
+        and stays, as soon as a version has to go out while the one that is not announced is still being read.
 
         Raises:
           SnapshotError: another writer lives, or the folder holds another run's snapshots.
@@ -84,9 +99,10 @@ class SnapshotWriter:
         self._base: WeightManifest | None = None
         self._num_announced = 0
         self._draft: SnapshotDraft | None = None
-        self._segments: tuple[Segment, ...] = ()
+        self._segments: dict[str, Segment] = {}
+        self._host, self._files = host, HostFiles(host)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = os.open(self._folder / WRITER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_fd = os.open(self._folder / self._files.writer, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not try_flock(self._lock_fd, fcntl.LOCK_EX):
                 raise SnapshotError(f"another live process publishes into {self._folder}")
@@ -96,13 +112,25 @@ class SnapshotWriter:
                     f"{self._folder} holds snapshots of run {announced.run!r}, this is {run!r}: "
                     "remove the folder or choose another"
                 )
-            self._segments = tuple(Segment(self._folder / name) for name in SLOTS)
+            names = [name for name in self._files.slots if has_spare or name != self._files.spare]
+            self._segments = {name: Segment(self._folder / name) for name in names}
+            _sweep(self._folder, num_hosts)
         except BaseException:
             self.close()
             raise
 
-    def begin(self, version: Version, entries: Iterable[tuple[str, str, Sequence[int]]]) -> "SnapshotDraft":
+    def begin(
+        self,
+        version: Version,
+        entries: Iterable[tuple[str, str, Sequence[int]]],
+        blocks: Sequence[Block] | None = None,
+    ) -> "SnapshotDraft":
         """Starts a version of the given (name, dtype, shape) tensors; waits for slow readers.
+
+        Args:
+          version: newer than the announced one.
+          entries: the model's tensors.
+          blocks: what this host writes of them; None: all.
 
         Raises:
           ValueError: not newer than the announced version, a dtype not served, a draft still open.
@@ -113,25 +141,58 @@ class SnapshotWriter:
         announced = latest(self._folder)
         if announced is not None and version <= announced.version:
             raise ValueError(f"version {version} is not newer than the announced {announced.version}")
-        tensors, num_bytes = lay_out(entries)
-        # The announced slot is only ever read; its sibling is free as soon as its last reader is done.
-        slot = 1 if announced is not None and announced.file.name == SLOTS[0] else 0
+        tensors, _ = lay_out(entries)
+        blocks = whole_blocks(tensors) if blocks is None else tuple(blocks)
+        placement = Placement(tensors, blocks)
+        num_bytes = placement.num_bytes
+        reserve([segment for name, segment in self._segments.items() if name != self._files.spare], num_bytes)
+        own = None if announced is None else _piece_of(announced, self._host)
+        segment = self._lock_free("" if own is None else own.file.name, num_bytes)
+        file = unhashed(segment.path.name, num_bytes, smallest=self._chunk_bytes)
         manifest = WeightManifest(
             run=self._run,
             version=version,
             tensors=tensors,
-            file=unhashed(SLOTS[slot], num_bytes, smallest=self._chunk_bytes),
+            pieces=(PieceEntry(host=self._host, blocks=blocks, file=file),),
             tokenizer_hash=self._tokenizer_hash,
             created_s=self._clock(),
         )
-        reserve(self._segments, num_bytes)
-        segment = self._segments[slot]
-        if not segment.lock(timeout_s=self._lock_timeout_s):
-            raise SnapshotBusyError(
-                f"{segment.path} is still being copied after {self._lock_timeout_s} s; is an actor stopped?"
-            )
-        self._draft = SnapshotDraft(manifest, segment, finish=self._finish, announce=self._announce, on_end=self._end)
+        self._draft = SnapshotDraft(manifest, placement, segment, self)
         return self._draft
+
+    def join(self, parts: Sequence[WeightManifest]) -> WeightManifest:
+        """What is announced of a version that all hosts have sealed, each its part; signed, where there is a token.
+
+        Raises:
+          SnapshotError: the parts are of different versions or models, or don't make up one, whole.
+        """
+        first = parts[0]
+        if any(dataclasses.replace(p, pieces=first.pieces, created_s=first.created_s) != first for p in parts):
+            raise SnapshotError(f"the hosts' pieces of version {first.version} are not of one snapshot")
+        pieces = sorted((piece for part in parts for piece in part.pieces), key=lambda piece: piece.host)
+        whole = dataclasses.replace(first, pieces=tuple(pieces))
+        check_layout(whole)
+        return whole if self._token is None else sign(whole, self._token)
+
+    def announce(self, manifest: WeightManifest) -> None:
+        """From here on readers find this version, of which this host's piece is sealed and all others are there."""
+        replace_file(self._folder / MANIFEST, codec.encode(manifest))
+        self._base = manifest
+        self._num_announced += 1
+
+    def seal(self, part: WeightManifest, data: np.ndarray) -> WeightManifest:
+        """This host's part of a version that is written, hashed, and with a delta where it gets one.
+
+        Called by the draft, under the lock of the version's slot: so nobody reads the file whose place a delta takes.
+        """
+        (piece,) = part.pieces
+        part = dataclasses.replace(part, pieces=(dataclasses.replace(piece, file=hashed(piece.file, data)),))
+        (piece,) = part.pieces
+        return dataclasses.replace(part, pieces=(dataclasses.replace(piece, delta=self._write_delta(part)),))
+
+    def end(self) -> None:
+        """The draft is sealed or aborted; called by it."""
+        self._draft = None
 
     def write(self, version: Version, tensors: Mapping[str, np.ndarray], *, dtype: str) -> WeightManifest:
         """Publishes arrays as they are at hand, all cast to one dtype."""
@@ -140,82 +201,120 @@ class SnapshotWriter:
             return draft.commit()
 
     def remove(self) -> None:
-        """Closes, and deletes the folder; readers keep what they have mirrored."""
+        """Closes, and deletes the folder; readers keep what they have mirrored.
+
+        A folder that somebody else has put something into stays, with that, and the log says so.
+        """
         self.close()
-        part_written = self._folder.glob(f".{MANIFEST}.*")  # by a writer that was killed
-        for path in (*part_written, *(self._folder / name for name in (MANIFEST, *SLOTS, *DELTAS.values(), WRITER))):
+        names = (MANIFEST, *self._files.all)
+        part_written = (path for name in names for path in self._folder.glob(f".{name}.*"))  # by killed writers
+        for path in (*part_written, *(self._folder / name for name in names)):
             path.unlink(missing_ok=True)
-        self._folder.rmdir()
+        try:
+            self._folder.rmdir()
+        except OSError as e:  # all that was published is gone, and what ends here has ended well
+            if not any(self._folder.glob("writer*")):  # else it is another host's, who removes it
+                logging.warning("snapshot folder stays: %s", e)
 
     def close(self) -> None:
         """Lets the next writer in; the announced snapshot stays."""
         if self._draft is not None:
             self._draft.abort()
-        for segment in self._segments:
+        for segment in self._segments.values():
             segment.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def _end(self) -> None:
-        self._draft = None
+    def _lock_free(self, announced: str, num_bytes: int) -> Segment:
+        """The announced slot is only ever read; any other is free as soon as its last reader is done."""
+        name_of_spare = self._files.spare
+        free = [segment for name, segment in self._segments.items() if name not in (announced, name_of_spare)]
+        spare = None if announced == name_of_spare else self._segments.get(name_of_spare)
+        try_spare_s = 0.0 if spare is not None and spare.missing_bytes(num_bytes) == 0 else _SPARE_AFTER_S
+        is_told = False
+        begin_s = time.monotonic()
+        while True:
+            if (found := next((s for s in free if s.lock(timeout_s=0)), None)) is not None:
+                return found
+            waited_s = time.monotonic() - begin_s
+            if waited_s >= self._lock_timeout_s:
+                raise SnapshotBusyError(
+                    f"{free[0].path} is still being copied after {self._lock_timeout_s} s; is an actor stopped?"
+                )
+            if spare is not None and waited_s >= try_spare_s:
+                try:
+                    reserve([spare], num_bytes)
+                    free.append(spare)
+                    spare = None
+                except SnapshotError as e:  # no room: the server does not keep a slot then (`HeldSlots`)
+                    if not is_told:
+                        logging.warning("no third slot for slow readers: %s", e)
+                    is_told, try_spare_s = True, waited_s + _SPARE_AGAIN_S
+            time.sleep(_POLL_S)
 
-    def _finish(self, manifest: WeightManifest) -> WeightManifest:
-        """What is announced of a version that is written and hashed: with a delta, where it gets one, and signed."""
-        manifest = dataclasses.replace(manifest, delta=self._write_delta(manifest))
-        return manifest if self._token is None else sign(manifest, self._token)
-
-    def _write_delta(self, manifest: WeightManifest) -> DeltaEntry | None:
-        """Under the lock of the version's slot, so nobody reads the file whose place the delta takes."""
-        base, name = self._base, DELTAS[manifest.file.name]
+    def _write_delta(self, part: WeightManifest) -> DeltaEntry | None:
+        (piece,) = part.pieces
+        old = None if self._base is None else _piece_of(self._base, self._host)
+        name = delta_of(piece.file.name)
         path = self._folder / name
         path.unlink(missing_ok=True)
-        if base is None or self._num_announced % self._full_every == 0:
+        if self._base is None or old is None or self._num_announced % self._full_every == 0:
             return None
-        old, new = (self._data_of(m.file) for m in (base, manifest))
-        made = make_delta(base, old, manifest, new, name=name)
+        base = dataclasses.replace(self._base, pieces=(old,))
+        made = make_delta(base, self._data_of(old.file), part, self._data_of(piece.file), name=name)
         if made is None:
             return None
         try:
             replace_file(path, b"".join(made[1]))
         except OSError as e:  # no room: the version goes out all the same
-            logging.warning("no delta for version %s: %s", manifest.version, e)
+            logging.warning("no delta for version %s: %s", part.version, e)
             return None
         return made[0]
 
     def _data_of(self, file: FileEntry) -> np.ndarray:
-        return self._segments[SLOTS.index(file.name)].bytes_view(file.num_bytes)
-
-    def _announce(self, manifest: WeightManifest) -> None:
-        replace_file(self._folder / MANIFEST, codec.encode(manifest))
-        self._base = manifest
-        self._num_announced += 1
+        return self._segments[file.name].bytes_view(file.num_bytes)
 
 
 class SnapshotDraft:
-    """A version being written; left without `commit`, it is as if it had never begun."""
+    """A version being written; left without `commit` or `seal`, it is as if it had never begun."""
 
     def __init__(
-        self,
-        manifest: WeightManifest,
-        segment: Segment,
-        *,
-        finish: Callable[[WeightManifest], WeightManifest],
-        announce: Callable[[WeightManifest], None],
-        on_end: Callable[[], None],
+        self, manifest: WeightManifest, placement: Placement, segment: Segment, writer: SnapshotWriter
     ) -> None:
         """Called by `SnapshotWriter.begin`, with the segment locked."""
-        self._manifest, self._segment = manifest, segment
-        self._finish, self._announce, self._on_end = finish, announce, on_end
-        self._data = segment.bytes_view(manifest.file.num_bytes)
-        self._tensors = {t.name: t for t in manifest.tensors}
-        self._views: dict[str, np.ndarray] = {}
+        self._manifest, self._placement, self._segment, self._writer = manifest, placement, segment, writer
+        (piece,) = manifest.pieces
+        self._blocks = piece.blocks
+        self._data = segment.bytes_view(piece.file.num_bytes)
+        self._indices = {t.name: i for i, t in enumerate(manifest.tensors)}
+        self._block_of = {i: b for b, block in enumerate(self._blocks) for i in _indices(block)}
+        self._views: dict[int, np.ndarray] = {}
+        self._buffers: dict[str, np.ndarray] = {}
+        self._unwritten = {(b, i) for b, block in enumerate(self._blocks) for i in _indices(block)}
         self._is_open = True
 
     @property
     def version(self) -> Version:
         """The version this will be."""
         return self._manifest.version
+
+    @property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """The model's, as they lie in the whole file."""
+        return self._manifest.tensors
+
+    def block(self, number: int) -> np.ndarray:
+        """A block's place in the slot, `[num_tensors, num_rows, num_cols]`; to be filled completely, as `buffer`.
+
+        Raises:
+          ValueError: the draft was sealed or aborted.
+        """
+        self._check_open()
+        if number not in self._views:
+            self._views[number] = self._view(number)
+            self._unwritten -= {(number, i) for i in _indices(self._blocks[number])}
+        return self._views[number]
 
     def buffer(self, name: str) -> np.ndarray:
         """The tensor's place in the slot, to be filled completely before `commit`.
@@ -224,31 +323,51 @@ class SnapshotDraft:
 
         Raises:
           KeyError: `begin` was not told of this tensor.
-          ValueError: the draft was committed or aborted.
+          ValueError: the draft was sealed or aborted, or this host writes only a part of the tensor.
         """
         self._check_open()
-        if name not in self._views:
-            self._views[name] = view(self._data, self._tensors[name])
-        return self._views[name]
+        if name in self._buffers:
+            return self._buffers[name]
+        index = self._indices[name]
+        tensor, number = self._manifest.tensors[index], self._block_of.get(index)
+        if number is None and tensor.num_bytes == 0:
+            return np.empty(tensor.shape, DTYPES[tensor.dtype])
+        if number is None or (self._blocks[number].num_rows, self._blocks[number].num_cols) != matrix_shape(
+            tensor.shape
+        ):
+            raise ValueError(f"this host does not write all of tensor {name}; see `block`")
+        whole = self._views[number] if number in self._views else self._view(number)
+        self._unwritten.discard((number, index))
+        buffer = whole[index - self._blocks[number].first_tensor].reshape(tensor.shape)
+        self._buffers[name] = buffer
+        return buffer
 
-    def commit(self) -> WeightManifest:
-        """Hashes what was written and announces it; from here on readers find this version.
+    def seal(self) -> WeightManifest:
+        """Hashes what was written; returns this host's part of the version, which nobody is told of yet.
 
         Raises:
           ValueError: a tensor's buffer was never asked for, so it would be an old version's.
         """
         self._check_open()
-        missing = sorted(self._tensors.keys() - self._views.keys())
-        if missing:
+        if self._unwritten:
+            missing = sorted({self._manifest.tensors[i].name for _, i in self._unwritten})
             raise ValueError(f"version {self.version}: {len(missing)} tensors not written, first {missing[0]}")
-        end = 0
-        for t in self._manifest.tensors:  # gaps are hashed too: equal weights give equal hashes
-            self._data[end : t.offset_bytes] = 0
-            end = t.offset_bytes + t.num_bytes
-        manifest = self._finish(dataclasses.replace(self._manifest, file=hashed(self._manifest.file, self._data)))
-        # Unlocked before the rename: who reads the new manifest must not find the slot locked.
+        for start, end in self._placement.gaps():  # they are hashed too: equal weights give equal hashes
+            self._data[start:end] = 0
+        part = self._writer.seal(self._manifest, self._data)
+        # Unlocked before it is announced: who reads the new manifest must not find the slot locked.
         self._close()
-        self._announce(manifest)
+        return part
+
+    def commit(self) -> WeightManifest:
+        """Hashes what was written and announces it, all of it by one host; from here on readers find this version.
+
+        Raises:
+          ValueError: as `seal`.
+          SnapshotError: it is a part of the version only.
+        """
+        manifest = self._writer.join([self.seal()])
+        self._writer.announce(manifest)
         return manifest
 
     def abort(self) -> None:
@@ -266,13 +385,47 @@ class SnapshotDraft:
         """Aborts unless it was committed."""
         self.abort()
 
+    def _view(self, number: int) -> np.ndarray:
+        block, starts = self._blocks[number], self._placement.starts[number]
+        dtype = DTYPES[self._manifest.tensors[block.first_tensor].dtype]
+        rectangle = block.num_rows * block.num_cols * dtype.itemsize
+        return np.ndarray(
+            (block.num_tensors, block.num_rows, block.num_cols),
+            dtype,
+            self._data.data,
+            offset=starts[0],
+            strides=(aligned(rectangle), block.num_cols * dtype.itemsize, dtype.itemsize),
+        )
+
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ValueError(f"version {self.version} was committed or aborted already")
+            raise ValueError(f"version {self.version} was sealed, committed or aborted already")
 
     def _close(self) -> None:
         self._is_open = False
-        for buffer in self._views.values():  # a late write would change an announced version
-            buffer.flags.writeable = False
-        self._on_end()
+        # A late write would change an announced version.
+        for array in (*self._views.values(), *self._buffers.values()):
+            array.flags.writeable = False
+        self._writer.end()
         self._segment.unlock()
+
+
+def _indices(block: Block) -> range:
+    return range(block.first_tensor, block.first_tensor + block.num_tensors)
+
+
+def _piece_of(manifest: WeightManifest, host: int) -> PieceEntry | None:
+    return next((piece for piece in manifest.pieces if piece.host == host), None)
+
+
+def _sweep(folder: pathlib.Path, num_hosts: int) -> None:
+    """Removes what dead processes left here when the learner had more of them."""
+    for lock in folder.glob("writer.host-*"):
+        host = lock.name.rpartition("-")[2]
+        if not host.isdigit() or int(host) < num_hosts:
+            continue
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        if try_flock(fd, fcntl.LOCK_EX):
+            for name in HostFiles(int(host)).all:
+                (folder / name).unlink(missing_ok=True)
+        os.close(fd)

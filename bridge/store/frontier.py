@@ -4,10 +4,14 @@ The lowest order goes first. In frontier-group dispatch (RolloutPipe eq. 5-6; do
 orders among the groups that are not serving-complete, and a ticket is handed out if and only if its group is in F: as
 long as fewer than `width` groups are in service, the lowest order that is not is the next of F. All actors claim from
 the one F, so whoever is free takes the next group in submission order, and none keeps a part of the frontier to itself.
+
+Where a group's samples are tickets of their own, all of its order, an actor takes its part of each of several groups
+rather than several groups whole (`spread`): a long prompt's long responses then run on as many engines as there are
+(prompt replication, ROLL Flash).
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +54,28 @@ def choose(
             num_train += 1
         chosen.append(offer.id)
     return chosen
+
+
+def spread(offers: Iterable[Offer], *, part: int, held: Mapping[int, int], num_groups: int | None) -> list[Offer]:
+    """The offers as an actor wants them that has a part of each group: what is over the part goes last.
+
+    Args:
+      offers: by order.
+      part: training tickets of one order that it takes before any more of that order.
+      held: how many it has in service, by order.
+      num_groups: how many orders of training tickets are looked through; None for all. Who has one place free takes of
+        the lowest order, whatever it holds of that: it passes over a group for no other that it has no room for.
+    """
+    counts: dict[int, int] = {}
+    within: list[Offer] = []
+    beyond: list[Offer] = []
+    for offer in offers:
+        if offer.is_train:
+            if offer.order not in counts and len(counts) == num_groups:
+                continue
+            counts[offer.order] = counts.get(offer.order, held.get(offer.order, 0)) + 1
+        (beyond if offer.is_train and counts[offer.order] > part else within).append(offer)
+    return within + beyond
 
 
 def fair_share(total: int, *, mine: int, among: int) -> int:

@@ -34,6 +34,8 @@ _AT_ONCE = 8
 """Objects fetched or deleted side by side: each takes a round trip."""
 _CLOCK = ".clock"
 """An object that is written to read the bucket's own time."""
+_MARK = ".run"
+"""An object that the learner puts, by which actors tell that its bucket is theirs."""
 _GONE = FileNotFoundError
 _REFUSED = (
     PermissionError,
@@ -107,7 +109,7 @@ class GroupObjects:
             raise ValueError(f"store.bucket={url} can't be written to; wanted s3://, gs:// or file:///")
         self._place: ObjectStore = open_place(url, is_written=True)
         self._url, self._max_bytes, self._retry_s = url, max_bytes, retry_s
-        self._prefix = f"groups/{urllib.parse.quote(run, safe='')}"
+        self._run, self._prefix = run, f"groups/{urllib.parse.quote(run, safe='')}"
         self._clock, self._sleep = clock, sleep
         self._threads = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="group-objects")
         self._lock = threading.Lock()
@@ -118,6 +120,46 @@ class GroupObjects:
     def min_age_s(self) -> float:
         """What is younger is not swept: whoever put it may still be trying to put its row."""
         return 2 * self._retry_s + 60.0
+
+    def mark(self) -> None:
+        """Puts what `check_mark` looks for; the learner's, before any actor is told of the run."""
+        name = f"{self._prefix}/{_MARK}"
+        self._try(lambda: obstore.put(self._place, name, self._run.encode()), f"put {name}")
+
+    def check_mark(self) -> None:
+        """Looks whether this bucket is the very one that the learner reads.
+
+        Raises:
+          ValueError: it is another one, as a folder of another machine is; or it refuses us.
+        """
+        if not self._is_marked():
+            raise ValueError(
+                f"store.bucket={self._url} is not the learner's bucket here ({self._prefix}/{_MARK} is missing), so no "
+                "large group would reach it: give all machines one bucket (s3://, gs://, a shared folder), or the "
+                "learner none"
+            )
+
+    def check_own_mark(self) -> None:
+        """Looks whether what the learner itself put with `mark` is still there.
+
+        Raises:
+          ValueError: it isn't, as in a shared folder that is not mounted any more; or the bucket refuses us.
+        """
+        if not self._is_marked():
+            raise ValueError(
+                f"the learner's own store.bucket={self._url} has lost what the learner put there "
+                f"({self._prefix}/{_MARK} is missing), so groups that it doesn't find are no actor's fault: mount the "
+                "folder, or give the bucket back what it had, and start the learner again; groups stay in the store, "
+                "and a run keeps its bucket while any lie there"
+            )
+
+    def _is_marked(self) -> bool:
+        name = f"{self._prefix}/{_MARK}"
+        try:
+            self._try(lambda: obstore.head(self._place, name), f"get {name}")
+        except _GONE:
+            return False
+        return True
 
     def put(self, ticket_id: str, message: bytes) -> Reference:
         """Puts a group's message under a new name."""
@@ -147,7 +189,9 @@ class GroupObjects:
                 raise BadObjectError(f"{name} has other bytes than were put (BLAKE3 differs)")
         except _GONE:
             self._count("bad")
-            raise BadObjectError(f"ticket {ticket_id}: its object is not in {self._url}") from None
+            raise BadObjectError(
+                f"ticket {ticket_id}: its object is not in {self._url}; do all machines see the same bucket?"
+            ) from None
         except BadObjectError as e:
             self._count("bad")
             raise BadObjectError(f"ticket {ticket_id}: {e}") from None
@@ -199,6 +243,17 @@ class GroupObjects:
             logging.info("objects_swept num=%d bucket=%s", len(orphans), self._url)
         return len(orphans)
 
+    def delete_all(self) -> int:
+        """Deletes all that a run which is dropped has here, whoever refers to it; returns how many objects."""
+
+        def delete() -> int:
+            entries = self._place.list(self._prefix)  # pyright: ignore[reportUnknownMemberType]  # Arrow's types
+            names = [entry["path"] for chunk in entries for entry in chunk]
+            self._delete(names)
+            return sum(not name.endswith(_CLOCK) for name in names)
+
+        return self._try(delete, f"delete {self._prefix}")
+
     def close(self) -> None:
         """Waits for what is under way."""
         self._threads.shutdown()
@@ -219,7 +274,7 @@ class GroupObjects:
             entry["path"]
             for chunk in chunks
             for entry in chunk
-            if entry["last_modified"] < time_ and not entry["path"].endswith(_CLOCK)
+            if entry["last_modified"] < time_ and not entry["path"].endswith((_CLOCK, _MARK))
         ]
 
     def _now(self) -> datetime.datetime:

@@ -1,9 +1,11 @@
 """Opening the store that a URL names, whatever is behind it."""
 
+import contextlib
 import pathlib
 
 from bridge import codec
 from bridge.store.group_objects import GroupObjects
+from bridge.store.postgres.schema import FoundRun
 from bridge.store.postgres.store import PostgresStore, find_runs, make_run
 from bridge.store.sql.store import SqlStore
 from bridge.store.sqlite import SqliteStore
@@ -11,6 +13,10 @@ from bridge.store.sqlite import SqliteStore
 
 class NoRunError(ValueError):
     """The store has no such run, or none that we may see; it may be made any moment."""
+
+
+class FinishedRunError(NoRunError):
+    """There is such a run, and it is finished; its learner may take it up again, or another one of its name begin."""
 
 
 _SQLITE = "sqlite:///"
@@ -74,9 +80,10 @@ def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float
 
 
 def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
-    """The id of the run that people call so, for `open_store`.
+    """The id of the run that people call so and that is not finished, for `open_store`.
 
     Raises:
+      FinishedRunError: all that there are are finished.
       NoRunError: none that this role may serve.
       ValueError: several (with their ids); or the store refuses us.
       StoreLostError: it could not be reached.
@@ -84,15 +91,36 @@ def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
     if path := sqlite_path(url):
         if not path.is_file():
             raise NoRunError(f"there is no store {path}; is the run's learner started?")
-        return name_or_id
-    found = find_runs(url, name_or_id, retry_s=retry_s)
+        with contextlib.closing(SqliteStore(path)) as store:
+            finished = store.finished()
+        found = [FoundRun(name_or_id, None if finished is None else finished.version.step)]
+    else:
+        found = find_runs(url, name_or_id, retry_s=retry_s)
     if not found:
         raise NoRunError(f"the store has no run {name_or_id!r} that this role may serve; is its learner started?")
-    if len(found) > 1 and name_or_id not in found:
+    found = [r for r in found if r.run == name_or_id] or found
+    going_on = [r.run for r in found if r.finished_step is None]
+    if not going_on:
+        raise FinishedRunError(f"run {name_or_id} is finished, at step {found[0].finished_step}")
+    if len(going_on) > 1:
         raise ValueError(
-            f"{len(found)} runs are called {name_or_id!r}; give one's id, the newest first: {', '.join(found)}"
+            f"{len(going_on)} runs are called {name_or_id!r}; give one's id, the newest first: {', '.join(going_on)}; "
+            "or have whoever leads them drop the others (python -m launch.runs)"
         )
-    return name_or_id if name_or_id in found else found[0]
+    return going_on[0]
+
+
+def namesakes(url: str, name: str, *, run: str, retry_s: float = 600.0) -> list[str]:
+    """Ids of other runs of that name that are not finished; `find_run` can't choose between them and `run`.
+
+    Raises:
+      ValueError: the store refuses us.
+      StoreLostError: it could not be reached.
+    """
+    if sqlite_path(url):
+        return []
+    found = find_runs(url, name, retry_s=retry_s)
+    return [r.run for r in found if r.run != run and r.finished_step is None]
 
 
 def sqlite_path(url: str) -> pathlib.Path | None:

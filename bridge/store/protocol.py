@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
 from bridge.published import Announcement, RunCard
-from bridge.types import Group, Heartbeat, Ticket
+from bridge.types import Group, Heartbeat, Ticket, Version
 
-Topic = Literal["groups", "tickets", "weights"]
-"""What a process may wait for: complete groups; tickets offered, withdrawn or taken over; announced weights."""
+Topic = Literal["groups", "tickets", "claims", "weights", "run"]
+"""What a process may wait for: complete groups; tickets offered, withdrawn or taken over; training tickets claimed;
+announced weights; that the run is finished."""
 TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 Mark = Mapping[Topic, int]
@@ -26,6 +27,16 @@ class StoredGroup:
 
     seq: int
     group: Group
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+    """That a run's learner has done all its steps; one that only died says nothing."""
+
+    version: Version
+    """Of the last weights."""
+    time_s: float
+    """When, by the store's clock."""
 
 
 class SharedStore(Protocol):
@@ -59,6 +70,14 @@ class SharedStore(Protocol):
         """The version announced last; None before the first."""
         ...
 
+    def fenced(self, actor: str) -> str | None:
+        """Why an actor is fenced; None if it isn't."""
+        ...
+
+    def finished(self) -> Finished | None:
+        """Whether the run is finished, and how; None: it goes on, or a learner has taken it up again."""
+        ...
+
     def close(self) -> None:
         """Lets go of the store; its contents stay."""
         ...
@@ -76,6 +95,8 @@ class LearnerStore(SharedStore, Protocol):
 
     def lead(self, holder: str, *, lease_s: float) -> int:
         """Becomes the run's one learner; returns its incarnation, one higher than the last; the first is 0.
+
+        A run that was finished goes on from here.
 
         Args:
           holder: where this learner lives (machine and run folder). One at the same place takes over at once, since the
@@ -97,6 +118,10 @@ class LearnerStore(SharedStore, Protocol):
 
     def resign(self) -> None:
         """Ends the lead, so that a learner elsewhere need not wait; none is fine."""
+        ...
+
+    def finish(self, step: int) -> None:
+        """Says that all steps are done: nobody need serve the run any more. Again is fine, and changes nothing."""
         ...
 
     def announce(self, announcement: Announcement) -> None:
@@ -125,13 +150,22 @@ class LearnerStore(SharedStore, Protocol):
         A reader that goes on from the last seq it saw misses nothing.
 
         Raises:
-          ValueError: a negative limit.
+          ValueError: a negative limit; or this learner's own bucket is not there any more, or refuses us.
         """
         ...
 
     @property
     def num_set_aside(self) -> int:
         """Groups that `read_groups` found to be none, or not what their rows say; their tickets were offered again."""
+        ...
+
+    @property
+    def lost_in_a_row(self) -> dict[str, int]:
+        """Groups that were to be in the bucket and weren't, or not as they were put, by actor since its last that was.
+
+        Only those that came since this process leads the run: earlier ones may lie in another learner's bucket.
+        Whoever has dealt with an actor takes it out.
+        """
         ...
 
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
@@ -210,6 +244,32 @@ class LearnerStore(SharedStore, Protocol):
 class ActorStore(SharedStore, Protocol):
     """What an actor asks of a store. Its role in the database may do this much and no more."""
 
+    def engines(self, *, anew: bool = False) -> dict[int, int]:
+        """How many engines serve, by the sequences that each runs at once: an answer as long for a thousand as for two.
+
+        Those of actors that have weights, don't leave, and were heard in the last `LIVE_S`. The store counts them at
+        most once in `COUNTED_S`, whoever asks.
+
+        Args:
+          anew: counted now, so that whoever just said that it serves is among them.
+        """
+        ...
+
+    def take_name(self, beat: Heartbeat, *, place: str) -> None:
+        """Says for the first time that an actor lives, and keeps its name for it as long as its heartbeats come.
+
+        From here on heartbeats of that name by another place are refused, and ours once another has taken it.
+
+        Args:
+          beat: the actor's first.
+          place: where it lives. One at the same place takes over at once, since a lock there says that its predecessor
+            is dead; one elsewhere when nothing was heard of that one for `NAME_LEASE_S`, or it closed its store.
+
+        Raises:
+          NameTakenError: another place's actor has the name.
+        """
+        ...
+
     def card(self) -> RunCard | None:
         """What is to be known of the run; None before its learner has put it."""
         ...
@@ -230,6 +290,7 @@ class ActorStore(SharedStore, Protocol):
         lease_s: float,
         width: int | None = None,
         among: int = 1,
+        part: int | None = None,
         served: Sequence[str] = (),
     ) -> list[Ticket]:
         """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
@@ -240,6 +301,8 @@ class ActorStore(SharedStore, Protocol):
           lease_s: for how long, in seconds.
           width: groups of the frontier that all actors serve together (`frontier.choose`); None for none.
           among: actors that share the training tickets; each takes its part only.
+          part: tickets of one order that it takes before any more of it, where a group's samples are tickets of their
+            own and go to several actors (`frontier.spread`); None for the lowest orders as they come.
           served: this actor's tickets whose last request has ended, so that they leave the frontier.
 
         Raises:
@@ -276,10 +339,6 @@ class ActorStore(SharedStore, Protocol):
         """
         ...
 
-    def fenced(self, actor: str) -> str | None:
-        """Why an actor is fenced; None if it isn't."""
-        ...
-
     def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
         """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
         ...
@@ -312,6 +371,23 @@ class SupersededLearnerError(RuntimeError):
 
 class UnfitGroupError(ValueError):
     """A group does not answer the ticket that has its id: another prompt may have taken the place of the one it had."""
+
+
+LIVE_S = 10.0
+"""An actor that has said nothing for so long counts for no engine: five of its heartbeats."""
+COUNTED_S = 1.0
+"""For so long what was counted of the engines is taken as it is."""
+NAME_LEASE_S = 10.0
+"""For so long after its last heartbeat an actor keeps its name."""
+
+
+class NameTakenError(ValueError):
+    """Another actor, elsewhere, has this name."""
+
+    def __init__(self, name: str, place: str, *, beat_s: float) -> None:
+        """`beat_s` is the time of its last heartbeat, by the store's clock."""
+        super().__init__(f"a live actor of this run has the name {name}, at {place}; give another --name")
+        self.beat_s = beat_s
 
 
 class FencedError(RuntimeError):

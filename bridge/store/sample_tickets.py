@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from bridge.published import Announcement, RunCard
-from bridge.store.protocol import LearnerStore, Mark, StoredGroup, Topic
+from bridge.store.protocol import Finished, LearnerStore, Mark, StoredGroup, Topic
 from bridge.types import Group, Heartbeat, Ticket
 
 
@@ -49,6 +49,11 @@ class SampleTickets(LearnerStore):
     @override
     def num_set_aside(self) -> int:
         return self._store.num_set_aside
+
+    @property
+    @override
+    def lost_in_a_row(self) -> dict[str, int]:
+        return self._store.lost_in_a_row
 
     @override
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
@@ -154,6 +159,18 @@ class SampleTickets(LearnerStore):
     @override
     def announced(self) -> Announcement | None:
         return self._store.announced()
+
+    @override
+    def finish(self, step: int) -> None:
+        self._store.finish(step)
+
+    @override
+    def fenced(self, actor: str) -> str | None:
+        return self._store.fenced(actor)
+
+    @override
+    def finished(self) -> Finished | None:
+        return self._store.finished()
 
     @override
     def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:

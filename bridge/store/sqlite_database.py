@@ -24,7 +24,10 @@ from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedErro
 from bridge.store.sqlite_schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION, add_migration_functions
 
 LOOK_S = 0.005
-"""How often `wait` looks whether the file was changed; no row is read for it."""
+"""How often `wait` looks whether the file was changed; no row is read for it if it wasn't."""
+
+_TELL = """INSERT INTO changes (run, topic, number) VALUES (?, ?, 1)
+    ON CONFLICT (run, topic) DO UPDATE SET number = number + 1"""
 
 
 class StoreBusyError(TimeoutError):
@@ -52,7 +55,9 @@ class SqliteDatabase(Database):
         self._clock = clock
         self._watch_lock = threading.Lock()
         self._watcher: _Connection | None = None
-        self._seen_version, self._num_changes = 0, 0
+        self._seen_version = 0
+        self._counts: dict[tuple[str, str], int] = {}
+        """How often each run's topics were told of, as of that version of the file."""
         self._pid = os.getpid()
         self._local = threading.local()
         self._changed = threading.Condition()
@@ -75,14 +80,18 @@ class SqliteDatabase(Database):
 
     @override
     def write(self, run: str, script: Script) -> list[list[Row]]:
-        # What waits for the script need not be told: it looks at the file's version.
         now_s = self._clock()
         with self.transaction() as db:
             if script.incarnation is not None:
                 _refuse_older_incarnation(db, run, script.incarnation)
             for step in script.before_lock:
                 _execute(db, step, now_s)
-            return [_execute(db, step, now_s) for step in script.steps]
+            is_told = script.notify_if is None or bool(_execute(db, script.notify_if, now_s))
+            told = list(script.changes) if is_told else []
+            rows = [_execute(db, step, now_s) for step in script.steps]
+            told += [topic for topic, asked in script.told_after.items() if _execute(db, asked, now_s)]
+            db.executemany(_TELL, [(run, topic) for topic in told])
+            return rows
 
     @override
     def read(self, run: str, step: Step) -> list[Row]:
@@ -91,14 +100,13 @@ class SqliteDatabase(Database):
 
     @override
     def mark(self, run: str) -> Mark:
-        # The file's version is one for all topics.
-        return dict.fromkeys(TOPICS, self._count_changes())
+        return self._look(run)
 
     @override
     def wait(self, run: str, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(StoreClosedError):
-            while not any(self._count_changes() != mark[t] for t in topics):
+            while not self._has_changed(run, mark, topics):
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return
@@ -177,8 +185,12 @@ class SqliteDatabase(Database):
         db.execute("PRAGMA synchronous = FULL")
         return db
 
-    def _count_changes(self) -> int:
-        """How often the file was seen to have changed.
+    def _has_changed(self, run: str, mark: Mark, topics: Collection[Topic]) -> bool:
+        now = self._look(run)
+        return any(now[t] != mark[t] for t in topics)
+
+    def _look(self, run: str) -> Mark:
+        """How often each topic was told of, and once more: before it looks, nobody has heard of any.
 
         By a connection that never writes: it is told of every commit, also of this process's other connections.
         """
@@ -190,9 +202,12 @@ class SqliteDatabase(Database):
                         self._open.add(self._watcher)
             version = _value(self._watcher, "PRAGMA data_version")
             if version != self._seen_version:
+                # In this order: what is committed in between is another version, which is looked at again.
+                self._counts = {
+                    (r, t): n for r, t, n in self._watcher.execute("SELECT run, topic, number FROM changes")
+                }
                 self._seen_version = version
-                self._num_changes += 1
-            return self._num_changes
+            return {topic: 1 + self._counts.get((run, topic), 0) for topic in TOPICS}
 
     def _check_or_create(self, db: sqlite3.Connection) -> None:
         if _value(db, "SELECT count(*) FROM sqlite_master") == 0:

@@ -8,12 +8,15 @@ import sqlite3
 from collections.abc import Callable
 
 from bridge import codec
+from bridge.store.protocol import LIVE_S
 from bridge.store.sql.fit import fit_of
 from bridge.types import Group, Ticket
 
 APPLICATION_ID = 0x534C5543  # "SLUC", in the file's header
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 8
 RUN = "local"
+MAX_SIZES = 256
+"""Sizes of engines that are told apart; also in `postgres/schema.sql`, as `LIVE_S` is."""
 
 _TABLES = (
     """CREATE TABLE runs (
@@ -53,9 +56,36 @@ _TABLES = (
     "CREATE TABLE cards (run TEXT PRIMARY KEY, payload BLOB NOT NULL)",
     "CREATE TABLE blobs (run TEXT NOT NULL, blake3 TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (run, blake3))",
 )
+# Of the last weights of a run that is finished; of the place whose actor has a name.
+_SINCE_4 = (
+    "ALTER TABLE runs ADD COLUMN finished_step INTEGER",
+    "ALTER TABLE runs ADD COLUMN finished_s REAL",
+    "ALTER TABLE heartbeats ADD COLUMN holder TEXT NOT NULL DEFAULT ''",
+)
+# Engines that serve, counted (`ActorStore.engines`): a heartbeat's places are those of an actor that does.
+_SINCE_6 = (
+    "ALTER TABLE heartbeats ADD COLUMN places INTEGER",
+    """CREATE TABLE serving (
+        run TEXT PRIMARY KEY, counted_s REAL NOT NULL DEFAULT 0, sizes TEXT NOT NULL DEFAULT '')""",
+    f"INSERT INTO serving (run) VALUES ('{RUN}')",
+    f"""CREATE TRIGGER count_engines AFTER UPDATE OF counted_s ON serving BEGIN
+        UPDATE serving SET sizes = (SELECT coalesce(group_concat(places || ':' || num), '')
+            FROM (SELECT places, count(*) AS num FROM heartbeats
+                WHERE run = NEW.run AND places IS NOT NULL AND time_s > NEW.counted_s - {LIVE_S}
+                GROUP BY places ORDER BY places LIMIT {MAX_SIZES}))
+        WHERE run = NEW.run; END""",
+)
+# How often each topic was told of (`protocol.Topic`): who waits for one is not woken for the others.
+_SINCE_7 = (
+    """CREATE TABLE changes (
+        run TEXT NOT NULL, topic TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, topic)) WITHOUT ROWID""",
+)
 CREATE = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     *_TABLES,
+    *_SINCE_4,
+    *_SINCE_6,
+    *_SINCE_7,
     f"INSERT INTO runs (run) VALUES ('{RUN}')",
     f"INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION})",
     f"PRAGMA application_id = {APPLICATION_ID}",
@@ -95,6 +125,11 @@ MIGRATIONS = {
         "DROP TABLE old_fences",
         "DELETE FROM meta WHERE key <> 'schema_version'",
     ),
+    4: _SINCE_4,
+    # A manifest names its pieces: who reads it asks a learner that announces in this form.
+    5: ("DELETE FROM announcements",),
+    6: _SINCE_6,
+    7: _SINCE_7,
 }
 """Schema version -> what makes such a file one of the next version, so that a run goes on that an older build began."""
 

@@ -4,6 +4,7 @@ from configs.sections.actor import ActorConfig
 from configs.sections.admission import AdmissionConfig
 from configs.sections.checkpoint import CheckpointConfig
 from configs.sections.evaluation import EvaluationConfig
+from configs.sections.learner import LearnerConfig
 from configs.sections.loss import LossConfig
 from configs.sections.mesh import MeshConfig
 from configs.sections.model import ModelConfig
@@ -22,6 +23,7 @@ __all__ = [
     "AdmissionConfig",
     "CheckpointConfig",
     "EvaluationConfig",
+    "LearnerConfig",
     "LossConfig",
     "MeshConfig",
     "ModelConfig",

@@ -1,5 +1,6 @@
 """The engine and the loop around it."""
 
+import collections
 import dataclasses
 
 from configs.checks import not_negative, positive
@@ -11,9 +12,13 @@ class ActorConfig:
 
     max_num_seqs: int = 64
     """Sequences the engine runs at once."""
+    num_engines: int = 1
+    """Engines that launch.local starts on its machine, each in an actor of its own; others may join from anywhere."""
     devices: str = ""
-    """CUDA_VISIBLE_DEVICES of an actor that launch.local starts; empty leaves it as it is."""
+    """Which devices those engines take, as CUDA_VISIBLE_DEVICES names them: a group for each engine, ";" between groups
+    ("2;3;4,5"). Empty: they share out what mesh.devices leaves (`launch/placement.py` says how)."""
     tensor_parallel_size: int = 1
+    """Devices that one engine is spread over; on a CPU, processes."""
     elastic: bool = False
     """Adapts how many sequences run at once, and restarts an engine whose preemptions ask for another tensor parallel
     size (RollPacker section 4.2); `actor/engine/elastic.py` says by which rules."""
@@ -26,7 +31,9 @@ class ActorConfig:
     enforce_eager: bool = False
     prefix_caching: bool = False
     cpu_cores: str = ""
-    """Cores the engine is pinned to on a CPU ("0" or "0-3"); empty leaves it to the engine."""
+    """Cores the engine is pinned to on a CPU ("0" or "0-3"): a group for each of several engines, ";" between them, and
+    "|" between the processes of a group with tensor_parallel_size ("0|1;2|3"). Empty: several engines share all cores
+    out evenly, one is left to itself."""
     lease_s: float = 30.0
     """A dead actor's tickets are offered again after this long."""
     verifier_timeout_s: float = 10.0
@@ -49,6 +56,7 @@ class ActorConfig:
     def __post_init__(self) -> None:
         positive(
             "actor",
+            num_engines=self.num_engines,
             max_num_seqs=self.max_num_seqs,
             tensor_parallel_size=self.tensor_parallel_size,
             gpu_memory_utilization=self.gpu_memory_utilization,
@@ -68,3 +76,68 @@ class ActorConfig:
         not_negative("actor", max_tensor_parallel_size=self.max_tensor_parallel_size)
         not_negative("actor", leave_s=self.leave_s)
         not_negative("actor", verifier_retries=self.verifier_retries, max_restarts=self.max_restarts)
+        self._check_devices()
+        self._check_cores()
+
+    @property
+    def device_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The devices of each engine; none where they are not given."""
+        if not self.devices:
+            return ()
+        return tuple(tuple(d.strip() for d in group.split(",")) for group in self.devices.split(";"))
+
+    @property
+    def core_groups(self) -> tuple[str, ...]:
+        """The cores of each engine; none where they are not given."""
+        return tuple(group.strip() for group in self.cpu_cores.split(";")) if self.cpu_cores else ()
+
+    @property
+    def max_devices_per_engine(self) -> int:
+        """Devices that an engine may come to take."""
+        return max(self.tensor_parallel_size, self.max_tensor_parallel_size if self.elastic else 0)
+
+    def _check_devices(self) -> None:
+        groups, least, most = self.device_groups, self.tensor_parallel_size, self.max_devices_per_engine
+        if groups and len(groups) != self.num_engines:
+            raise ValueError(
+                f"actor.devices={self.devices!r} is {len(groups)} groups, got actor.num_engines={self.num_engines}; "
+                'want a group for each engine, ";" between groups and "," within one'
+            )
+        for group in groups:
+            if not all(group) or len(set(group)) != len(group):
+                raise ValueError(f"actor.devices={self.devices!r}: {','.join(group)!r} is no list of different devices")
+            if not least <= len(group) <= most:
+                wanted = f"{least}" if least == most else f"{least} to {most}"
+                raise ValueError(
+                    f"actor.devices={self.devices!r}: the group {','.join(group)!r} has {len(group)} devices, an "
+                    f"engine takes {wanted} (actor.tensor_parallel_size, and an elastic one up to "
+                    "actor.max_tensor_parallel_size)"
+                )
+        shares = collections.Counter(device for group in groups for device in group)
+        for device, count in shares.items():
+            if count > 1 and count * self.gpu_memory_utilization > 1:
+                raise ValueError(
+                    f"actor.devices={self.devices!r} gives device {device} to {count} engines, which take "
+                    f"{self.gpu_memory_utilization:g} of its memory each (actor.gpu_memory_utilization)"
+                )
+
+    def _check_cores(self) -> None:
+        groups, size = self.core_groups, self.tensor_parallel_size
+        if groups and len(groups) != self.num_engines:
+            raise ValueError(
+                f"actor.cpu_cores={self.cpu_cores!r} is {len(groups)} groups, got actor.num_engines="
+                f'{self.num_engines}; want a group for each engine, ";" between groups'
+            )
+        for group in groups:
+            parts = group.split("|")
+            if not all(map(_is_cores, parts)) or len(parts) != size:
+                raise ValueError(
+                    f'actor.cpu_cores={self.cpu_cores!r}: {group!r} is no list of cores ("0", "0-3" or "0,2") for each '
+                    f'of {size} processes (actor.tensor_parallel_size), "|" between processes'
+                )
+
+
+def _is_cores(text: str) -> bool:
+    """Whether it is like "0", "0-3" or "0,2-3"."""
+    bounds = [part.split("-") for part in text.split(",")]
+    return all(len(b) <= 2 and all(n.strip().isdecimal() for n in b) and int(b[0]) <= int(b[-1]) for b in bounds)

@@ -1,6 +1,7 @@
 """The learner's devices."""
 
 import dataclasses
+import math
 
 from configs.checks import positive
 
@@ -10,7 +11,8 @@ class MeshConfig:
     """The learner's device mesh; the product must be the number of devices."""
 
     devices: str = ""
-    """CUDA_VISIBLE_DEVICES of a learner that launch.local starts; empty leaves it as it is."""
+    """CUDA_VISIBLE_DEVICES of a learner that launch.local starts. Empty: as many as the mesh has, where this machine
+    has GPUs enough for the engines too (`launch/placement.py`), else what launch.local sees."""
     data: int = 1
     """Whole copies of the parameters."""
     fsdp: int = 1
@@ -30,6 +32,11 @@ class MeshConfig:
         """Sizes by the names of `learner.devices.mesh.AXES`."""
         names = ("data", "fsdp", "expert", "sequence", "tensor")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def num_devices(self) -> int:
+        """Of the whole mesh."""
+        return math.prod(self.axes.values())
 
     @property
     def batch_shards(self) -> int:

@@ -32,15 +32,25 @@ class PublishConfig:
     serve: Literal["none", "http", "https"] = "none"
     """Whether snapshots are served to other machines; http on loopback only."""
     listen: str = "127.0.0.1:0"
-    """Address and port that they are served at; port 0 takes a free one."""
+    """Address and port that they are served at; port 0 takes a free one. Of several learner processes each serves its
+    own rows; {process_id} is its number."""
     advertise: str = ""
-    """URL under which actors reach it (https://learner.example:8443); empty: the address it listens at."""
+    """URL under which actors reach it (https://learner.example:8443); empty: the address it listens at. With several
+    learner processes it has {process_id} or {host}, the machine's name, in it: https://{host}:8443."""
     reader_wait_s: float = 10.0
     """How long a version that was superseded is served on to who has begun to read it."""
+    slow_reader_s: float = 600.0
+    """How long one version is served on besides, to readers slower than versions come: without it they get none while
+    newer ones come. Give more than a version takes over the slowest link. The learner does not wait for it, but takes a
+    third slot as soon as one is needed: once more the model's served bytes of shared memory. 0: never."""
     bucket: str = ""
-    """s3://..., gs://... or file:///... into which every version is put besides; empty: none."""
+    """s3://..., gs://... or file:///... into which versions are put besides; empty: none. Nobody waits for it: of
+    versions that are due while another is on its way there, the newest goes. That one is copied in the learner's memory
+    until it is there."""
     bucket_keep: int = 2
     """Versions that stay there."""
+    bucket_wait_s: float = 600.0
+    """How long the end of a run waits for its last version to be there."""
     full_every: int = 20
     """Every n-th version goes to other machines in full only, those between also as deltas against the one before; 1:
     all in full, no deltas."""
@@ -50,14 +60,21 @@ class PublishConfig:
         """Whether versions are fetched from other machines."""
         return self.serve != "none" or bool(self.bucket)
 
+    @property
+    def has_spare_slot(self) -> bool:
+        """Whether the learner may take a third slot, so that one version can be kept for slow readers."""
+        return self.serve != "none" and self.slow_reader_s > 0
+
     def __post_init__(self) -> None:
         positive(
             "publish",
             every_n_steps=self.every_n_steps,
             reader_wait_s=self.reader_wait_s,
             bucket_keep=self.bucket_keep,
+            bucket_wait_s=self.bucket_wait_s,
             full_every=self.full_every,
         )
+        not_negative("publish", slow_reader_s=self.slow_reader_s)
         not_negative("publish", probe_every_n_publishes=self.probe_every_n_publishes, parity_bound=self.parity_bound)
         if self.bucket and not self.bucket.startswith(("s3://", "gs://", "file:///")):
             raise ValueError(f"publish.bucket must be s3://..., gs://... or file:///..., got {self.bucket!r}")

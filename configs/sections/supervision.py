@@ -28,6 +28,9 @@ class SupervisionConfig:
     whose loop does not turn for so long."""
     swap_s: float = 120.0
     """A weight update that takes an engine longer."""
+    stop_s: float = 120.0
+    """How long a learner that is told to stop may take to end before it is killed: its micro-batch or update under way,
+    and the save of checkpoint.on_stop. On a cluster launch.deploy sets it to --grace_s."""
 
     def __post_init__(self) -> None:
         positive("supervision", **dataclasses.asdict(self))

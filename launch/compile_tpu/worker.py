@@ -24,8 +24,9 @@ from learner.costs.flops import TPU_CHIPS
 from learner.devices.compiler_options import compiler_options
 from learner.devices.mesh import AXES, make_mesh
 from learner.model.config import Architecture
+from learner.update.loss_sum import default_logit_chunk
 from learner.update.packing import empty_batch
-from learner.update.step import Steps, build_steps, default_logit_chunk
+from learner.update.step import Steps, build_steps
 
 _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
 

@@ -9,9 +9,11 @@ from bridge.types import Task, Ticket
 from configs.schema import Config
 from launch.plan.calendar import Calendar
 from launch.plan.chips import Compute, Cost
+from launch.plan.groups import ServedGroup
 from launch.plan.outcome import Recorder
 from launch.plan.profiles import Profile
-from launch.plan.rollout import ServedGroup, SimActors
+from launch.plan.rollout import SimActors
+from launch.plan.updates import Updates
 from learner.data.problems import Problem
 from learner.schedule.intake import Intake
 from learner.schedule.planner import planner_of
@@ -91,8 +93,8 @@ class SimLearner:
         self._order: TrainingOrder[ServedGroup]
         self._round_is_counted = False
         self._is_waiting = False
-        self._is_fetching = False
-        self._announced = 0
+        self.updates = Updates(config, profile, calendar, lambda step: self._rollout.update(step))
+        """Versions on their way to the engines."""
         self.is_done = False
         """The last step was made, and what it was to publish is published."""
 
@@ -194,9 +196,7 @@ class SimLearner:
             self._end_step(ends_round)
 
     def _published(self, ends_round: bool) -> None:
-        self._announced = self.step
-        if not self._is_fetching:
-            self._fetch()
+        self.updates.publish(self.step)
         self._end_step(ends_round)
 
     def _end_step(self, ends_round: bool) -> None:
@@ -208,15 +208,3 @@ class SimLearner:
             self.is_done = True
         else:
             self._turn()
-
-    def _fetch(self) -> None:
-        self._is_fetching = True
-        at_s = self._calendar.now_s + self._profile.publish.prefetch_s
-        self._calendar.at(at_s, self._fetched, self._announced)
-
-    def _fetched(self, step: int) -> None:
-        """The actors have the weights of `step`; if newer ones were announced meanwhile, those are next."""
-        self._is_fetching = False
-        self._rollout.update(step)
-        if self._announced > step:
-            self._fetch()

@@ -57,6 +57,10 @@ class Outcome:
     num_preemptions: int
     num_dropped: Mapping[str, int]
     """Groups that were not trained, by reason, of all steps."""
+    store_s: float = 0.0
+    """From a group's being handed in to its being there for the learner, mean over all steps."""
+    update_s: float = 0.0
+    """From the export of a version to engines that serve it, mean over all that reached them."""
 
     def round_mean(self, name: str) -> float:
         """Mean over the rounds of `waiting_ratio_eq4`, `waiting_ratio`, `rollout_to_train_end_s`, `first_dispatch_s`.

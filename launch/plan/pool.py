@@ -8,7 +8,7 @@ engines together; several engines take their part of what is there, and no more.
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bridge.store import frontier
 from bridge.types import Ticket
@@ -82,12 +82,17 @@ class TicketPool:
         ids = self.part_ids(ticket)[:num_requests]
         return [dataclasses.replace(ticket, id=i, num_samples=1, num_requests=1) for i in ids]
 
-    def claim(self, engine: int, limit: int) -> list[Ticket]:
-        """Up to `limit` tickets for an engine."""
-        offers = (frontier.Offer(i, order, True) for order in self._orders_on_offer() for i in self._open[order])
+    def claim(self, engine: int, limit: int, part: int | None = None) -> list[Ticket]:
+        """Up to `limit` tickets for an engine, `part` of an order before any more of it."""
+        offers: Iterable[frontier.Offer] = (
+            frontier.Offer(i, order, True) for order in self._orders_on_offer() for i in self._open[order]
+        )
+        if part is not None:
+            num_groups = limit if self._width is None else None
+            offers = frontier.spread(offers, part=part, held=self._held[engine], num_groups=num_groups)
         limit = min(limit, self.share_of(engine))
         ids = frontier.choose(offers, limit=limit, width=self._width, in_service=self._in_service)
-        return [self._take(engine, id_) for id_ in ids]
+        return sorted((self._take(engine, id_) for id_ in ids), key=lambda ticket: ticket.order)
 
     def _take(self, engine: int, id_: str) -> Ticket:
         order = self._order[id_]

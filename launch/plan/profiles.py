@@ -5,10 +5,12 @@ import json
 import math
 import os
 import pathlib
+import typing
 from typing import Any, Literal
 
 import msgspec
 
+from launch.plan.cluster.profile import NetworkProfile, StoreProfile
 from launch.plan.engine_profile import EngineProfile
 
 _UNBOUNDED = 1 << 30
@@ -98,7 +100,8 @@ class PublishProfile:
     export_s: float = 0.0
     """The learner, which stands still meanwhile."""
     prefetch_s: float = 0.0
-    """From the announcement to the pause: noticing it, copy, check; the engine generates meanwhile."""
+    """From the announcement to the pause: noticing it, copy, check; the engine generates meanwhile. What a network
+    takes (`Profile.network`) comes on top."""
     pause_s: float = 0.0
     """Generation stands still."""
 
@@ -127,6 +130,10 @@ class Profile:
     """From a ticket's issue to an actor that looks for it."""
     zero_variance_groups: float = 0.0
     """Share of the groups whose rewards are all equal; it matters with rounds.filter_zero_variance."""
+    store: StoreProfile | None = None
+    """None: it costs nothing and takes everything."""
+    network: NetworkProfile | None = None
+    """None: what publish says of new weights is all there is to them, however many hosts there are."""
 
     def __post_init__(self) -> None:
         """Checks the counts."""
@@ -187,5 +194,6 @@ def _refuse_unknown(raw: Any, kind: Any, path: str) -> None:
     for name, value in raw.items():
         if name not in fields:
             raise ValueError(f"{path} has no field {name!r}; it has {', '.join(fields)}")
-        if dataclasses.is_dataclass(fields[name]):
-            _refuse_unknown(value, fields[name], name)
+        for part in (fields[name], *typing.get_args(fields[name])):  # also of `Part | None`
+            if dataclasses.is_dataclass(part) and value is not None:
+                _refuse_unknown(value, part, name)

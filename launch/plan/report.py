@@ -39,6 +39,8 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ("waiting ratio (section 5.1)", of_rounds("waiting_ratio")),
         ("token lag, steps: mean, p95, max", _lag(outcome.token_lag)),
         ("group lag, steps: mean, p95, max", _lag(outcome.group_lag)),
+        ("a group in the store's line, ms", f"{1e3 * outcome.store_s:.3g}"),
+        ("export to engines that serve it, s", f"{outcome.update_s:.3g}"),
         ("engines busy", f"{outcome.engine_utilisation:.1%}"),
         ("engine places filled", f"{outcome.engine_fill:.1%}"),
         ("learner computes", f"{outcome.learner_utilisation:.1%}"),

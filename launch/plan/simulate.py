@@ -1,19 +1,24 @@
 """A whole run in virtual time: learner and engines under a config, on hardware and a workload of a profile."""
 
+import functools
+
 from configs.schema import Config
 from launch.plan.calendar import Calendar
+from launch.plan.cluster.line import StoreLine
+from launch.plan.fleet import Totals
+from launch.plan.groups import ServedGroup
 from launch.plan.learner import SimLearner
 from launch.plan.lengths import Lengths
 from launch.plan.outcome import Lag, Outcome, Recorder
 from launch.plan.profiles import Profile
-from launch.plan.rollout import SimActors, Totals
+from launch.plan.rollout import SimActors
 
 
 def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updates: int = 0, seed: int = 0) -> Outcome:
     """Runs `warmup_updates + num_updates` updates, of rounds.epochs passes each; the last `num_updates` count.
 
     Not modelled: evaluations and probes, failures, rounds.ess_floor (which needs real gradients), elastic engines.
-    The engine's max_num_seqs is the profile's.
+    The engine's max_num_seqs is the profile's. All actor hosts have a version at the same moment: the last one's.
 
     Raises:
       ValueError: no step counts, or the run can't go on (a response that no engine can hold).
@@ -38,13 +43,14 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
             marks.append((calendar.now_s, rollout.totals()))
 
     learner = SimLearner(config, profile, calendar, recorder, on_step=on_step, last_step=last, seed=seed)
+    store = None if profile.store is None else StoreLine(config, profile, profile.store, calendar)
     lengths = Lengths(profile.response_tokens, profile.prompt_tokens, seed=seed)
     rollout = SimActors(
         config,
         profile,
         lengths,
         calendar,
-        learner.on_group,
+        learner.on_group if store is None else functools.partial(_hand_in, store, learner),
         on_claim=learner.on_claim,
         on_free_chips=learner.on_free_chips,
     )
@@ -57,7 +63,17 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
                 f"the run stands still after {learner.step} steps: nothing is left to happen "
                 f"(preset {config.preset}, {profile.num_engines} engines)"
             )
-    return _outcome(profile, recorder, learner, *marks)
+    return _outcome(profile, recorder, learner, store, *marks)
+
+
+def _hand_in(store: StoreLine, learner: SimLearner, group: ServedGroup) -> None:
+    num_samples = group.ticket.num_samples
+    store.put(
+        num_samples=num_samples,
+        prompt_tokens=(group.tokens - group.response_tokens) // num_samples,
+        response_tokens=group.response_tokens,
+        then=functools.partial(learner.on_group, group),
+    )
 
 
 def default_warmup(config: Config) -> int:
@@ -69,7 +85,12 @@ def default_warmup(config: Config) -> int:
 
 
 def _outcome(
-    profile: Profile, recorder: Recorder, learner: SimLearner, start: tuple[float, Totals], end: tuple[float, Totals]
+    profile: Profile,
+    recorder: Recorder,
+    learner: SimLearner,
+    store: StoreLine | None,
+    start: tuple[float, Totals],
+    end: tuple[float, Totals],
 ) -> Outcome:
     (start_s, before), (end_s, after) = start, end
     seconds = end_s - start_s
@@ -93,4 +114,6 @@ def _outcome(
         recomputed_tokens=after.recomputed_tokens,
         num_preemptions=after.num_preemptions,
         num_dropped=dict(learner.dropped),
+        store_s=0.0 if store is None else store.mean_s,
+        update_s=learner.updates.mean_s,
     )

@@ -2,8 +2,9 @@
 
 On a real engine and a real learner, of the config given: tokens a second against running sequences (each of about
 --context_tokens tokens), KV capacity, the cost of a prompt token; the cost of a training token and of an optimizer
-step; what a publish takes on both sides; how long the model's responses to its own prompts are. `python -m
-launch.plan --profile=FILE` reads the result; edit it to plan for other numbers of engines and chips or other lengths.
+step; what a publish takes on both sides; how long the model's responses to its own prompts are; what store.url takes.
+`python -m launch.plan --profile=FILE` reads the result; edit it to plan for other numbers of engines and chips or other
+lengths. With --store_only the store alone is measured, and put in its place in the file, where there is one.
 """
 
 import contextlib
@@ -19,8 +20,9 @@ from absl import flags
 from bridge.store.sqlite_database import LOOK_S
 from configs.run_folder import snapshot_folder
 from launch import command_line
-from launch.pipes import ChildError, PipedProcess, wait_for
+from launch.processes.pipes import ChildError, PipedProcess, wait_for
 from launch.profile_machine.engine import PROMPT_TOKENS
+from launch.profile_machine.store import is_server, put_store, store_profile
 
 _OUT = flags.DEFINE_string("out", "profile.json", "The profile's file.")
 _NUM_PROMPTS = flags.DEFINE_integer(
@@ -33,6 +35,12 @@ _CONTEXT = flags.DEFINE_integer(
     "Prompt and response tokens that a sequence has, about, while the engine's speed is measured; 0: half of "
     "model.max_tokens.",
     lower_bound=0,
+)
+
+_STORE_ONLY = flags.DEFINE_bool(
+    "store_only",
+    False,
+    "Measure store.url alone (a new SQLite file without one), and leave the rest of --out as it is.",
 )
 
 _START_S, _ANSWER_S = 900.0, 1800.0
@@ -53,6 +61,8 @@ def main() -> int:
         max_tokens = command_line.config().model.max_tokens
         if _CONTEXT.value > max_tokens:
             raise ValueError(f"--context_tokens={_CONTEXT.value} is above model.max_tokens={max_tokens}")
+        if _STORE_ONLY.value:
+            return _measure_store(out)
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
         flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
         with command_line.usage_errors():
@@ -71,6 +81,17 @@ def main() -> int:
     for running, rate in zip(profile["engine"]["running"], profile["engine"]["tokens_per_s"], strict=True):
         print(f"  {running:4d} sequences  {rate:9.0f} tokens/s")
     print(f"  training     {1 / profile['learner']['seconds_per_token']:9.0f} tokens/s")
+    return 0
+
+
+def _measure_store(out: pathlib.Path) -> int:
+    try:
+        store = put_store(command_line.config().store, out)
+    except ChildError as e:
+        print(f"error: {e}")
+        return 1
+    print(f"profile      {out}")
+    print(f"  store        {1 / store['group_s']:9.0f} groups/s")
     return 0
 
 
@@ -119,4 +140,6 @@ def measure(
             "publish": publish,
             "claim_s": LOOK_S / 2,  # likewise
             **ask(engine, "judging", task=problems["task"]),
+            # A file's store serves one machine's few actors, and takes its time to measure.
+            **({"store": store_profile(config.store, logs)} if is_server(config.store) else {}),
         }

@@ -15,7 +15,7 @@ from bridge.timeline import Timeline
 from bridge.types import Sampling, Task
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from launch import command_line
-from launch.pipes import Parent
+from launch.processes.pipes import Parent
 
 _NAME = "profile"
 
@@ -32,7 +32,7 @@ class LearnerSide:
 
     def publish(self) -> dict[str, Any]:
         """Exports and announces the weights as the next version."""
-        self._run.publisher.publish(self._run.state.params, step=self._num_publishes)
+        self._run.publisher.publish(self._run.trainer.state.params, step=self._num_publishes)
         self._run.publisher.finish()
         self._num_publishes += 1
         return {"export_s": self._run.publisher.last_publish_s}
@@ -41,8 +41,8 @@ class LearnerSide:
         """The `learner` part of a profile."""
         from launch.profile_machine.learner import profile_learner
 
-        run = self._run
-        profile, run.state = profile_learner(run.config, run.steps, run.anchors, run.state)
+        trainer = self._run.trainer
+        profile, trainer.state = profile_learner(trainer.config, trainer.steps, trainer.anchors, trainer.state)
         return profile
 
     def problems(self, count: int) -> dict[str, Any]:

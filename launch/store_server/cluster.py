@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from launch import lifeline
+from launch.processes import lifeline
 from launch.store_server.binaries import RunsAs, environment, programs
 
 SUPERUSER = "postgres"

@@ -13,7 +13,8 @@ from types import FrameType
 
 from absl import flags
 
-from launch import command_line, lifeline
+from launch import command_line
+from launch.processes import lifeline
 from launch.store_server import trial
 
 _DIR = flags.DEFINE_string("dir", None, "The folder that keeps the data and the passwords; made if it isn't there.")

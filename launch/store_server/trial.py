@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import os
 import pathlib
+import resource
 import secrets
 from collections.abc import Iterator
 
@@ -22,9 +23,11 @@ DATABASE = "sluice"
 ROLES = {"learner": LEARNER, "actor": ACTOR}
 """Who logs in -> the role whose rights they have."""
 _MAX_LOG_BYTES = 16 * 2**20
+_MAX_FILES = 4096
+"""The front has two sockets for each connection; a login's usual bound is 1,024 files."""
 
 SETTINGS: dict[str, str | int] = {
-    "max_connections": 200,
+    "max_connections": 500,  # two for each actor (docs/deploy.md)
     "timezone": "UTC",
     # A client that was stopped, or cut off, inside a transaction holds nobody up for longer.
     "idle_in_transaction_session_timeout": "60s",
@@ -102,6 +105,8 @@ def serving(place: Place) -> Iterator[Cluster]:
     try:
         if not try_flock(lock, fcntl.LOCK_EX):
             raise ValueError(f"a server runs in {folder} already")
+        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(_MAX_FILES, most)), most))
         # Behind TLS it is on loopback, at any port.
         at = ("127.0.0.1", 0) if place.has_tls else (place.host, place.port)
         cluster = Cluster(folder / "data", host=at[0], port=at[1])

@@ -8,7 +8,7 @@ from blake3 import blake3
 from bridge import codec, versions
 from bridge.names import ParamNames
 from bridge.published import CardFile, RunCard
-from bridge.snapshots.layout import lay_out
+from bridge.snapshots.tensors import lay_out
 
 ENGINE_FILES = (
     "config.json",

@@ -1,46 +1,90 @@
 """The parameters as they leave the learner: in memory that the optimizer can't change, on their way to the host."""
 
 import functools
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 
 from bridge.names import ParamNames, flatten
+from bridge.snapshots.writer import SnapshotDraft
 from learner.model.decoder import Params
+from learner.publish.shares import Device, Share, Source, meet, relative, share_of
 
 
 class Export:
-    """One version's parameters. Who holds one keeps their memory; `let_go` gives it back."""
+    """What this host writes of one version's parameters. Who holds one keeps their memory; `let_go` gives it back."""
 
-    def __init__(self, params: Params, dtype: str, *, in_place: bool) -> None:
+    def __init__(
+        self, params: Params, dtype: str, names: ParamNames, *, in_place: bool, share: Share | None = None
+    ) -> None:
         """Starts the way to the host and returns at once.
 
-        A device casts into a buffer of its own, after whatever it was asked to do before, and the copy to the host
-        starts when that is done; the next optimizer step may have the parameters. With several devices each casts its
-        part. The memory of a single CPU device is the host's: nothing is copied, the parameters are read where they
-        lie and cast on the way into the snapshot (0.7 of a memcpy's speed, against 0.4 with a buffer in between).
+        A device casts what it gives into a buffer of its own, after whatever it was asked to do before, and the copy to
+        the host starts when that is done; the next optimizer step may have the parameters. The memory of a single CPU
+        device is the host's: nothing is copied, the parameters are read where they lie and cast on the way into the
+        snapshot (0.7 of a memcpy's speed, against 0.4 with a buffer in between).
 
         Args:
           params: the learner's.
           dtype: what is served, float32 or bfloat16.
+          names: of the model's tensors.
           in_place: whether a CPU's parameters may stay where they are. An optimizer step finds them held then; XLA
             leaves held memory alone and makes the new parameters elsewhere, which costs it time and memory.
+          share: what this host writes; None: what its devices say.
         """
+        leaves = flatten(params)
+        self.share = share_of(leaves, names, jax.process_index()) if share is None else share
+        self.entries = [
+            (name, dtype, tuple(leaves[path].shape[len(names.stack(path)) :]))
+            for path in names.paths()
+            for name in names.hf_names(path)
+        ]
+        """Name, dtype and shape of every tensor of the model, those of other hosts too."""
+        self._stacks = {path: len(names.stack(path)) for path in names.paths()}
         self.is_in_place = in_place and _is_host_memory(params)
-        if self.is_in_place:
-            self._params: Params | None = jax.tree.map(np.asarray, params)
-        else:
-            self._params = _cast(params, dtype=dtype)
-            for leaf in jax.tree.leaves(self._params):
-                leaf.copy_to_host_async()
+        self._parts = _whole(leaves, self.share) if self.is_in_place else _cast_parts(leaves, self.share, dtype)
 
-    def tensors(self, names: ParamNames) -> dict[str, np.ndarray]:
-        """Hugging Face name -> host array, a part of a leaf; waits for the copy, without Python's lock."""
-        return dict(names.iter_tensors(flatten(jax.tree.map(np.asarray, self._params))))
+    def pairs(self, draft: SnapshotDraft) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(Place in the draft, what goes there), tensor by tensor; waits for the copy, without Python's lock."""
+        by_path: dict[str, list[tuple[Source, np.ndarray]]] = {}
+        for source, part in zip(self.share.sources, self._parts, strict=True):
+            by_path.setdefault(source.path, []).append((source, np.asarray(part)))
+        for number, target in enumerate(self.share.targets):
+            stack = self._stacks[target.path]
+            place = draft.block(number).reshape([high - low for low, high in target.box])
+            for source, part in by_path[target.path]:
+                common = meet(source.box, target.box)
+                if common is None:
+                    continue
+                to, from_ = place[relative(common, target.box)], part[relative(common, source.box)]
+                for index in np.ndindex(to.shape[:stack]):
+                    yield to[index], from_[index]
 
     def let_go(self) -> None:
         """Forgets the parameters."""
-        self._params = None
+        self._parts = []
+
+
+def _whole(leaves: dict[str, jax.Array], share: Share) -> "list[np.ndarray | jax.Array]":
+    return [np.asarray(leaves[source.path])[source.in_shard] for source in share.sources]
+
+
+def _cast_parts(leaves: dict[str, jax.Array], share: Share, dtype: str) -> "list[np.ndarray | jax.Array]":
+    """What each device gives, cast by it, all of one device in one call."""
+    shards = {path: {shard.device: shard.data for shard in leaf.addressable_shards} for path, leaf in leaves.items()}
+    parts: list[np.ndarray | jax.Array | None] = [None] * len(share.sources)
+    by_device: dict[Device, list[int]] = {}
+    for number, source in enumerate(share.sources):
+        by_device.setdefault(source.device, []).append(number)
+    for device, numbers in by_device.items():
+        given = [share.sources[number] for number in numbers]
+        slices = tuple(tuple((s.start, s.stop) for s in source.in_shard) for source in given)
+        cast = _cast([shards[source.path][device] for source in given], slices=slices, dtype=dtype)
+        for number, part in zip(numbers, cast, strict=True):
+            part.copy_to_host_async()
+            parts[number] = part
+    return [part for part in parts if part is not None]
 
 
 def _is_host_memory(params: Params) -> bool:
@@ -48,7 +92,8 @@ def _is_host_memory(params: Params) -> bool:
     return len(devices) == 1 and all(device.platform == "cpu" for device in devices)
 
 
-@functools.partial(jax.jit, static_argnames="dtype")
-def _cast(params: Params, *, dtype: str) -> Params:
-    # Also where the dtype is the same: without donation XLA writes what it returns into new memory.
-    return jax.tree.map(lambda x: x.astype(dtype), params)
+@functools.partial(jax.jit, static_argnames=("slices", "dtype"))
+def _cast(shards: list[jax.Array], *, slices: tuple[tuple[tuple[int, int], ...], ...], dtype: str) -> list[jax.Array]:
+    # Also where nothing changes: without donation XLA writes what it returns into new memory.
+    boxes = [tuple(slice(*bounds) for bounds in box) for box in slices]
+    return [shard[box].astype(dtype) for shard, box in zip(shards, boxes, strict=True)]

@@ -13,7 +13,11 @@ class Outlet:
     name: str
     """For the log."""
     put: Callable[[WeightManifest], Sequence[str]]
-    """Given a version that is whole in shared memory, which stands still meanwhile; returns the URLs that it lies under
-    from now on. May take long, and may raise anything."""
+    """Given a version that is whole in shared memory; returns the URLs that it lies under from now on. May raise
+    anything. While it is called the version stands still, unless `is_slow`."""
     is_required: bool = False
     """Whether the run ends when it fails. Otherwise that is logged and counted, and the version goes out without it."""
+    is_slow: bool = False
+    """Whether `put` may take longer than until the next version. It is then called by a thread of its own, for which
+    nobody waits, with the newest version alone; it locks what it reads, and raises `SupersededError` where a newer
+    version is out already. It is never required."""

@@ -9,23 +9,26 @@ served dtype explains is fenced.
 from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Float32
 
 from bridge.types import Group, Ticket
 from configs.sections import LossConfig, PackingConfig
-from learner.model.decoder import Params
 from learner.publish.pinned import Pinned
-from learner.update.packing import pack_groups
-from learner.update.step import Steps
+from learner.update.packing import PackedBatch, pack_groups
 
 _ANY_LOSS = LossConfig()
 """Packing wants a normalisation; nothing here reads what it gives."""
 
 
-def max_abs_dlogprob(steps: Steps, params: Params, group: Group, packing: PackingConfig) -> float:
-    """Largest |log pi - log mu| over a group's sampled tokens, in nats; the params must be its version's."""
+Score = Callable[[PackedBatch], Float32[np.ndarray, "B S"]]
+"""log pi of a batch's trained tokens by the learner's current weights, in nats."""
+
+
+def max_abs_dlogprob(score: Score, group: Group, packing: PackingConfig) -> float:
+    """Largest |log pi - log mu| over a group's sampled tokens, in nats; the weights must be its version's."""
     worst = 0.0
     for micro in pack_groups([group], packing=packing, loss=_ANY_LOSS, max_response_tokens=1):
-        logprobs = np.asarray(steps.score(params, micro.batch))
+        logprobs = score(micro.batch)
         off = np.abs(logprobs - micro.batch.behavior_logprobs)[np.asarray(micro.batch.loss_mask)]
         worst = float(np.maximum(worst, off.max(initial=0.0)))  # a NaN stays one, and no bound holds
     return worst
@@ -34,8 +37,7 @@ def max_abs_dlogprob(steps: Steps, params: Params, group: Group, packing: Packin
 def settle(
     probe: Pinned,
     *,
-    steps: Steps,
-    params: Params,
+    score: Score,
     packing: PackingConfig,
     bound: float,
     fence: Callable[[str, str, float], None],
@@ -48,8 +50,7 @@ def settle(
 
     Args:
       probe: what is out.
-      steps: scores responses by the learner's own forward pass.
-      params: the learner's, still the ones that are published.
+      score: the learner's own forward pass, by weights that are still the ones published.
       packing: the shape of a micro-batch.
       bound: nats; `Config.parity_bound`.
       fence: told the actor, the reason and by how many nats it is off.
@@ -61,7 +62,7 @@ def settle(
         nonlocal worst
         del ticket
         before_score()
-        off = max_abs_dlogprob(steps, params, group, packing)
+        off = max_abs_dlogprob(score, group, packing)
         if off <= bound:
             worst = max(worst, off)
             return True

@@ -1,9 +1,12 @@
 """Publishes weights beside learning: handed over in a moment, written, hashed and announced by a thread of its own.
 
 Leaves are stacked in Hugging Face's layout, so a tensor is a contiguous slice of a leaf and nothing is
-transposed (docs/publishing_and_proof.md).
+transposed (docs/publishing_and_proof.md). Of several hosts each writes its own rows (`shares`), and a version is
+announced when all have (`agreement`).
 """
 
+import collections
+import contextlib
 import dataclasses
 import threading
 import time
@@ -14,13 +17,18 @@ from absl import logging
 from bridge.names import ParamNames
 from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.cast import cast_all_into
+from bridge.snapshots.layout import SnapshotError
 from bridge.snapshots.writer import SnapshotDraft, SnapshotWriter
 from bridge.timeline import Timeline
 from bridge.types import Version
 from configs.sections import PublishConfig
+from learner.hosts.hosts import Hosts, OneHost
 from learner.model.decoder import Params
+from learner.publish.agreement import WAIT_S, Agreement, Decision, Next
 from learner.publish.export import Export
+from learner.publish.lane import Lane
 from learner.publish.outlet import Outlet
+from learner.publish.shares import Share
 
 _POLL_S = 0.05
 """How often a learner that waits for a publish looks whether it is told to stop."""
@@ -28,6 +36,10 @@ _READ_S = 5.0
 """How long an optimizer step waits for parameters that are being read; a slow actor may keep their reader waiting."""
 _CLOSE_S = 5.0
 """How long `close` waits for the version that is on its way."""
+_AGAIN_S = 1.0
+"""Before a version is tried again of which a host could not write its piece."""
+_MAX_FAILED = 5
+"""Times in a row that hosts could not write a version before the learner ends."""
 _LANE = 1
 """Row of the timeline; the learner's own is 0."""
 
@@ -45,7 +57,7 @@ class _Job:
 
 
 class Publisher:
-    """Puts versions out one after the other.
+    """Puts versions out one after the other; on several hosts each has one, and all make the same calls.
 
     A failure of its thread is raised by the next call of `publish`, `let_go`, `finish` or `check`: no version goes out
     any more. Called by one thread, the learner's.
@@ -63,6 +75,8 @@ class Publisher:
         while_waiting: Callable[[], None] = lambda: None,
         outlets: Sequence[Outlet] = (),
         announce: Callable[[Announcement], None] | None = None,
+        hosts: Hosts | None = None,
+        hosts_wait_s: float = WAIT_S,
     ) -> None:
         """Nothing is on its way.
 
@@ -70,31 +84,49 @@ class Publisher:
           writer: the snapshots of this machine.
           names: of the model's tensors.
           config: when weights go out, and what is done with one that is late.
-          incarnation: the learner's.
+          incarnation: the learner's; that of the leader counts.
           dtype: what is served: float32 or bfloat16.
           timeline: where each publish is recorded.
           while_waiting: called again and again while `publish` or `finish` waits; may raise.
-          outlets: where a version goes once it is whole in shared memory, in this order; the quick ones first.
-          announce: told of a version as soon as it can be fetched anywhere, and again of each place more. So a slow
-            bucket keeps nobody waiting who reaches the learner.
+          outlets: where a version goes once it is whole in shared memory, in this order; slow ones apart (`Lane`).
+          announce: told of a version as soon as it can be fetched anywhere, and again of each place more; by one thread
+            at a time. So a slow bucket keeps nobody waiting who reaches the learner. Where all outlets are slow, it is
+            told of what is there. The leader's alone.
+          hosts: the learner's processes; None: this one alone. The writer is this host's.
+          hosts_wait_s: how long each waits for the others: longer than any writes, and than `announce` takes.
         """
+        self._agreement = Agreement(hosts or OneHost(), writer, timeout_s=hosts_wait_s)
+        self._share: Share | None = None
+        """Of this host; the same for every version."""
         self._writer, self._names, self._config = writer, names, config
         self._incarnation, self._dtype = incarnation, dtype
         self._timeline, self._while_waiting = timeline, while_waiting
-        self._outlets, self._announce = outlets, announce
+        self._outlets, self._announce = [o for o in outlets if not o.is_slow], announce
+        self._lanes = [Lane(o, self._put_by_lane, self._lane_failed) for o in outlets if o.is_slow]
+        self._telling = threading.Lock()
+        self._told: Announcement | None = None
+        """The last one; of it and what comes after, only newer versions and more sources are told."""
+        self._host_sources: tuple[tuple[str, ...], ...] = ()
+        """Those of the version told last, for each host's piece."""
+        self._own_sources: tuple[str, ...] = ()
+        """Those of the version told last, and where slow outlets put a version last, be it that one or an older one."""
+        self._slow_sources: tuple[str, ...] = ()
         self.version: Version | None = None
         """The last one handed over: it is announced, or will be, or a later one in its place."""
         self.announced: Version | None = None
-        """The last one that actors can read."""
+        """The last one that is whole in shared memory and in all outlets that are not slow: what actors of this machine
+        and of a server can read. One in a bucket alone is on its way there."""
         self.num_publishes = 0
         """Versions handed over."""
         self.last_publish_s = 0.0
-        """From the hand-over of the last announced version to its announcement."""
+        """From the hand-over of version `announced` until it was that."""
         self._held_up_s = 0.0
-        self._num_late = self._num_replaced = self._num_outlet_failures = 0
+        self._num_late = self._num_replaced = self._num_failures = 0
+        self._num_failed_in_a_row = 0
         self._changed = threading.Condition()
-        self._next: _Job | None = None
-        """Handed over, not begun."""
+        self._waiting: collections.deque[_Job] = collections.deque()
+        """Handed over, not begun; at the leader one at most. At another host the one before it may still be there,
+        which the leader has begun."""
         self._current: _Job | None = None
         self._is_read = True
         """Whether no parameters are needed any more where the learner has them."""
@@ -135,13 +167,18 @@ class Publisher:
         if self._config.when_late == "wait":
             self._wait_while(self._is_late)
         else:
-            self._wait_while(lambda: self._next is not None and self._next.is_awaited)
+            try:
+                self._wait_while(lambda: bool(self._waiting) and self._waiting[-1].is_awaited)
+            except BaseException:
+                self._agreement.same(False)  # the other hosts wait for a word
+                raise
             self._take_back()
         version = Version(incarnation=self._incarnation, step=step)
-        export = Export(params, self._dtype, in_place=not self._is_busy())
+        export = Export(params, self._dtype, self._names, in_place=not self._is_busy(), share=self._share)
+        self._share = export.share
         with self._changed:
             self._is_read = self._is_read and not export.is_in_place
-            self._next = _Job(version, export, is_awaited, start_s)
+            self._waiting.append(_Job(version, export, is_awaited, start_s))
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._put_out_all, name="publisher", daemon=True)
@@ -166,12 +203,27 @@ class Publisher:
         self.check()
 
     def await_announced(self) -> None:
-        """Waits until actors know of all that was handed over."""
+        """Waits until all that was handed over is out: whole in shared memory, and in all outlets that are not slow.
+
+        It waits for no bucket: actors that reach nothing else hear of the version later, once it is there, and what is
+        asked of them by that version waits as long.
+        """
         self._wait_while(self._is_late)
 
     def finish(self) -> None:
-        """Waits until all that was handed over has gone wherever it goes."""
+        """Waits until what was handed over has gone wherever it goes; for a bucket at most publish.bucket_wait_s."""
         self._wait_while(self._is_busy)
+        start_s = time.monotonic()
+        end_s = start_s + self._config.bucket_wait_s
+        self._wait_while(lambda: any(lane.is_busy for lane in self._lanes) and time.monotonic() < end_s)
+        for lane in self._lanes:
+            if lane.missing is not None:
+                logging.error(
+                    "publish incomplete: the last version, %s, is not in the %s (waited %.0f s, publish.bucket_wait_s)",
+                    lane.missing,
+                    lane.outlet.name,
+                    time.monotonic() - start_s,
+                )
 
     def check(self) -> None:
         """Raises what the thread failed with, if it did."""
@@ -185,7 +237,8 @@ class Publisher:
             "time/publish_held_up_s": self._held_up_s,
             "publish/late": self._num_late,
             "publish/replaced": self._num_replaced,
-            "publish/outlet_failures": self._num_outlet_failures,
+            "publish/outlet_failures": self._num_failures + sum(lane.num_failures for lane in self._lanes),
+            "publish/outlet_replaced": sum(lane.num_replaced for lane in self._lanes),
         }
 
     def close(self) -> None:
@@ -193,23 +246,27 @@ class Publisher:
 
         A version on its way is finished, or given up where that takes long; one that has not begun is given up.
         """
+        deadline_s = time.monotonic() + _CLOSE_S
         with self._changed:
-            self._is_closing, self._next = True, None
+            self._is_closing = True
+            self._waiting.clear()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
-            if self._thread.is_alive():
-                logging.warning("publish given up version=%s; the next start takes the folder over", self.version)
-                return
+        for lane in self._lanes:
+            lane.close(max(0.0, deadline_s - time.monotonic()))
+        if self._thread is not None and self._thread.is_alive():
+            logging.warning("publish given up version=%s; the next start takes the folder over", self.version)
+            return
         self._writer.remove()
 
     def _is_busy(self) -> bool:
         with self._changed:
-            return self._current is not None or self._next is not None
+            return self._current is not None or bool(self._waiting)
 
     def _is_late(self) -> bool:
         with self._changed:
-            return self._next is not None or (self._current is not None and not self._current.is_announced)
+            return bool(self._waiting) or (self._current is not None and not self._current.is_announced)
 
     def _wait_while(self, holds: Callable[[], bool]) -> None:
         while True:
@@ -221,13 +278,23 @@ class Publisher:
             self._while_waiting()
 
     def _take_back(self) -> None:
-        """Gives up the version that has not begun, if there is one; a later one replaces it."""
+        """Gives up the version that has not begun at the leader, if there is one; a later one replaces it."""
         with self._changed:
-            if self._next is not None:
-                self._num_replaced += 1
-                self._next = None
+            replaced = self._waiting.pop() if self._agreement.is_leader and self._waiting else None
+        if self._agreement.same(replaced is not None):
+            self._num_replaced += 1
+            if replaced is None:
+                with self._changed:
+                    self._waiting.pop()
 
     def _put_out_all(self) -> None:
+        try:
+            self._put_out_each()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                self._agreement.end()
+
+    def _put_out_each(self) -> None:
         while (job := self._begin()) is not None:
             try:
                 self._put_out(job)
@@ -244,32 +311,127 @@ class Publisher:
 
     def _begin(self) -> _Job | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._next is not None or self._is_closing)
-            self._current, self._next = self._next, None
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            if not self._waiting:
+                return None
+            if self._agreement.is_leader:
+                self._current = self._waiting.popleft()
+        version = self._agreement.begin(self._current.version if self._current is not None else None)
+        if version is None:
+            return None
+        with self._changed:
+            while self._current is None or self._current.version.step != version.step:
+                self._changed.wait_for(lambda: self._waiting or self._is_closing)
+                if not self._waiting:
+                    return None
+                self._current = self._waiting.popleft()
+            self._current.version = version
             return self._current
 
     def _put_out(self, job: _Job) -> None:
-        entries = [(name, self._dtype, array.shape) for name, array in job.export.tensors(self._names).items()]
-        with self._writer.begin(job.version, entries) as draft:
-            self._write(draft, job.export)
-            job.export.let_go()
+        while (decision := self._decide(job)).next != "announce":
+            self._num_failures += 1
+            logging.error("publish failed version=%s next=%s: %s", job.version, decision.next, decision.failure)
+            if decision.next == "end":
+                raise SnapshotError(f"{_MAX_FAILED} times in a row no version could be written: {decision.failure}")
+            if decision.next == "skip":
+                return
             with self._changed:
-                self._is_read = self._is_read or job.export.is_in_place  # there is one such at a time
-                self._changed.notify_all()
-            manifest = draft.commit()
+                self._changed.wait_for(lambda: self._is_closing, _AGAIN_S)
+        job.export.let_go()
+        assert decision.manifest is not None
+        self._writer.announce(decision.manifest)
+        self._tell_of_outlets(decision.manifest)
+        self._is_out(job)
+        for lane in self._lanes:
+            lane.put(decision.manifest)
+
+    def _decide(self, job: _Job) -> Decision:
+        """Writes this host's piece; says whether all of them are there."""
+        part, failure = None, ""
+        try:
+            with self._writer.begin(job.version, job.export.entries, job.export.share.blocks) as draft:
+                self._write(draft, job.export)
+                if self._agreement.count == 1:  # else it may have to be written again
+                    job.export.let_go()
+                with self._changed:
+                    self._is_read = self._is_read or job.export.is_in_place  # there is one such at a time
+                    self._changed.notify_all()
+                part = draft.seal()
+        except (SnapshotError, OSError) as e:
+            if self._agreement.count == 1:
+                raise
+            failure = (str(e).splitlines() or [type(e).__name__])[0]
+        decision = self._agreement.decide(part, failure, otherwise=self._otherwise(job))
+        self._num_failed_in_a_row = 0 if decision.next == "announce" else self._num_failed_in_a_row + 1
+        return decision
+
+    def _otherwise(self, job: _Job) -> Next:
+        """What becomes of a version of which a piece is missing: somebody may wait for it, unless a newer one comes."""
+        if self._num_failed_in_a_row + 1 >= _MAX_FAILED:
+            return "end"
+        with self._changed:
+            return "skip" if self._waiting and not job.is_awaited else "again"
+
+    def _tell_of_outlets(self, manifest: WeightManifest) -> None:
+        """Puts the version into the outlets that are not slow, and announces where it lies then."""
         sources: list[str] = []
         for outlet in self._outlets:
             if new := self._put(outlet, manifest):
                 sources += new
-                self._tell(job, manifest, sources)
-        if not sources:
-            self._tell(job, manifest, sources)
+                if self._agreement.count == 1:
+                    self._tell(manifest, sources)
+        if self._agreement.count > 1:
+            of_hosts = self._agreement.there(sources)
+            if any(of_hosts) or not self._lanes:
+                self._tell(manifest, (), host_sources=tuple(of_hosts) if any(of_hosts) else ())
+        elif not sources and not self._lanes:
+            self._tell(manifest, sources)
 
-    def _tell(self, job: _Job, manifest: WeightManifest, sources: Sequence[str]) -> None:
-        if self._announce is not None:
-            self._announce(Announcement(manifest=manifest, sources=tuple(sources)))
-        if job.is_announced:
+    def _put_by_lane(self, manifest: WeightManifest, sources: Sequence[str]) -> None:
+        try:
+            self._tell(manifest, sources, is_slow=True)
+        except BaseException as e:
+            self._lane_failed(e)
+
+    def _lane_failed(self, error: BaseException) -> None:
+        with self._changed:
+            if not self._is_closing:
+                self._error = self._error or error
+            self._changed.notify_all()
+
+    def _tell(
+        self,
+        manifest: WeightManifest,
+        sources: Sequence[str],
+        *,
+        host_sources: tuple[tuple[str, ...], ...] = (),
+        is_slow: bool = False,
+    ) -> None:
+        """Announces a version, or more sources of it; an older one than was announced only beside that one.
+
+        So a bucket whose uploads take longer than until the next version still gives something new to who reaches it
+        alone.
+        """
+        if self._announce is None:
             return
+        with self._telling:
+            told, own, of_hosts = self._told, tuple(sources), host_sources
+            if is_slow:
+                self._slow_sources = own
+            if told is not None and told.manifest.version > manifest.version:
+                if not is_slow:
+                    return
+                manifest, own, of_hosts = told.manifest, self._own_sources, self._host_sources
+            elif told is not None and told.manifest.version == manifest.version:
+                own, of_hosts = _joined(self._own_sources, own), of_hosts or self._host_sources
+            self._own_sources, self._host_sources = own, of_hosts
+            self._told = Announcement(
+                manifest=manifest, sources=_joined(own, self._slow_sources), host_sources=of_hosts
+            )
+            self._announce(self._told)
+
+    def _is_out(self, job: _Job) -> None:
         end_s = time.time()
         self.announced, self.last_publish_s = job.version, end_s - job.start_s
         if self._timeline is not None:
@@ -280,7 +442,7 @@ class Publisher:
 
     def _write(self, draft: SnapshotDraft, export: Export) -> None:
         # A function of its own: no view of the parameters is left when it returns.
-        cast_all_into((draft.buffer(name), array) for name, array in export.tensors(self._names).items())
+        cast_all_into(export.pairs(draft))
 
     def _put(self, outlet: Outlet, manifest: WeightManifest) -> Sequence[str]:
         try:
@@ -288,6 +450,10 @@ class Publisher:
         except Exception as e:
             if outlet.is_required:
                 raise
-            self._num_outlet_failures += 1
+            self._num_failures += 1
             logging.error("publish failed outlet=%s version=%s reason=%s", outlet.name, manifest.version, e)
             return ()
+
+
+def _joined(first: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
+    return (*first, *(s for s in more if s not in first))

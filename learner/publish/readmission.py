@@ -3,7 +3,8 @@
 The learner offers them whenever the weights it would compare with are the published ones: after a publish until the
 next update, and while it waits for a probe. A fenced actor drops all it had, fetches the published version in full and
 answers (`actor.duties.weights`); if all its answers are the learner's own within the bound, it is let in. After
-`MAX_TRIES` it stays out for good, and ends.
+`MAX_TRIES` it stays out for good, and ends: also under its name a new process is not served, until whoever keeps the
+run in order puts it on probation (`launch.runs --unfence`), for as many tries again.
 """
 
 import dataclasses
@@ -93,7 +94,9 @@ class Readmission:
         self._num_tries: dict[str, int] = {}
         self._after_seq = 0
         self._alive: set[str] = set()
-        self._looked_at = self._could_probe_at = -float("inf")
+        self._looked_at, self._could_probe_at = -float("inf"), clock()
+        self._fenced: set[str] = set()
+        """Not for good, at the last look."""
         self._for_good: set[str] = set()
 
     def look(self) -> None:
@@ -101,14 +104,20 @@ class Readmission:
 
         Called wherever the learner waits, and between two micro-batches.
         """
-        fenced = set(self._gate.fenced_actors) - self._for_good
-        if not fenced:
+        if not self._gate.fenced_actors:
+            self._fenced = set()
             return
         version, now = self._published(), self._clock()
         if now - self._looked_at >= LOOK_AT_BEATS_S:
             self._looked_at = now
             self._alive = {b.process for b in live_actors(self._store)}
-        if version is not None or self._alive - set(self._gate.fenced_actors) or not self._alive & fenced:
+            self._look_at_reasons()
+        fenced = set(self._gate.fenced_actors) - self._for_good
+        new, self._fenced = fenced - self._fenced, fenced
+        if not fenced:
+            return
+        # Whoever was just fenced has its full time: the last look may lie long back.
+        if new or version is not None or self._alive - set(self._gate.fenced_actors) or not self._alive & fenced:
             self._could_probe_at = now
         for actor in [a for a, probe in self._out.items() if probe.version != version]:
             self._withdraw(actor)  # what it would be compared with is gone
@@ -119,7 +128,25 @@ class Readmission:
         elif not self._problems or now - self._could_probe_at > ALONE_S:
             why = "there are no problems to probe it with" if not self._problems else "nobody else serves"
             for actor in sorted(fenced & self._alive):
-                self._keep_out(actor, f"{why}, so it can't be proved clean", None)
+                self.keep_out(actor, f"{why}, so it can't be proved clean", None)
+
+    def keep_out(self, actor: str, reason: str, off: float | None = None) -> None:
+        """Fences an actor for good: no probe is asked of it any more, and it ends.
+
+        `off`: by how many nats its logprobs are off, if that is why.
+        """
+        self._for_good.add(actor)
+        self._gate.fence(actor, f"{FOR_GOOD}{reason}", off)
+
+    def _look_at_reasons(self) -> None:
+        """Whoever keeps the run in order may have put a live actor on probation that was fenced for good."""
+        for actor in sorted(self._alive & set(self._gate.fenced_actors)):
+            if (self._store.fenced(actor) or "").startswith(FOR_GOOD):
+                self._for_good.add(actor)
+            elif actor in self._for_good:
+                self._for_good.discard(actor)
+                self._num_tries.pop(actor, None)
+                logging.warning("actor fenced for good is on probation actor=%s", actor)
 
     def _offer(self, actor: str, version: Version) -> None:
         number = self._num_tries.get(actor, 0) + 1
@@ -166,11 +193,7 @@ class Readmission:
         if number < MAX_TRIES:
             self._gate.fence(actor, reason, off)
         else:
-            self._keep_out(actor, reason, off)
-
-    def _keep_out(self, actor: str, reason: str, off: float | None) -> None:
-        self._for_good.add(actor)
-        self._gate.fence(actor, f"{FOR_GOOD}{reason}", off)
+            self.keep_out(actor, reason, off)
 
     def _withdraw(self, actor: str) -> None:
         probe = self._out.pop(actor, None)

@@ -81,8 +81,8 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
             if groups := self._order.next_groups():
                 break
             self._while_waiting()
-            # Tickets too: one that an actor claims, or gives up, may have to be followed by another.
-            self._store.wait(mark, ("groups", "tickets"), timeout_s=LOOK_S)
+            # One that an actor claims, or gives up, may have to be followed by another.
+            self._store.wait(mark, ("groups", "tickets", "claims"), timeout_s=LOOK_S)
         self.wait_s += time.perf_counter() - start
         return groups
 

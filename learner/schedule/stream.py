@@ -24,6 +24,7 @@ from learner.schedule.batches import consume
 from learner.schedule.group_queue import GroupQueue
 from learner.schedule.intake import Intake
 from learner.schedule.planner import planner_of
+from learner.schedule.race_places import RacePlaces
 from learner.schedule.waiting_ratio import RoundClock
 from learner.update.packing import MicroBatch
 
@@ -100,6 +101,7 @@ class Stream:
                 while_waiting=self._while_waiting,
             )
         )
+        self._race_places = RacePlaces(config, store)
         self.clock = RoundClock()
         self.num_dropped_updates = 0
         """Full updates that were not made (`drop_update`)."""
@@ -195,6 +197,7 @@ class Stream:
 
     def end_round(self) -> dict[str, float]:
         """The round's metrics."""
+        self._race_places.look()
         tail = {"round/is_long": float(self.planner.round_is_long), "round/long_queue": len(self.planner.long_queue)}
         return self.clock.finish() | tail
 
@@ -233,7 +236,9 @@ class Stream:
     def acknowledge(self, step: int | None) -> None:
         """Lets the store forget the groups that the committed checkpoint of `step` contains; None: there is none."""
         if step is not None:
-            self._queue.acknowledge(self._saving.pop(step))
+            self._queue.acknowledge(self._saving[step])
+            # What an earlier one that failed contains, this one contains too.
+            self._saving = {s: ids for s, ids in self._saving.items() if s > step}
             self._timeline.instant("checkpoint", step=step)
 
     def resume(self, saved: dict[str, Any] | None) -> None:

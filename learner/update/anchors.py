@@ -11,8 +11,9 @@ import jax
 from bridge.names import flatten, unflatten
 from configs.schema import Config
 from learner.model.decoder import Params
+from learner.update.loss_sum import AnchorLogprobs
 from learner.update.packing import PackedBatch
-from learner.update.step import AnchorLogprobs, Steps
+from learner.update.step import Steps
 
 
 class Anchors:

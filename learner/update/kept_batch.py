@@ -1,8 +1,9 @@
 """The batch of the update that is being made: its micro-batches, for the later passes over it (PPO's epochs).
 
-They are kept as packed, in host memory, with their logprobs under the policies that the loss compares with, so that no
-policy scores a token twice: 29 bytes a place of a packed row, and 4 more for each such policy. Nothing of it is in a
-checkpoint: those are made between updates, and a learner that is killed between two passes begins the batch anew.
+They are kept as packed, each process's rows in its memory, with their logprobs under the policies that the loss
+compares with, so that no policy scores a token twice: 29 bytes a place of a packed row, and 4 more for each such
+policy. Nothing of it is in a checkpoint: those are made between updates, and a learner that is killed between two
+passes begins the batch anew.
 """
 
 import dataclasses
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 
 import jax
 
+from learner.update.loss_sum import AnchorLogprobs
 from learner.update.packing import MicroBatch
-from learner.update.step import AnchorLogprobs, Steps
+from learner.update.placement import own_on_host
+from learner.update.step import Steps
 
 
 class KeptBatch:
@@ -36,6 +39,16 @@ class KeptBatch:
             anchors = dataclasses.replace(anchors, proximal=self._steps.logprobs)
         self._kept.append((micro, anchors))
 
+    @property
+    def ticket_ids(self) -> list[tuple[str, ...]]:
+        """The groups that end with each."""
+        return [micro.ticket_ids for micro, _ in self._kept]
+
+    def __getitem__(self, index: int) -> tuple[MicroBatch, AnchorLogprobs]:
+        """The one of that number, from 0, with the logprobs that its later passes are handed."""
+        self._move_last_to_host()
+        return self._kept[index]
+
     def __iter__(self) -> Iterator[tuple[MicroBatch, AnchorLogprobs]]:
         """All of them, each with the logprobs that its later passes are handed."""
         self._move_last_to_host()
@@ -46,7 +59,8 @@ class KeptBatch:
         self._kept = []
 
     def _move_last_to_host(self) -> None:
-        """Waits for the last one's logprobs; done when the next one is there, so that the devices never idle."""
+        """Waits for the last one; done when the next one is there, so that the devices never idle."""
         if self._kept:
             micro, anchors = self._kept[-1]
-            self._kept[-1] = (micro, jax.device_get(anchors))
+            batch, anchors = jax.tree.map(own_on_host, (micro.batch, anchors))
+            self._kept[-1] = (dataclasses.replace(micro, batch=batch), anchors)

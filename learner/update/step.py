@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import logging
-from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Bool, Float, Float32
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Float32
 
 from configs.schema import Config
 from learner.devices.compiler_options import compiler_options
@@ -30,30 +30,17 @@ from learner.devices.host_memory import give_back_free_memory
 from learner.devices.mesh import BATCH_AXES, batch_sharding, param_shardings, replicated
 from learner.model.attention.dispatch import choose_path
 from learner.model.config import Architecture
-from learner.model.decoder import Params, abstract_params, make_apply, output_head
-from learner.model.logprobs import Head, token_loss_sum, token_scores
+from learner.model.decoder import Params, abstract_params
 from learner.objective import losses
-from learner.objective.losses import TokenInputs
 from learner.update import diagnostics
+from learner.update.loss_sum import NO_ANCHORS, AnchorLogprobs, make_loss_sum, proximal_policy
 from learner.update.optimizer import learning_rate, make_optimizer
 from learner.update.packing import PackedBatch, empty_batch
-from learner.update.segments import segment_means
+from learner.update.placement import abstract, placed, put, shardings
+from learner.update.spread import Spread
 from learner.update.state import Accumulator, TrainState, init_state
 
 Metrics = dict[str, Array]
-
-_LOGIT_BYTES = 512 * 2**20
-"""What a chunk's logits may take on a device, where memory is not shared with anybody."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AnchorLogprobs:
-    """A micro-batch's logprobs under the policies that the loss compares with; None where it needs none."""
-
-    reference: Float32[Array | np.ndarray, "B S"] | None = None
-    proximal: Float32[Array | np.ndarray, "B S"] | None = None
-    """Of pi_prox; None in the first pass over a batch where that is the policy itself (`Steps.keeps_logprobs`)."""
 
 
 class Steps:
@@ -64,53 +51,52 @@ class Steps:
         self._config = config
         self._model_config = model_config
         self.needs = losses.needs(config.loss)
+        proximal = proximal_policy(config)
+        self.scores_proximal = proximal == "frozen"
+        """Whether the proximal logprobs come from frozen parameters."""
+        self.keeps_logprobs = proximal == "first_pass"
+        """Whether they are the policy's own of the first pass over a batch, from `logprobs`."""
+        self.spreads = mesh.is_multi_process
+        """Whether a batch is in the leader's memory alone, until `spread`."""
         self._epochs = config.rounds.epochs
         self._num_steps = config.run.num_updates * self._epochs
-        self.scores_proximal = self.needs.proximal and config.steps_per_proximal > self._epochs
-        """Whether the proximal logprobs come from frozen parameters."""
-        self.keeps_logprobs = self.needs.proximal and not self.scores_proximal and self._epochs > 1
-        """Whether they are the policy's own of the first pass over a batch: there the current ones, held constant, and
-        in the later passes those, from `logprobs`. Neither this nor `scores_proximal`: the current ones, always."""
         self._optimizer = make_optimizer(config.optimizer, num_steps=self._num_steps)
-        self._forward = make_apply(
-            model_config,
-            compute_dtype=config.model.compute_dtype,
-            remat=config.model.remat,
-            attention_path=config.model.attention,
-            max_segments=config.packing.max_row_sequences,
-            mesh=mesh,
-        )
-        self._head = Head(
-            temperature=config.sampling.temperature,
-            chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
-            mesh=mesh,
-        )
+        self._loss_sum = make_loss_sum(model_config, config, mesh)
         self._num_traces: collections.Counter[str] = collections.Counter()
         self._num_tidied = 0
         self.in_progress: Array | None = None
         """Ready when the last `accumulate` is done; donated to nobody, so it can be waited for at any time."""
         self.logprobs: Float32[Array, "B S"] | None = None
         """The policy's in the last `accumulate`, of the trained tokens; None unless `keeps_logprobs`."""
-        params = abstract_params(model_config, config.model.param_dtype)
-        self._abstract = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
-        state = self._shardings = param_shardings(self._abstract, mesh)
+        self._shape_arguments(mesh)
+        self._jit(mesh)
+
+    def _shape_arguments(self, mesh: Mesh) -> None:
+        """What the functions below are called with, as `jax.ShapeDtypeStruct` with shardings."""
         rows, whole = batch_sharding(mesh), replicated(mesh)
-        self._abstract_batch = jax.tree.map(_shape, empty_batch(config.packing))
-        self._abstract_anchors = AnchorLogprobs(
-            reference=self._abstract_batch.advantages if self.needs.reference else None,
-            proximal=self._abstract_batch.advantages if self.scores_proximal or self.keeps_logprobs else None,
+        params = abstract_params(self._model_config, self._config.model.param_dtype)
+        state = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
+        self._state = placed(state, param_shardings(state, mesh))
+        batch = jax.tree.map(abstract, empty_batch(self._config.packing))
+        self._batch = placed(batch, jax.tree.map(lambda x: rows if x.ndim else whole, batch))
+        self._spread = Spread(self._batch, mesh) if self.spreads else None
+        of_tokens = self._batch.advantages
+        self._anchors = AnchorLogprobs(
+            reference=of_tokens if self.needs.reference else None,
+            proximal=of_tokens if self.scores_proximal or self.keeps_logprobs else None,
         )
-        self._batch_shardings = jax.tree.map(lambda x: rows if x.ndim else whole, self._abstract_batch)
-        self._anchor_shardings = jax.tree.map(lambda x: rows, self._abstract_anchors)
+
+    def _jit(self, mesh: Mesh) -> None:
+        rows, whole, options = batch_sharding(mesh), replicated(mesh), compiler_options(mesh)
+        state, batch, anchors = (shardings(tree) for tree in (self._state, self._batch, self._anchors))
         self._init_rest = jax.jit(
             lambda p: dataclasses.replace(init_state(p, self._optimizer), params=None),
             out_shardings=dataclasses.replace(state, params=None),
         )
-        self._zeros = jax.jit(lambda: Accumulator.zeros(params), out_shardings=state.accumulator)
-        options = compiler_options(mesh)
+        self._zeros = jax.jit(lambda: Accumulator.zeros(self._state.params), out_shardings=state.accumulator)
         self._jit_accumulate = jax.jit(
             self._accumulate,
-            in_shardings=(state.accumulator, state.params, whole, self._batch_shardings, self._anchor_shardings, whole),
+            in_shardings=(state.accumulator, state.params, whole, batch, anchors, whole),
             out_shardings=(state.accumulator, whole, rows),
             donate_argnums=0,
             compiler_options=options,
@@ -123,10 +109,7 @@ class Steps:
             compiler_options=options,
         )
         self._jit_score = jax.jit(
-            self._score,
-            in_shardings=(state.params, self._batch_shardings),
-            out_shardings=rows,
-            compiler_options=options,
+            self._loss_sum.score, in_shardings=(state.params, batch), out_shardings=rows, compiler_options=options
         )
 
     def fits(self, model_config: Architecture, config: Config) -> bool:
@@ -143,26 +126,26 @@ class Steps:
 
         Arrays that are in place already are taken over, not copied: the first `apply` donates them.
         """
-        placed = jax.device_put(params, self._shardings.params)
-        return dataclasses.replace(self._init_rest(placed), params=placed)
+        spread = jax.device_put(params, shardings(self._state.params))
+        return dataclasses.replace(self._init_rest(spread), params=spread)
 
     def abstract_state(self) -> TrainState:
         """The state as `jax.ShapeDtypeStruct` with shardings: what a checkpoint is restored into."""
-        return jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), self._abstract, self._shardings
-        )
+        return self._state
 
     def zero_accumulator(self) -> Accumulator:
         """An empty accumulator, for a state restored from a checkpoint that left it out."""
         return self._zeros()
 
+    def spread(self, batch: PackedBatch) -> PackedBatch:
+        """Spreads the leader's batch, on the host, over the mesh; what other processes pass is not read."""
+        return self.put(batch) if self._spread is None else self._spread(batch)
+
     def put(self, batch: PackedBatch) -> PackedBatch:
         """Spreads a batch over the mesh; every process passes the same one."""
-        return jax.tree.map(_put, batch, self._batch_shardings)
+        return jax.tree.map(put, batch, shardings(self._batch))
 
-    def accumulate(
-        self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = AnchorLogprobs()
-    ) -> TrainState:
+    def accumulate(self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = NO_ANCHORS) -> TrainState:
         """Adds a micro-batch to the optimizer step that is being filled; donates the accumulator.
 
         Without proximal logprobs, where `keeps_logprobs`, this is the first pass over the batch.
@@ -174,13 +157,13 @@ class Steps:
         is_first = self.keeps_logprobs and anchors.proximal is None
         if is_first:  # not read then, but of the shape that is compiled
             anchors = dataclasses.replace(anchors, proximal=batch.behavior_logprobs)
-        if jax.tree.structure(anchors) != jax.tree.structure(self._abstract_anchors):
+        if jax.tree.structure(anchors) != jax.tree.structure(self._anchors):
             raise ValueError(
                 f"loss {self._config.loss.name} wants reference={self.needs.reference} and "
                 f"proximal={self.scores_proximal} logprobs, got {jax.tree.map(jnp.shape, anchors)}; "
                 "see learner.update.anchors"
             )
-        anchors = jax.tree.map(_put, anchors, self._anchor_shardings)
+        anchors = jax.tree.map(put, anchors, shardings(self._anchors))
         accumulator, self.in_progress, self.logprobs = self._jit_accumulate(
             state.accumulator, state.params, state.step, batch, anchors, np.bool_(is_first)
         )
@@ -215,23 +198,17 @@ class Steps:
 
         accumulate and apply, and score where the loss needs a frozen policy's logprobs.
         """
-
-        def placed(tree: Any, shardings: Any) -> Any:
-            return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
-
-        state = self.abstract_state()
-        batch = placed(self._abstract_batch, self._batch_shardings)
-        anchors = placed(self._abstract_anchors, self._anchor_shardings)
+        state = self._state
         lowered = {
             "accumulate": self._jit_accumulate.lower(
-                state.accumulator, state.params, state.step, batch, anchors, np.bool_(True)
+                state.accumulator, state.params, state.step, self._batch, self._anchors, np.bool_(True)
             ),
             "apply": self._jit_apply.lower(state, np.int32(0)),
         }
         if self.scores_proximal or self.needs.reference:
             dtype = jnp.dtype(self._config.model.compute_dtype)
             frozen = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), state.params)
-            lowered["score"] = self._jit_score.lower(frozen, batch)
+            lowered["score"] = self._jit_score.lower(frozen, self._batch)
         return lowered
 
     def _tidy(self) -> None:
@@ -254,7 +231,7 @@ class Steps:
             params, step, batch, anchors, is_first
         )
         # Split like the parameters from here on, so that XLA reduces and scatters instead of reducing to all.
-        grads = jax.lax.with_sharding_constraint(grads, self._shardings.params)
+        grads = jax.lax.with_sharding_constraint(grads, shardings(self._state.params))
         total = Accumulator(
             grads=jax.tree.map(lambda total, g: total + g, accumulator.grads, grads),
             denominator=accumulator.denominator + batch.denominator,
@@ -262,65 +239,6 @@ class Steps:
             stats=diagnostics.merge(accumulator.stats, stats),
         )
         return total, loss, logprobs if self.keeps_logprobs else None
-
-    def _loss_sum(
-        self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs, is_first: Array
-    ) -> tuple[Array, tuple[diagnostics.Stats, Float[Array, "B S"]]]:
-        """The weighted sum of the trained tokens' losses; their statistics and logprobs.
-
-        The output at i - 1 predicts the token at i, so whatever belongs to a token is moved there and back; the
-        first token of a row is never trained.
-        """
-        config = self._config.loss
-        hidden, head = self._hidden(params, batch), output_head(params)
-        targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
-        inputs = TokenInputs(
-            behavior_logprobs=jnp.asarray(batch.behavior_logprobs),
-            advantages=jnp.asarray(batch.advantages),
-            loss_mask=jnp.asarray(batch.loss_mask),
-            proximal_logprobs=None if anchors.proximal is None else jnp.asarray(anchors.proximal),
-            reference_logprobs=None if anchors.reference is None else jnp.asarray(anchors.reference),
-            sequence_log_ratio=self._sequence_log_ratio(hidden, head, targets, mask, batch),
-        )
-
-        is_start = jnp.broadcast_to(is_first, batch.tokens.shape) if self.keeps_logprobs else None
-
-        def loss(
-            logprobs: Array, entropy: Array, of_token: tuple[TokenInputs, Array, Array | None]
-        ) -> tuple[Array, Any]:
-            inputs, weights, is_start = of_token
-            if self.needs.proximal and not self.scores_proximal:
-                # Parameters stand still during a pass, so in the first the batch's start is now.
-                proximal = jax.lax.stop_gradient(logprobs)
-                if is_start is not None and inputs.proximal_logprobs is not None:
-                    proximal = jnp.where(is_start, proximal, inputs.proximal_logprobs)
-                inputs = dataclasses.replace(inputs, proximal_logprobs=proximal)
-            result = losses.token_loss(logprobs, entropy, inputs, config)
-            return result.loss * weights, (result.clipped, result.kl)
-
-        of_tokens = jax.tree.map(_to_predictor, (inputs, jnp.asarray(batch.token_weights), is_start))
-        total, (scores, (clipped, kl)) = token_loss_sum(self._head, loss, hidden, head, targets, mask, of_tokens)
-        logprobs, entropy, clipped, kl = jax.tree.map(_to_token, (*scores, clipped, kl))
-        stats = diagnostics.measure(batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step)
-        return total, jax.lax.stop_gradient((stats, logprobs))
-
-    def _sequence_log_ratio(
-        self, hidden: Array, head: Array, targets: Array, mask: Bool[Array, "B S"], batch: PackedBatch
-    ) -> Float[Array, "B S"] | None:
-        """Mean over a sequence's trained tokens of log pi - log mu, at each of them; costs a pass over the head."""
-        if not self.needs.sequence_ratio:
-            return None
-        logprobs = _to_token(token_scores(self._head, hidden, head, targets, mask).logprobs)
-        log_ratio = jnp.where(batch.loss_mask, logprobs - batch.behavior_logprobs, 0.0)
-        return segment_means(log_ratio, jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids))
-
-    def _score(self, params: Params, batch: PackedBatch) -> Float[Array, "B S"]:
-        hidden = self._hidden(params, batch)
-        targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
-        return _to_token(token_scores(self._head, hidden, output_head(params), targets, mask).logprobs)
-
-    def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
-        return self._forward(params, batch.tokens, batch.positions, batch.segment_ids)
 
     def _apply(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         self._num_traces["apply"] += 1
@@ -358,14 +276,6 @@ class Steps:
         return new_state, metrics
 
 
-def default_logit_chunk(vocab_size: int, mesh: Mesh) -> int:
-    """Tokens a device whose logits exist at once: what stays near a CPU's caches, or a share of a chip's memory."""
-    if mesh.devices.flat[0].platform == "cpu":
-        return 128
-    words = -(-vocab_size // mesh.shape["tensor"])
-    return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)
-
-
 def _traced(config: Config) -> tuple[Any, ...]:
     """All of a configuration that `Steps` depends on."""
     # A constant learning rate is the same however long the run.
@@ -373,27 +283,6 @@ def _traced(config: Config) -> tuple[Any, ...]:
     of_sections = (config.loss, config.optimizer, config.model, config.packing, config.mesh)
     of_passes = (config.rounds.epochs, config.steps_per_proximal)
     return (*of_sections, *of_passes, config.sampling.temperature, num_updates)
-
-
-def _to_predictor(x: Any) -> Array:
-    """Moves what belongs to the token at i to i - 1."""
-    return jnp.roll(jnp.asarray(x), -1, axis=1)
-
-
-def _to_token(x: Array) -> Array:
-    """The inverse of `_to_predictor`."""
-    return jnp.roll(x, 1, axis=1)
-
-
-def _put(x: np.ndarray | Array, sharding: NamedSharding) -> Array:
-    """Spreads an array over the mesh, unless it is there already."""
-    if isinstance(x, jax.Array):
-        return x
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
-
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps:

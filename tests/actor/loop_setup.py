@@ -10,7 +10,8 @@ import numpy as np
 
 from actor.admission import Admission, Policy
 from actor.duties import STANDARD_DUTIES
-from actor.loop import Actor, Duty, Limits
+from actor.limits import Limits
+from actor.loop import Actor, Duty
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
@@ -87,6 +88,7 @@ def make_setup(
     auto: bool = False,
     policy: Policy = "frontier",
     width: int = 2,
+    tickets_per_group: int = 1,
     limits: Limits = LIMITS,
     command: tuple[str, ...] = (),
     name: str = "actor-0",
@@ -116,7 +118,9 @@ def make_setup(
         weights=weights,
         verifiers=verifiers,
         decode=lambda tokens: bytes(tokens.astype(np.uint8)).decode(),
-        admission=Admission(policy, width=width, max_sequences=8, samples_per_group=2),
+        admission=Admission(
+            policy, width=width, max_sequences=8, samples_per_group=2, tickets_per_group=tickets_per_group
+        ),
         timeline=events,
         limits=limits,
         drains=drains,

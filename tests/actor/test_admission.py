@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 
 import pytest
@@ -108,7 +109,7 @@ def test_window_under_a_lag_bound_keeps_no_ticket_from_other_engines(admission, 
         publish=PublishConfig(when="every"),
     )
     engine = Admission.of(config, max_sequences=1024)
-    engine.share_among([1024])
+    engine.share_among({1024: 2})
     assert engine.num_to_claim() == 2 + num_spare
 
 
@@ -121,11 +122,26 @@ def test_window_is_bounded_by_the_engine():
 
 def test_window_is_shared_with_the_other_engines():
     admission = window(sequences=6)
-    admission.share_among([64, 64])
+    admission.share_among({64: 3})
     admission.offer(tickets(1, 2, 3))
     assert ids(admission.admit(V0)) == ["t1"]
-    admission.share_among([64])
+    admission.share_among({64: 2})
     assert ids(admission.admit(V0)) == ["t2"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields"), [("fifo", {}), ("frontier", dict(width=4)), ("window", dict(sequences=64))]
+)
+def test_single_samples_are_claimed_by_a_part_of_each_group_for_all_the_room_there_is(policy, fields):
+    admission = Admission(policy, max_sequences=8, samples_per_group=6, tickets_per_group=6, **fields)
+    assert admission.group_part is None  # alone it takes them as they come
+    room = admission.num_to_claim()
+    admission.share_among({8: 4})
+    assert admission.group_part == 2  # 6 samples over 4 engines
+    assert admission.num_to_claim() == room >= 8  # in one claim
+    whole = Admission(policy, max_sequences=8, samples_per_group=2, **fields)
+    whole.share_among({8: 4})
+    assert whole.group_part is None and whole.num_to_claim() > 2
 
 
 @pytest.mark.parametrize(
@@ -141,8 +157,8 @@ def test_window_is_shared_with_the_other_engines():
     ],
 )
 def test_parts_of_a_window_fill_small_engines_and_leave_the_rest_to_large_ones(total, sizes, want):
-    parts = [part_of(total, others=sizes[:i] + sizes[i + 1 :]) for i in range(len(sizes))]
-    assert [min(part, size) for part, size in zip(parts, sizes, strict=True)] == want
+    part = part_of(total, collections.Counter(sizes))
+    assert [min(part, size) for size in sizes] == want
 
 
 @pytest.mark.parametrize("policy", ["fifo", "frontier", "window"])

@@ -125,6 +125,34 @@ def test_two_actors_share_the_frontier(tmp_path, monkeypatch):
     run(body())
 
 
+def test_samples_of_a_prompt_are_spread_over_actors_that_all_have_room_for_it(tmp_path):
+    async def body():
+        limits = dataclasses.replace(LIMITS, heartbeat_s=1.0)
+        a = make_setup(tmp_path, policy="fifo", tickets_per_group=2, limits=limits)
+        b = make_setup_beside(a, "actor-1", policy="fifo", tickets_per_group=2, limits=limits)
+        a.publish(0)
+        sizes = claimed_sizes(a), claimed_sizes(b)
+        async with a.serving(), b.serving():
+            await until(lambda: all(s.actor.admission.group_part == 1 for s in (a, b)), "they know each other")
+            a.store.put_tickets([make_ticket(f"t{n}", order=n // 2, num_samples=1) for n in range(8)])
+            await until(lambda: len(a.running()) + len(b.running()) == 8, "all run")
+            assert [sorted(int(i[1]) // 2 for i in s.running()) for s in (a, b)] == [[0, 1, 2, 3]] * 2  # one of each
+        assert max(sizes[0]) == max(sizes[1]) == 4  # in one claim
+
+    def claimed_sizes(s) -> list[int]:
+        found, claim = [0], s.store.claim
+
+        def recorded(*arguments, **fields):
+            tickets = claim(*arguments, **fields)
+            found.append(len(tickets))
+            return tickets
+
+        s.store.claim = recorded
+        return found
+
+    run(body())
+
+
 def test_a_race_keeps_the_first_samples_to_end_and_aborts_the_others(tmp_path):
     async def body():
         s = make_setup(tmp_path, width=1)
@@ -137,10 +165,11 @@ def test_a_race_keeps_the_first_samples_to_end_and_aborts_the_others(tmp_path):
             await s.runs("t0.0", "t0.1", "t0.2")
             s.engine.finish("t0.1")
             await s.runs("t1.0", "t1.1")  # the losers have ended, so the slot is free
-            await until(lambda: s.actor.num_emitted == 1, "the group")
+            await until(lambda: s.actor.tally.num_emitted == 1, "the group")
             assert sorted(s.engine.aborted) == ["t0.0", "t0.2"]
         (group,) = s.groups()
-        assert len(group.rollouts) == 2 and s.actor.num_emitted_tokens == sum(r.tokens.size for r in group.rollouts)
+        assert len(group.rollouts) == 2
+        assert s.actor.tally.num_emitted_tokens == sum(r.tokens.size for r in group.rollouts)
 
     run(body())
 

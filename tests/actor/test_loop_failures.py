@@ -1,6 +1,7 @@
 """The loop when something fails or ends: verifiers, engines, leases, cancellation."""
 
 import asyncio
+import contextlib
 import dataclasses
 import sys
 import threading
@@ -27,14 +28,14 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
         assert [r.reward for r in s.groups()[0].rollouts] == [0.5, 0.5]
-        assert s.store.counts()["reissued"] == s.actor.num_dropped == 1
+        assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == 1
         assert [e["args"]["ticket"] for e in timeline.read(tmp_path / "events") if e["name"] == "dropped"] == ["t0"]
 
     run(body())
 
 
 def test_verifier_that_never_works_ends_the_actor(tmp_path, monkeypatch):
-    monkeypatch.setattr("actor.loop.MAX_DROPPED_IN_A_ROW", 3)
+    monkeypatch.setattr("actor.serving.MAX_DROPPED_IN_A_ROW", 3)
 
     async def body():
         s = make_setup(tmp_path, auto=True)
@@ -98,7 +99,31 @@ def test_ticket_withdrawn_while_it_is_served_is_forgotten(tmp_path):
             s.engine.finish("t0.1")
             await until(lambda: not s.actor.num_groups, "the group ended")
             assert not task.done()
-            assert s.actor.num_emitted == 0
+            assert s.actor.tally.num_emitted == 0
+
+    run(body())
+
+
+def test_ticket_forgotten_before_its_first_request_frees_its_place(tmp_path, monkeypatch):
+    async def body():
+        s = make_setup(tmp_path, width=1)
+        admit = s.actor.admission.admit
+
+        def admit_and_lose(version):
+            tickets = admit(version)
+            for t in tickets:
+                if t.id == "t0":
+                    s.store.withdraw(["t0"])
+                    # Runs before the task that serves the ticket does.
+                    asyncio.get_running_loop().call_soon(s.actor.forget, t.id)
+            return tickets
+
+        monkeypatch.setattr(s.actor.admission, "admit", admit_and_lose)
+        s.publish(0)
+        s.put(0, 1)
+        async with s.serving():
+            await s.runs("t1.0", "t1.1")
+            assert s.actor.num_groups == 1
 
     run(body())
 
@@ -148,7 +173,7 @@ def test_probe_offered_before_the_fence_was_noticed_waits_until_the_actor_is_cle
             s.engine.hang_swaps = True
             s.store.fence("actor-0", "off by 2.2")
             s.store.put_tickets([ticket(-1, kind="probe")], only_for="actor-0")
-            await until(lambda: s.actor.must_start_over, "the fence is noticed")
+            await until(lambda: s.actor.fence.must_start_over, "the fence is noticed")
             await until(lambda: s.actor.weights.is_swapping, "it fetches its weights anew")
             assert s.running() == []
 
@@ -190,7 +215,7 @@ def test_group_that_is_on_its_way_when_the_actor_is_fenced_has_arrived_before_it
             await s.runs("t0.0", "t0.1")
             for id_ in s.running():
                 s.engine.finish(id_)
-            await until(lambda: bool(s.actor._putting), "the group is on its way")
+            await until(lambda: s.actor.holdings.num_on_their_way == 1, "the group is on its way")
             s.store.fence("actor-0", "off by 2.2")
             await until(lambda: s.actor.is_paused, "it starts over")
             go_on.set()
@@ -209,12 +234,68 @@ def test_store_that_takes_no_groups_stops_new_ones_and_not_what_runs(tmp_path, m
         s.publish(0)
         s.put(*range(20))
         async with s.serving():
-            await until(lambda: len(s.actor._putting) == 2, "as many as may wait")
+            await until(lambda: s.actor.holdings.num_on_their_way == 2, "as many as may wait")
             for _ in range(5):
                 await asyncio.to_thread(s.store.heartbeats)
             assert s.actor.num_groups <= 3  # the one that had begun before the second was sampled
             go_on.set()
             await until(lambda: len(s.groups()) == 20, "all of them")
+
+    run(body())
+
+
+@contextlib.asynccontextmanager
+async def one_is_put_and_one_waits(tmp_path, monkeypatch, limits=LIMITS):
+    """An actor with two groups sampled, of a store that takes its time over the one that it is given."""
+    monkeypatch.setattr("actor.holdings.PUTS_AT_ONCE", 1)
+    s = make_setup(tmp_path, auto=True, limits=limits)
+    put_group, go_on = s.store.put_group, threading.Event()
+    monkeypatch.setattr(s.store, "put_group", lambda group: go_on.wait(30) and put_group(group))
+    s.publish(0)
+    s.put(0, 1)
+    try:
+        async with s.serving() as task:
+            await until(lambda: s.actor.num_groups == 2 and not s.actor.held, "both are sampled")
+            assert s.actor.holdings.num_on_their_way == 1
+            yield s, task, go_on
+    finally:
+        go_on.set()
+
+
+def test_lease_of_a_group_that_waits_for_its_turn_to_be_put_is_renewed(tmp_path, monkeypatch):
+    async def body():
+        limits = dataclasses.replace(LIMITS, lease_s=0.3)
+        async with one_is_put_and_one_waits(tmp_path, monkeypatch, limits) as (s, _, go_on):
+            renewed, renew = set(), s.store.renew
+
+            def spy(actor, ids, *, lease_s):
+                renewed.update(ids)
+                return renew(actor, ids, lease_s=lease_s)
+
+            monkeypatch.setattr(s.store, "renew", spy)
+            await until(lambda: renewed == {"t0", "t1"}, "both are renewed", deadline_s=5)
+            go_on.set()
+            await until(lambda: len(s.groups()) == 2, "both groups")
+
+    run(body())
+
+
+def test_actor_that_ends_gives_back_a_group_that_waits_and_not_the_one_being_put(tmp_path, monkeypatch):
+    async def body():
+        async with one_is_put_and_one_waits(tmp_path, monkeypatch) as (s, task, _):
+            task.cancel()
+            await asyncio.wait({task})
+            assert s.store.counts()["open"] == s.store.counts()["claimed"] == 1
+
+    run(body())
+
+
+def test_group_that_waits_when_all_groups_are_ended_is_for_others_at_once(tmp_path, monkeypatch):
+    async def body():
+        async with one_is_put_and_one_waits(tmp_path, monkeypatch) as (s, _, _):
+            s.actor.leave()  # so that it doesn't claim it itself
+            assert await s.actor.end_groups() == []
+            assert s.store.counts()["open"] == s.store.counts()["claimed"] == 1
 
     run(body())
 
@@ -263,7 +344,7 @@ def test_group_sent_twice_is_taken_once(tmp_path):
             for id_ in s.running():
                 s.engine.finish(id_)
             await until(lambda: not s.actor.num_groups, "the group ended")
-            assert s.actor.num_emitted == 0
+            assert s.actor.tally.num_emitted == 0
         assert [g.actor for g in s.groups()] == ["other"]
 
     run(body())

@@ -58,11 +58,11 @@ def finished_run(folder: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, An
 
 
 @functools.cache
-def code_hash() -> str:
-    """BLAKE2 of the source that a run depends on: one of another source says nothing about this one."""
+def code_hash(*more: str) -> str:
+    """BLAKE2 of the source that a run depends on, that in `more` too: one of another says nothing about this one."""
     digest = hashlib.blake2b(digest_size=8)
-    for room in ROOMS:
-        for path in sorted((PROJECT / room).rglob("*.py")):
+    for room in (*ROOMS, *more):
+        for path in sorted(p for suffix in ("py", "sql") for p in (PROJECT / room).rglob(f"*.{suffix}")):
             digest.update(str(path.relative_to(PROJECT)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

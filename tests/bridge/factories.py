@@ -7,7 +7,17 @@ from typing import Any
 import blake3
 import numpy as np
 
-from bridge.published import Announcement, CardFile, FileEntry, RunCard, TensorEntry, WeightManifest
+from bridge.published import (
+    Announcement,
+    CardFile,
+    DeltaEntry,
+    FileEntry,
+    PieceEntry,
+    RunCard,
+    TensorEntry,
+    WeightManifest,
+)
+from bridge.snapshots.placement import whole_blocks
 from bridge.types import ActorReport, Group, Rollout, Sampling, Task, Ticket, Version
 
 
@@ -61,16 +71,35 @@ def make_report(**fields: Any) -> ActorReport:
     return ActorReport(**(values | fields))
 
 
+def one_piece(
+    tensors: tuple[TensorEntry, ...], file: FileEntry, delta: DeltaEntry | None = None
+) -> tuple[PieceEntry, ...]:
+    """What a single host writes: all of it."""
+    return (PieceEntry(host=0, blocks=whole_blocks(tensors), file=file, delta=delta),)
+
+
+def with_piece(manifest: WeightManifest, **fields: Any) -> WeightManifest:
+    """The same with other fields of its first piece."""
+    first, *others = manifest.pieces
+    return dataclasses.replace(manifest, pieces=(dataclasses.replace(first, **fields), *others))
+
+
+def with_file(manifest: WeightManifest, **fields: Any) -> WeightManifest:
+    """The same with other fields of its first piece's file."""
+    return with_piece(manifest, file=dataclasses.replace(manifest.pieces[0].file, **fields))
+
+
 def make_announcement(*, incarnation: int = 0, step: int = 0, sources: tuple[str, ...] = ()) -> Announcement:
     digest = blake3.blake3(b"\0" * 8).digest()
     file = FileEntry(
         name="slot-0", num_bytes=8, chunk_bytes=8, chunk_hashes=digest, blake3=blake3.blake3(digest).hexdigest()
     )
+    tensors = (TensorEntry(name="w", dtype="float32", shape=(2,), offset_bytes=0, num_bytes=8),)
     manifest = WeightManifest(
         run="run",
         version=Version(incarnation=incarnation, step=step),
-        tensors=(TensorEntry(name="w", dtype="float32", shape=(2,), offset_bytes=0, num_bytes=8),),
-        file=file,
+        tensors=tensors,
+        pieces=one_piece(tensors, file),
         tokenizer_hash="tokenizer",
     )
     return Announcement(manifest=manifest, sources=sources)

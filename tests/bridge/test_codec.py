@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as npst
 from bridge import codec
 from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
 from bridge.types import MAX_SAMPLES, ActorReport, Group, Heartbeat, Rollout, Sampling, Task, Ticket, Version
-from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
+from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket, one_piece
 
 UNHURRIED = settings(deadline=None, max_examples=200)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -107,19 +107,19 @@ def manifests(draw) -> WeightManifest:
     num_chunks = 2 * len(names)
     ends = tuple(sorted(draw(st.lists(st.integers(0, 2**40), min_size=num_chunks, max_size=num_chunks))))
     delta = st.builds(DeltaEntry, base_version=VERSIONS, codec=st.text(), name=NAMES, chunk_ends=st.just(ends))
+    file = FileEntry(
+        name="slot-0",
+        num_bytes=64 * len(names),
+        chunk_bytes=32,
+        chunk_hashes=draw(st.binary(min_size=32 * num_chunks, max_size=32 * num_chunks)),
+        blake3=draw(st.text()),
+    )
     return WeightManifest(
         run=draw(st.text()),
         version=draw(VERSIONS),
         tensors=tensors,
-        file=FileEntry(
-            name="slot-0",
-            num_bytes=64 * len(names),
-            chunk_bytes=32,
-            chunk_hashes=draw(st.binary(min_size=32 * num_chunks, max_size=32 * num_chunks)),
-            blake3=draw(st.text()),
-        ),
+        pieces=one_piece(tensors, file, draw(st.none() | delta)),
         tokenizer_hash=draw(st.text()),
-        delta=draw(st.none() | delta),
         hmac=draw(st.none() | st.text()),
         created_s=draw(FINITE),
     )
@@ -129,6 +129,7 @@ ANNOUNCEMENTS = st.builds(
     Announcement,
     manifest=manifests(),
     sources=st.lists(st.sampled_from(["https://l.example:8443/v", "s3://b/p", "file:///f"]), max_size=3).map(tuple),
+    host_sources=st.just(()) | st.just((("https://l.example:8443/v", "http://127.0.0.1:1/v"),)),
     hmac=st.none() | st.text(),
 )
 CARDS = st.builds(
@@ -328,9 +329,9 @@ def test_formats_of_what_old_stores_hold_stay_as_they_were():
     assert {t.__name__: f for t, f in codec.FORMATS.items()} == {
         "Ticket": 2,
         "Group": 2,
-        "WeightManifest": 3,
+        "WeightManifest": 4,
         "Heartbeat": 3,
-        "Announcement": 1,
+        "Announcement": 2,
         "RunCard": 1,
     }
     assert codec.FORMATS.keys() == set(TYPES)

@@ -17,7 +17,7 @@ import pytest
 from bridge import codec
 from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
 from bridge.types import Group, Heartbeat, Ticket, Version
-from tests.bridge.factories import as_plain, make_group, make_report, make_ticket
+from tests.bridge.factories import as_plain, make_group, make_report, make_ticket, one_piece
 
 NUM_MESSAGES = 10_000
 VERSION = Version(incarnation=1, step=7)
@@ -29,9 +29,12 @@ MANIFEST = WeightManifest(
     run="r",
     version=VERSION,
     tensors=TENSORS,
-    file=FileEntry(name="slot-0", num_bytes=192, chunk_bytes=64, chunk_hashes=bytes(96), blake3="ab" * 32),
+    pieces=one_piece(
+        TENSORS,
+        FileEntry(name="slot-0", num_bytes=192, chunk_bytes=64, chunk_hashes=bytes(96), blake3="ab" * 32),
+        DeltaEntry(base_version=VERSION, codec="zstd", name="delta", chunk_ends=(0, 5, 9)),
+    ),
     tokenizer_hash="cd" * 32,
-    delta=DeltaEntry(base_version=VERSION, codec="zstd", name="delta", chunk_ends=(0, 5, 9)),
     hmac="ef" * 32,
     created_s=3.5,
 )
@@ -41,7 +44,12 @@ SEEDS = (
     make_group(TICKET),
     MANIFEST,
     Heartbeat(process="a", role="actor", pid=1, time_s=1.0, version=VERSION, report=make_report()),
-    Announcement(manifest=MANIFEST, sources=("https://learner.example:8443/v", "file:///f"), hmac="ab" * 32),
+    Announcement(
+        manifest=MANIFEST,
+        sources=("https://learner.example:8443/v", "file:///f"),
+        host_sources=(("https://learner.example:8444/v",),),
+        hmac="ab" * 32,
+    ),
     RunCard(
         run="r",
         name="n",
@@ -202,8 +210,20 @@ BOMBS: dict[str, tuple[type, Callable[[], bytes]]] = {
         WeightManifest,
         lambda: edited(MANIFEST, lambda b: b["tensors"][0].update(shape=[2**62] * 7_000_000)),
     ),
-    "delta's chunks": (WeightManifest, lambda: edited(MANIFEST, lambda b: b["delta"].update(chunk_ends=[9] * HUGE))),
+    "delta's chunks": (
+        WeightManifest,
+        lambda: edited(MANIFEST, lambda b: b["pieces"][0]["delta"].update(chunk_ends=[9] * HUGE)),
+    ),
+    "pieces": (WeightManifest, lambda: edited(MANIFEST, lambda b: b.update(pieces=b["pieces"] * 100_000))),
+    "blocks": (
+        WeightManifest,
+        lambda: edited(MANIFEST, lambda b: b["pieces"][0].update(blocks=b["pieces"][0]["blocks"] * 700_000)),
+    ),
     "sources": (Announcement, lambda: edited(SEEDS[4], lambda b: b.update(sources=["s3://b"] * 9_000_000))),
+    "hosts' sources": (
+        Announcement,
+        lambda: edited(SEEDS[4], lambda b: b.update(host_sources=[["s3://b"]] * 8_000_000)),
+    ),
     "card's files": (RunCard, lambda: edited(SEEDS[5], lambda b: b.update(files=b["files"] * 700_000))),
 }
 

@@ -35,6 +35,20 @@ def test_replace_file_others_see_the_old_one_until_the_new_one_is_whole(tmp_path
     assert path.read_bytes() == b"new one" and list(tmp_path.iterdir()) == [path]
 
 
+def test_replace_file_by_two_processes_of_one_id_on_a_shared_folder_is_whole_each_time(tmp_path, monkeypatch):
+    path, real_replace = tmp_path / "file", os.replace
+    monkeypatch.setattr(files.os, "getpid", lambda: 7)  # as in containers of two machines
+
+    def replace(part, target):
+        monkeypatch.setattr(files.os, "replace", real_replace)
+        replace_file(path, b"the other's")  # while this one has written, and not replaced yet
+        real_replace(part, target)
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    replace_file(path, b"mine")
+    assert path.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [path]
+
+
 def test_replace_file_that_fails_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "file"
     replace_file(path, b"old")

@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 
 from bridge.checks import MAX_NAME_CHARS, MAX_TEXT_CHARS
-from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
+from bridge.published import (
+    Announcement,
+    CardFile,
+    DeltaEntry,
+    FileEntry,
+    PieceEntry,
+    RunCard,
+    TensorEntry,
+    WeightManifest,
+)
 from bridge.types import MAX_SAMPLES, Heartbeat, Sampling, Version
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 
@@ -118,20 +127,38 @@ def test_group_steps_and_tokens_over_all_rollouts():
         make_group(ticket, rollouts=())
 
 
-def make_manifest(*tensors: tuple[str, int, int], num_bytes: int) -> WeightManifest:
+def make_manifest(*tensors: tuple[str, int, int], hosts: tuple[int, ...] = (0,)) -> WeightManifest:
+    file = FileEntry(name="f", num_bytes=12, chunk_bytes=64, chunk_hashes=bytes(32), blake3="")
     return WeightManifest(
         run="r",
         version=Version(incarnation=0, step=0),
         tensors=tuple(
             TensorEntry(name=n, dtype="float32", shape=(s // 4,), offset_bytes=o, num_bytes=s) for n, o, s in tensors
         ),
-        file=FileEntry(name="f", num_bytes=num_bytes, chunk_bytes=64, chunk_hashes=bytes(32), blake3=""),
+        pieces=tuple(PieceEntry(host=host, blocks=(), file=file) for host in hosts),
         tokenizer_hash="t",
     )
 
 
 def test_manifest_tensors_in_any_order_accepted():
-    make_manifest(("b", 8, 4), ("a", 0, 8), num_bytes=12)
+    assert make_manifest(("b", 8, 4), ("a", 0, 8)).num_bytes == 12
+
+
+@pytest.mark.parametrize("hosts", [(1, 0), (0, 0), (0, -1), (0, 1024)])
+def test_manifest_whose_hosts_are_out_of_order_or_twice_or_cannot_be_refused(hosts):
+    make_manifest(("a", 0, 8), hosts=(0, 1, 1023))
+    with pytest.raises(ValueError, match="host"):
+        make_manifest(("a", 0, 8), hosts=hosts)
+
+
+def test_announcement_with_sources_of_another_number_of_pieces_refused():
+    manifest = make_manifest(("a", 0, 8), hosts=(0, 1))
+    urls = ("https://a.example/v",)
+    with pytest.raises(ValueError, match="sources of 1 pieces, the version has 2"):
+        Announcement(manifest=manifest, sources=(), host_sources=(urls,))
+    with pytest.raises(ValueError, match="ftp"):
+        Announcement(manifest=manifest, sources=(), host_sources=(urls, ("ftp://a.example/v",)))
+    assert Announcement(manifest=manifest, sources=(), host_sources=(urls, ())).all_sources == urls
 
 
 @pytest.mark.parametrize(
@@ -141,12 +168,11 @@ def test_manifest_tensors_in_any_order_accepted():
         [("a", 0, 8), ("b", 4, 4)],
         [("a", -4, 4)],
         [("a", 0, -4)],
-        [("a", 12, 4)],
     ],
 )
-def test_manifest_double_overlapping_or_outside_refused(tensors):
+def test_manifest_double_or_overlapping_refused(tensors):
     with pytest.raises(ValueError):
-        make_manifest(*tensors, num_bytes=12)
+        make_manifest(*tensors)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +247,7 @@ def test_tensor_that_lies_nowhere_refused(fields, said):
 )
 def test_announcement_source_that_is_no_address_of_snapshots_refused_without_telling_it(source, said):
     with pytest.raises(ValueError, match=said) as caught:
-        Announcement(manifest=make_manifest(num_bytes=12), sources=("https://learner:8443/v", source))
+        Announcement(manifest=make_manifest(), sources=("https://learner:8443/v", source))
     assert "hunter2" not in str(caught.value)
 
 
@@ -242,7 +268,7 @@ def test_time_that_is_none_refused(time_s):
         lambda: make_group(make_ticket(), started_s=time_s),
         lambda: make_group(make_ticket(), finished_s=time_s),
         lambda: Heartbeat(process="p", role="actor", pid=1, time_s=time_s),
-        lambda: dataclasses.replace(make_manifest(num_bytes=12), created_s=time_s),
+        lambda: dataclasses.replace(make_manifest(), created_s=time_s),
     ):
         with pytest.raises(ValueError, match="finite"):
             make()

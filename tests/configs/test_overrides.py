@@ -71,6 +71,27 @@ def test_load_preset_that_returns_something_else_is_refused(tmp_path):
         overrides.load_preset(str(tmp_path / "mine.py"))
 
 
+def test_load_preset_json_is_the_config_that_was_written(tmp_path):
+    config = dataclasses.replace(preset("rolloutpipe.py:tiny"), preset="mine")
+    (tmp_path / "config.json").write_text(overrides.to_json(config))
+    assert overrides.load_preset(str(tmp_path / "config.json")) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "wanted a JSON object"),
+        ("{", "Expecting"),
+        ('{"preset": "a", "runs": {}}', "has no field"),
+        ("[" * 99999, ""),
+    ],
+)
+def test_load_preset_json_that_is_no_config_is_refused_with_the_file(text, says, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=f"config.json: .*{says}"):
+        overrides.load_preset(str(tmp_path / "config.json"))
+
+
 def test_load_preset_of_ours_that_is_no_preset_names_those_that_are():
     with pytest.raises(
         ValueError, match=r"schema.py is no preset: it has no function get_config\(\); .*configs/cgp.py"

@@ -1,5 +1,6 @@
 """`python -m launch.actor` as a process: it serves, and it leaves nothing behind, whatever ends it."""
 
+import itertools
 import json
 import os
 import signal
@@ -114,12 +115,21 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
         )
         assert actor.poll() is None, (tmp_path / "stderr.txt").read_text()[-3000:]
         engine = children(actor.pid)
+        titles = [command_of(pid) for pid in engine]  # scheduler and model are one process, which the actor started
+        assert sum(b"VLLM::" in title for title in titles) == sum(b"EngineCore" in title for title in titles) == 1
         for order in range(3, 100):
             put(store, order, max_tokens=300 + 2 * order)  # of many lengths, so that they don't all end at once
         wait_until(lambda: store.counts()["claimed"] > 0, "long ones are in service")
-        served = Version(incarnation=0, step=2)
-        writer.write(served, models.perturbed(weights, seed=1, scale=1e-4), dtype="float32")
-        wait_until(lambda: any(b.version == served for b in store.heartbeats()), "the update is served")
+        steps = itertools.count(2, step=2)
+
+        def is_one_begun_anew() -> bool:
+            """After one more update: the one before may have come between two responses."""
+            served = Version(incarnation=0, step=next(steps))
+            writer.write(served, models.perturbed(weights, seed=served.step, scale=1e-4), dtype="float32")
+            wait_until(lambda: any(b.version == served for b in store.heartbeats()), f"{served} is served")
+            return any(e["name"] == "stale" for e in timeline.read(folder / "events"))
+
+        wait_until(is_one_begun_anew, "a response two updates behind begins anew")
         wait_until(lambda: store.counts()["claimed"] > 0, "more in service")
         actor.send_signal(signal.SIGTERM)
         assert actor.wait(timeout=60) == 0

@@ -8,8 +8,8 @@ import pytest
 
 from configs import overrides
 from configs.run_folder import snapshot_folder
-from launch import lifeline
-from launch.supervisor import run_mark
+from launch.crew import run_mark
+from launch.processes import lifeline
 from tests.integration.support.chaos import Chaos, draw_faults
 from tests.integration.support.jobs import Job, check_every_group_trained_once
 

@@ -15,8 +15,9 @@ import pytest
 
 from bridge import timeline
 from bridge.secrets import Token
-from launch import lifeline
+from launch.processes import lifeline
 from learner.metrics import read_rows
+from tests.integration.support import jobs
 from tests.integration.support.processes import REPO, wait_until
 from tests.integration.support.sockets import listening
 from tests.launch.test_joining import OTHER, TOKEN, Place
@@ -24,20 +25,10 @@ from tests.launch.test_joining import OTHER, TOKEN, Place
 pytestmark = pytest.mark.integration
 
 START_S = 400.0
-SMALL = {
-    "run.num_updates": 12,
-    "rounds.groups_per_round": 8,
-    "rounds.samples_per_group": 4,
-    "rounds.groups_per_update": 2,
-    "admission.width": 2,
-    "packing.rows": 2,
-    "checkpoint.every_n_steps": 4,
+SMALL = jobs.SMALL | {
     "evaluation.num_problems": 8,
-    "evaluation.every_n_steps": 0,
-    "publish.probe_every_n_publishes": 1,
     "publish.full_every": 4,
     "publish.serve": "https",
-    "actor.max_num_seqs": 32,
     "actor.lease_s": 5,
 }
 
@@ -186,10 +177,10 @@ def test_run_whose_actors_join_late_and_leave_is_trained_to_its_end(machines, mo
     assert first.wait(60) == 0, machines.log("far-1")[-3000:]
     step_then = machines.steps()[-1]["step"]
     second = machines.actor("far-2")
-    wait_until(lambda: learner.poll() is not None or second.poll() is not None, "the run's end", deadline_s=START_S)
+    wait_until(lambda: learner.poll() is not None or bool(second.poll()), "the run's end", deadline_s=START_S)
     assert learner.poll() == 0, machines.log("learner")[-3000:] + machines.log("far-2")[-3000:]
-    second.send_signal(signal.SIGTERM)
-    assert second.wait(60) == 0, machines.log("far-2")[-3000:]
+    assert second.wait(60) == 0, machines.log("far-2")[-3000:]  # it hears of the end itself
+    assert "actor ends, its run is finished" in machines.log("far-2")
 
     rows = machines.steps()
     trained = [group for row in rows for group in row["groups"]]
@@ -248,6 +239,15 @@ def test_actor_that_can_not_join_says_why_in_one_line(place, card, announced, ar
     code, lines = join(place, f"--store={place.url}", "--run=trial", "--name=far-1", *arguments)
     assert code == 2 and len(lines) == 1, lines
     assert lines[0].startswith(said)
+
+
+def test_actor_that_is_started_for_a_finished_run_says_so_and_ends_in_order(place):
+    place.put_card()
+    place.store.lead("here", lease_s=30)
+    place.store.finish(7)
+    code, lines = join(place, f"--store={place.url}", "--run=trial", "--name=far-1")
+    assert code == 0 and len(lines) == 1, lines
+    assert lines[0].endswith("actor ends, there is nothing to serve: run trial is finished, at step 7")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_learner_that_waits_for_samples_hears_that_their_weights_could_not_be_pu
 
     monkeypatch.setattr(SnapshotWriter, "begin", begin)
     run = opened("pipelinerl")
-    version = run.publisher.publish(run.state.params, step=0)
+    version = run.publisher.publish(run.trainer.state.params, step=0)
     sampling = Sampling(max_tokens=4)
     with pytest.raises(SnapshotError, match="no room"):
         if waits_for == "groups":
@@ -91,7 +91,7 @@ def test_learner_keeps_its_lead_while_it_restores_and_no_longer_where_that_fails
         raise RuntimeError("nothing to restore from")
 
     monkeypatch.setattr(SqliteStore, "keep_lead", keep_lead)
-    monkeypatch.setattr("learner.start._restore", restore)
+    monkeypatch.setattr("learner.start.restore", restore)
     with pytest.raises(RuntimeError, match="nothing to restore from"):
         opened("serial")
     assert "heartbeat" not in {t.name for t in threading.enumerate()}

@@ -12,7 +12,18 @@ import sys
 import threading
 
 from bridge.pulse import Doing, Pulse
-from launch.lifeline import die_with_parent
+from launch.processes.lifeline import die_with_parent
+
+
+def write_steps(folder: pathlib.Path, pulse: Pulse) -> None:
+    """Makes steps until it is said that it may end."""
+    step = 0
+    while not (folder / "said").exists():
+        pulse.work(Doing.WORKING)
+        step += 1
+        with open(folder / "metrics.jsonl", "a") as metrics:
+            metrics.write(json.dumps({"kind": "step", "step": step}) + "\n")
+        threading.Event().wait(0.05)
 
 
 def main() -> None:
@@ -27,7 +38,7 @@ def main() -> None:
         threading.Event().wait()
     pulse = Pulse.of_this_process()
     pulse.start()
-    pulse.work(Doing.WORKING)
+    pulse.work(Doing.STARTING if what == "starting and fail" else Doing.WORKING)
     print(f"{role} {what}", flush=True)
     if what == "stop":
         child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
@@ -39,12 +50,17 @@ def main() -> None:
         threading.Event().wait()
     if what == "end":
         sys.exit(0)
-    if what == "fail":
+    if what in ("fail", "starting and fail"):
         print("error: it can't", flush=True)
         sys.exit(1)
     if what == "busy":
         print("error: it is locked", flush=True)
         sys.exit(4)
+    if what == "stopped":  # its node was told to go
+        print("stopped step=7", flush=True)
+        sys.exit(3)
+    if what == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if what == "unusable":
         print("error: it is wrong", flush=True)
         sys.exit(2)
@@ -54,8 +70,11 @@ def main() -> None:
             metrics.write(json.dumps({"kind": "step", "step": step}) + "\n")
     if steps:
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "step by step":  # a new one at every look
+        write_steps(folder, pulse)
+        sys.exit(0)
     while not (what == "until said" and (folder / "said").exists()):  # else it serves for ever
-        pulse.work(Doing.ALONE if what == "until said" else Doing.WAITING)
+        pulse.work(Doing.ALONE if what in ("until said", "deaf") else Doing.WAITING)
         threading.Event().wait(0.05)
 
 

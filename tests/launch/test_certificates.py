@@ -44,6 +44,13 @@ def test_client_that_dials_a_host_named_or_loopback_trusts_the_server(tmp_path, 
     handshake(tmp_path, host)
 
 
+def test_client_that_dials_one_of_many_hosts_trusts_the_server_of_a_wildcard(tmp_path):
+    make(tmp_path, "*.run.default.svc")
+    handshake(tmp_path, "run-learner-0-15.run.default.svc")
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(tmp_path, "a.other.default.svc")
+
+
 def test_client_that_dials_another_host_does_not(tmp_path):
     make(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
@@ -89,7 +96,9 @@ def test_files_that_are_there_are_replaced_with_force_only(tmp_path):
     assert all((tmp_path / name).read_bytes() != content for name, content in before.items())
 
 
-@pytest.mark.parametrize("host", ["https://learner.example", "learner.example:443", "", "a b", "1.2.3", "café.example"])
+@pytest.mark.parametrize(
+    "host", ["https://learner.example", "learner.example:443", "", "a b", "1.2.3", "café.example", "*", "a.*.example"]
+)
 def test_host_that_is_none_is_refused(tmp_path, host):
     with pytest.raises(ValueError, match="--host="):
         make(tmp_path, host)

@@ -12,8 +12,8 @@ from bridge.types import Task
 from configs.schema import Config
 from configs.sections import LossConfig
 from launch import preflight, tiny_model
-from launch.pipes import PipedProcess
-from launch.supervisor import Child
+from launch.processes.child import Child
+from launch.processes.pipes import PipedProcess
 from tests.integration.support.processes import REPO
 
 
@@ -47,7 +47,7 @@ def test_role_of_a_run_is_ours(tmp_path):
     child = Child("learner", ["--helpshort"], tmp_path / "log", devices="")
     child.start()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    child.kill_after(0.0)
+    child.kill_after(lambda: False)
     said = (tmp_path / "log").read_text()
     assert "--config" in said and "in the way" not in said
 
@@ -71,6 +71,8 @@ def test_maker_of_the_tiny_model_is_ours(tmp_path, monkeypatch, capfd):
 
 def test_every_module_is_started_with_the_safe_path():
     sources = [p for package in ("actor", "learner", "launch") for p in (pathlib.Path(REPO) / package).rglob("*.py")]
+    # Not what is rendered for other machines: there it is the image's folder, or the user's, that one starts in.
+    sources = [p for p in sources if "deploy" not in p.parts]
     starts = [found for p in sources for found in re.findall(r'.*"-m",.*', p.read_text())]
     assert len(starts) == 8
     assert [line for line in starts if '"-P", "-m",' not in line] == []

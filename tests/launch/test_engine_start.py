@@ -5,7 +5,7 @@ import pathlib
 from actor.engine.limits import EngineLimits, LimitsFile
 from bridge.pulse import Doing, Pulse
 from launch.engine_start import deadline
-from launch.vigil import Bounds, Vigil
+from launch.processes.vigil import Bounds, Vigil
 
 START_S = 600.0
 

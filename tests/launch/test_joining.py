@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -19,7 +18,9 @@ from bridge.published import Announcement, CardFile, RunCard, TensorEntry
 from bridge.secrets import Token
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
-from bridge.store.open import NoRunError
+from bridge.store.group_objects import GroupObjects
+from bridge.store.open import FinishedRunError, NoRunError
+from bridge.store.protocol import NAME_LEASE_S, NameTakenError
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Heartbeat, Version
 from configs import overrides
@@ -38,7 +39,8 @@ class Place:
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
-        self.store = SqliteStore(root / "learner" / "store.sqlite")
+        self.path = root / "learner" / "store.sqlite"
+        self.store = SqliteStore(self.path)
         self.config = Config(
             preset="test", run=RunConfig(name="trial"), publish=PublishConfig(snapshot_dir="/of/the/learner")
         )
@@ -238,25 +240,29 @@ def test_id_of_a_card_that_leads_elsewhere_is_refused(place):
         pass
 
 
-def test_name_of_a_live_actor_is_refused_and_a_dead_ones_is_taken(place, monkeypatch):
+def test_name_of_a_live_actor_elsewhere_is_refused_and_a_dead_ones_is_taken_when_its_lease_ends(place, monkeypatch):
     place.put_card()
     beat = Heartbeat(process="far-1", role="actor", pid=1, time_s=0.0)
-    place.store.heartbeat(beat)
-    slept = []
+    place.store.take_name(beat, place="elsewhere")
+    now_s, slept = [time.time()], []
+    monkeypatch.setattr(joining, "open_store", lambda *_, **__: SqliteStore(place.path, clock=lambda: now_s[0]))
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
+        now_s[0] += seconds
         if len(slept) == 2:
             place.store.heartbeat(beat)
 
     monkeypatch.setattr(joining.time, "sleep", sleep)
-    with pytest.raises(ValueError, match="a live actor of this run has the name far-1"), place.join():
+    with pytest.raises(NameTakenError, match="far-1, at elsewhere; give another --name"), place.join():
         pass
-    now_s = [time.monotonic()]
-    monkeypatch.setattr(joining.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(joining.time, "sleep", lambda seconds: now_s.__setitem__(0, now_s[0] + seconds))
-    with place.join():
-        pass
+    assert len(slept) == 2
+    with place.join() as joined:
+        assert NAME_LEASE_S - 1 <= len(slept) - 2 <= NAME_LEASE_S + 1
+        with pytest.raises(NameTakenError):
+            place.store.heartbeat(beat)  # it was only away
+        joined.store.close()
+    place.store.take_name(beat, place="elsewhere")  # who left in order keeps nobody waiting
 
 
 def test_second_actor_of_a_name_on_this_machine_is_refused(place):
@@ -270,19 +276,6 @@ def test_name_that_is_none_is_refused(place, name):
     place.put_card()
     with pytest.raises(ValueError, match="--name must be"), place.join(name):
         pass
-
-
-def test_password_on_the_command_line_is_refused_without_being_repeated():
-    with pytest.raises(ValueError, match="PGPASSFILE") as caught:
-        joining.check_trust("postgresql://actor:hunter2@learner/sluice", Token(TOKEN))
-    assert "hunter2" not in str(caught.value)
-
-
-def test_store_of_another_machine_wants_the_runs_token():
-    with pytest.raises(ValueError, match="SLUICE_TOKEN_FILE"):
-        joining.check_trust("postgresql://actor@learner.example/sluice?sslmode=verify-full", None)
-    joining.check_trust("postgresql://actor@127.0.0.1:5432/sluice", None)
-    joining.check_trust(f"sqlite:///{os.devnull}", None)
 
 
 def test_actor_beside_its_learner_waits_until_the_learner_has_made_the_run_in_the_database(tmp_path, monkeypatch):
@@ -313,3 +306,51 @@ def test_actor_beside_its_learner_waits_until_the_learner_has_made_the_run_in_th
     monkeypatch.setattr(joining, "open_store", open_store)
     with joining.join_folder(str(folder), "actor-0", wait_s=30.0).parts:
         assert asked == [run_id(folder)] * 3
+
+
+def test_actor_that_is_started_before_its_learner_waits_for_it_rather_than_join_a_finished_run(place, monkeypatch):
+    place.put_card()
+    place.store.lead("here", lease_s=30)
+    place.store.finish(7)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            place.store.lead("here", lease_s=30)  # a learner goes on with it
+
+    monkeypatch.setattr(joining.time, "sleep", sleep)
+    with pytest.raises(FinishedRunError, match="run trial is finished, at step 7"), place.join():
+        pass
+    assert slept == []
+    waits: list[int] = []
+    with place.join(has_patience=True, waits=lambda: waits.append(len(slept))) as joined:
+        assert len(slept) == 3 and joined.store.finished() is None
+    assert waits == [0, 1, 2], "whoever watches it is told each time that it waits"
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_actor_whose_bucket_is_not_the_learners_is_refused_before_an_engine_starts(place, tmp_path, is_shared):
+    url = (tmp_path / "bucket").as_uri()
+    of_the_learner = url if is_shared else (tmp_path / "of-the-learners-machine").as_uri()
+    place.store.use_bucket(GroupObjects(of_the_learner, run="abc123", max_bytes=1000), inline_bytes=100)
+    place.put_card(dataclasses.replace(place.config, store=StoreConfig(bucket=url)))
+    if is_shared:
+        with place.join() as joined:
+            assert joined.config.store.bucket == url
+        return
+    with pytest.raises(ValueError, match=f"store.bucket={url} is not the learner's bucket here"), place.join():
+        pass
+
+
+def test_actor_that_ends_well_leaves_nothing_in_the_cache_and_one_that_fails_what_it_wrote(place):
+    place.put_card()
+    for is_done in (False, True):
+        with place.join(work_dir=None) as joined:
+            assert joined.work.path.is_relative_to(place.root / "cache") and joined.model.path.is_dir()
+            (joined.work.path / "note").write_text("x")
+            if is_done:
+                joined.done()
+        assert joined.work.path.exists() == (not is_done)
+        assert not joined.model.path.exists()
+    assert not [p for p in (place.root / "cache").rglob("*") if p.is_file()]

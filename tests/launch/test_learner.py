@@ -15,7 +15,12 @@ from launch import command_line, learner
 from learner import loop, start
 from learner.checkpoint import CheckpointError
 from learner.heart import Stopped
+from learner.hosts import connect as connecting
+from learner.hosts import identity as identities
+from learner.hosts.hosts import OneHost
+from learner.hosts.identity import Identity
 from learner.step_books import NotFiniteError
+from tests.learner.publish.thread_hosts import ThreadHosts
 
 
 @pytest.fixture
@@ -30,14 +35,14 @@ def end(monkeypatch):
 
             return do
 
-        run = SimpleNamespace(step=7, last_saved_step=5, close=raising(close))
+        run = SimpleNamespace(step=7, checkpoints=SimpleNamespace(latest=5), close=raising(close))
         monkeypatch.setattr(start, "open_run", lambda *_, **__: raising(open_run)() or run)
         monkeypatch.setattr(loop, "train", raising(train))
         return learner.main()
 
     folder = pathlib.Path("run")
     prepared = SimpleNamespace(config=Config(preset="test"), folder=folder, model_folder=folder)
-    monkeypatch.setattr(command_line, "prepare", lambda roles: prepared)
+    monkeypatch.setattr(learner, "_join", lambda: (prepared, OneHost()))
     monkeypatch.setattr(command_line, "log_to_stderr", lambda: None)
     return call
 
@@ -72,3 +77,50 @@ def test_learner_done_stopped_and_with_a_bug(end):
     assert end(train=Stopped()) == command_line.STOPPED
     with pytest.raises(TypeError):
         end(train=TypeError("a bug"))
+
+
+@pytest.fixture
+def join(monkeypatch):
+    """`join(index, prepare)`: what a learner's process of two does to join, and in which order."""
+    hosts_of_all = ThreadHosts.of(2)
+
+    def call(index: int, prepare: Any) -> tuple[list[str], Any]:
+        did: list[str] = []
+        identity = Identity(index=index, count=2, coordinator="127.0.0.1:1")
+
+        def connected(*_: Any, **__: Any) -> ThreadHosts:
+            did.append("connected")
+            return hosts_of_all[index]
+
+        def prepared(_: Any) -> Any:
+            did.append("prepared")
+            return prepare()
+
+        for flag in ("_COORDINATOR", "_NUM_PROCESSES", "_PROCESS_ID"):
+            monkeypatch.setattr(learner, flag, SimpleNamespace(value=None))
+        monkeypatch.setattr(identities, "identify", lambda **_: identity)
+        monkeypatch.setattr(connecting, "connect", connected)
+        monkeypatch.setattr(connecting, "disconnect", lambda _: did.append("disconnected"))
+        monkeypatch.setattr(command_line, "given_config", lambda: Config(preset="test"))
+        monkeypatch.setattr(command_line, "prepare", prepared)
+        try:
+            return did, learner._join()[0]
+        except ValueError as e:
+            return did, e
+
+    return call
+
+
+def test_processes_join_before_the_run_is_set_up_however_long_its_prompts_take(join):
+    assert join(0, lambda: "the run") == (["connected", "prepared"], "the run")
+    assert join(1, lambda: "the same") == (["connected", "prepared"], "the same")
+
+
+def test_run_that_can_not_be_set_up_ends_all_processes(join):
+    def refused() -> None:
+        raise ValueError("no such prompts")
+
+    did, error = join(0, refused)
+    assert (did, str(error)) == (["connected", "prepared", "disconnected"], "no such prompts")
+    did, error = join(1, refused)
+    assert did == ["connected", "disconnected"] and "process 0 could not set the run up" in str(error)

@@ -68,6 +68,8 @@ def test_https_with_token_and_certificate_may_be_anywhere(environ):
     advertise = "https://learner.example:8443"
     assert check_network(config_of(REMOTE, serve="https", listen="0.0.0.0:8443", advertise=advertise), environ) == []
     assert check_network(config_of(REMOTE, serve="https", listen="10.0.0.5:8443"), environ) == []
+    # Several learner processes on one machine.
+    assert check_network(config_of(REMOTE, serve="https", listen="10.0.0.5:844{process_id}"), environ) == []
 
 
 def test_address_is_split():

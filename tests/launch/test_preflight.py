@@ -9,6 +9,7 @@ import pytest
 from configs import schema, sections
 from configs.run_folder import set_up_run, snapshot_folder
 from launch import preflight
+from launch.placement import Machine
 from learner.update.optimizer import make_optimizer
 from tests.learner.model_folder import CHAT_TEMPLATE, make_model_folder
 
@@ -45,11 +46,35 @@ def test_check_a_good_folder_passes(folder):
     )
 
 
-def test_check_warns_of_a_race_that_one_engine_has_too_few_places_for(folder):
-    rounds = sections.RoundsConfig(groups_per_round=32, samples_per_group=8, overprovision_prompts=1.25)
-    (note,) = preflight.check(config_of(rounds=rounds, actor=sections.ActorConfig(max_num_seqs=64)), folder)
-    assert note.startswith("warning: with one engine the 320 requests") and "\n" not in note
-    assert preflight.check(config_of(rounds=rounds, actor=sections.ActorConfig(max_num_seqs=320)), folder) == []
+RACE = sections.RoundsConfig(groups_per_round=32, samples_per_group=8, overprovision_prompts=1.25)
+"""40 prompts of 8 responses."""
+NO_GPU = Machine(gpus=(), cores=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("roles", "engines", "said"),
+    [
+        (("learner", "actor"), dict(max_num_seqs=64), "warning: with one engine the 320 requests"),
+        (("learner", "actor"), dict(max_num_seqs=64, num_engines=4), "warning: with 4 engines the 320 requests"),
+        (("learner", "actor"), dict(max_num_seqs=64, num_engines=5), ""),
+        (("learner", "actor"), dict(max_num_seqs=320), ""),
+        (("learner",), dict(max_num_seqs=64, num_engines=5), "note: the 320 requests of a round race, so all must run"),
+    ],
+)
+def test_check_engines_says_how_many_a_race_wants(roles, engines, said):
+    notes = preflight.check_engines(config_of(rounds=RACE, actor=sections.ActorConfig(**engines)), roles, NO_GPU)
+    assert len(notes) == bool(said) and all(n.startswith(said) and "\n" not in n for n in notes)
+    assert all("it wants 5 engines of 64 sequences" in n for n in notes)
+
+
+def test_check_engines_without_a_race_says_nothing():
+    assert preflight.check_engines(config_of(actor=sections.ActorConfig(max_num_seqs=1)), ("learner",), NO_GPU) == []
+
+
+def test_check_engines_warns_of_a_device_that_learner_and_engine_have():
+    config = config_of(actor=sections.ActorConfig(devices="0"), mesh=sections.MeshConfig(devices="0"))
+    (note,) = preflight.check_engines(config, ("learner", "actor"), Machine(gpus=("0", "1"), cores=(0,)))
+    assert note.startswith("warning: learner and actor-0 both have device 0; give each its own")
 
 
 def test_check_missing_folder(tmp_path):

@@ -20,10 +20,10 @@ def call(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_script_is_a_function_named_like_the_module_it_stands_for(name):
-    function = EntryPoint(name, SCRIPTS[name], "console_scripts").load()
-    assert callable(function) and f"sluice-{function.__name__.replace('_', '-')}" == name
-    here = PROJECT / "launch" / function.__name__
+def test_script_is_named_like_the_module_it_stands_for(name):
+    entry = EntryPoint(name, SCRIPTS[name], "console_scripts")
+    assert callable(entry.load()) and f"sluice-{entry.attr.replace('_', '-')}" == name
+    here = PROJECT / "launch" / entry.attr
     assert here.with_suffix(".py").is_file() or (here / "__main__.py").is_file()
 
 

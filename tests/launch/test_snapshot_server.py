@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.snapshots.fetch import SnapshotFetcher
-from bridge.snapshots.shared import SharedCopy
+from bridge.snapshots.fetching.fetch import SnapshotFetcher
+from bridge.snapshots.fetching.shared import SharedCopy
 from bridge.snapshots.writer import map_tensors
 from launch.snapshot_server import ServerProcess
-from tests.bridge.snapshots.serving import (
+from tests.bridge.snapshots.served import (
     CHUNK_BYTES,
     RUN,
     TOKEN,
@@ -117,9 +117,9 @@ def test_server_process_dies_with_a_parent_that_is_killed(tmp_path):
 DOWNLOADER = """
 import pathlib, sys, threading
 from bridge import codec
-from bridge.snapshots.download import Patience
-from bridge.snapshots.fetch import SnapshotFetcher
-from bridge.snapshots.shared import SharedCopy
+from bridge.snapshots.fetching.download import Patience
+from bridge.snapshots.fetching.fetch import SnapshotFetcher
+from bridge.snapshots.fetching.shared import SharedCopy
 from bridge.published import (Announcement)
 announcement = codec.decode(Announcement, pathlib.Path(sys.argv[2]).read_bytes())
 patience = Patience(num_ranges=1, range_bytes=1, silence_s=1e6, give_up_s=1e6)

@@ -13,7 +13,7 @@ from bridge.snapshots.writer import SnapshotWriter
 from bridge.types import Version
 from configs.run_folder import RunFolder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
-from configs.sections import PublishConfig, RunConfig
+from configs.sections import PublishConfig, RunConfig, SupervisionConfig
 from launch import snapshot_service
 from launch.snapshot_service import SnapshotService
 from tests.integration.support.processes import wait_until
@@ -48,12 +48,12 @@ def test_version_lies_under_the_url_that_the_outlet_gives_and_no_longer_than_the
     service = SnapshotService(config, folder)
     try:
         (url,) = service.outlet.put(manifest)
-        data = read(f"{url}/{manifest.file.name}")
+        data = read(f"{url}/{manifest.pieces[0].file.name}")
         assert data is not None and np.frombuffer(data, np.float32)[:64].tolist() == list(range(64))
         pid = service.pid
     finally:
         service.close()
-    assert read(f"{url}/{manifest.file.name}") is None
+    assert read(f"{url}/{manifest.pieces[0].file.name}") is None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -65,8 +65,26 @@ def test_server_that_dies_is_started_again_at_the_same_address(run):
         (url,) = service.outlet.put(manifest)
         first = service.pid
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: service.pid != first and read(f"{url}/{manifest.file.name}") is not None, "it serves again")
+        wait_until(
+            lambda: service.pid != first and read(f"{url}/{manifest.pieces[0].file.name}") is not None,
+            "it serves again",
+        )
         assert service.outlet.put(manifest) == (url,)
+    finally:
+        service.close()
+
+
+def test_server_that_is_stopped_is_killed_and_started_again_at_the_same_address(run):
+    config, folder, manifest = run
+    service = SnapshotService(dataclasses.replace(config, supervision=SupervisionConfig(heartbeat_s=0.5)), folder)
+    try:
+        (url,) = service.outlet.put(manifest)
+        first = service.pid
+        os.kill(first, signal.SIGSTOP)
+        wait_until(
+            lambda: service.pid != first and read(f"{url}/{manifest.pieces[0].file.name}") is not None,
+            "it serves again",
+        )
     finally:
         service.close()
 
@@ -94,3 +112,21 @@ def test_address_that_actors_use_is_the_one_advertised(run):
         assert service.outlet.put(manifest) == (f"http://localhost:8443/v1/{run_id(folder)}/0:0",)
     finally:
         service.close()
+
+
+def test_each_of_several_processes_has_its_own_address_and_log(run):
+    config, folder, manifest = run
+    urls = dataclasses.replace(config.publish, advertise="https://learner-{process_id}.example:8443")
+    service = SnapshotService(dataclasses.replace(config, publish=urls), folder, host=3, num_hosts=4)
+    try:
+        assert service.outlet.put(manifest)[0].startswith("https://learner-3.example:8443/v1/")
+        assert (folder / "logs" / "snapshot-server-3.log").exists()
+    finally:
+        service.close()
+
+
+def test_one_url_for_several_processes_refused(run):
+    config, folder, _ = run
+    one = dataclasses.replace(config.publish, advertise="https://learner.example:8443")
+    with pytest.raises(ValueError, match=r"publish.advertise needs \{process_id\} or \{host\}"):
+        SnapshotService(dataclasses.replace(config, publish=one), folder, host=0, num_hosts=2)

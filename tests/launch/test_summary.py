@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from bridge.timeline import Timeline
 from configs.schema import Config
 from configs.sections import RunConfig
 from launch import summary
@@ -66,6 +67,7 @@ def test_summarize_gives_the_run_in_numbers(prepared):
         "lag_max": 2.0,
         "ess": 0.75,
         "pause_s": 0.25,
+        "engines": {},
         "waiting_ratio": 0.375,
         "waiting_ratio_eq4": 0.125,
         "parity_max_abs_dlogprob": 3e-6,
@@ -103,3 +105,20 @@ def test_finish_writes_summary_json_and_prints_it(prepared, capsys, rows):
     assert "mine: done" in out and str(prepared.folder / "metrics.jsonl") in out
     assert ("held-out reward, end" in out) == bool(rows)
     assert (str(prepared.folder / "model-4") in out) == bool(rows)
+
+
+def test_engines_are_counted_by_role_over_their_restarts(prepared):
+    events = prepared.folder / "events"
+    for name, kinds in {
+        "actor-0": ["train", "eval"],
+        "actor-0-r1": ["train"],
+        "actor-1": ["probe"],
+        "learner": [],
+    }.items():
+        log = Timeline(events, name)
+        for kind in kinds:
+            log.span("rollout", 1, 2, kind=kind)
+            log.span("reward", 1, 2, kind=kind)
+        log.close()
+    want = {"actor-0": {"tickets": 2, "starts": 2}, "actor-1": {"tickets": 0, "starts": 1}}
+    assert summary.summarize(prepared, Ending.DONE)["engines"] == want

@@ -1,5 +1,6 @@
 """A supervisor over real processes that do what the test says."""
 
+import dataclasses
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +20,17 @@ from bridge.run_lock import RunLock
 from configs.run_folder import run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, PublishConfig, RunConfig, SupervisionConfig
-from launch import lifeline, supervisor
-from launch.child import Child
+from launch import supervisor
 from launch.command_line import Prepared
-from launch.supervisor import Ending, Supervisor, run_mark
+from launch.crew import LocalCrew, run_mark
+from launch.placement import Machine
+from launch.processes import lifeline
+from launch.processes.child import Child
+from launch.supervisor import Ending, Supervisor
 from tests.integration.support.jobs import is_alive
 from tests.integration.support.processes import REPO, wait_until
 
-BOUNDS = SupervisionConfig(heartbeat_s=4, first_heartbeat_s=20, start_s=20, work_s=4)
+BOUNDS = SupervisionConfig(heartbeat_s=4, first_heartbeat_s=20, start_s=20, work_s=4, stop_s=20)
 """A heart beats every second."""
 
 
@@ -46,17 +51,20 @@ class Said(io.StringIO):
 def prepared(tmp_path, monkeypatch):
     """`prepared(learner=[...], actor=[...])`: a run whose processes do that, one entry a start."""
 
-    def call(*, learner: list[str], actor: list[str], max_restarts: int = 2) -> Prepared:
+    def call(
+        *, learner: list[str], actor: list[str], others: Sequence[list[str]] = (), max_restarts: int = 2
+    ) -> Prepared:
         config = Config(
             preset="test",
             run=RunConfig(dir=str(tmp_path / "run")),
             publish=PublishConfig(snapshot_dir=str(tmp_path / "snapshots")),
-            actor=ActorConfig(max_restarts=max_restarts),
+            actor=ActorConfig(max_restarts=max_restarts, num_engines=1 + len(others)),
             supervision=BOUNDS,
         )
         folder = set_up_run(config)
         (folder / "learner.json").write_text(json.dumps(learner))
-        (folder / "actor-0.json").write_text(json.dumps(actor))
+        for i, one in enumerate([actor, *others]):
+            (folder / f"actor-{i}.json").write_text(json.dumps(one))
         return Prepared(config, folder, tmp_path / "model")
 
     monkeypatch.setattr(
@@ -64,13 +72,16 @@ def prepared(tmp_path, monkeypatch):
         "command",
         lambda self: [sys.executable, "-m", "tests.launch.fake_role", self.role, str(tmp_path / "run")],
     )
-    monkeypatch.setattr(supervisor, "STOP_S", 20.0)
     return call
+
+
+def crew(prepared: Prepared, machine: Machine) -> LocalCrew:
+    return LocalCrew(prepared.config, prepared.folder.resolve(), machine)
 
 
 def watch(prepared: Prepared, *, what: str = "nothing") -> tuple[Ending, str, Supervisor]:
     said = Said(what, prepared.folder / "said")
-    one = Supervisor(prepared, Console(file=said, width=200))
+    one = Supervisor(prepared, Console(file=said, width=200), crew=crew(prepared, Machine(gpus=(), cores=(0, 1))))
     return one.run(), said.getvalue(), one
 
 
@@ -88,6 +99,50 @@ def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared)
     assert not is_alive(pids(run, "actor-0")[0])
     grandchild = int((run.folder / "grandchildren").read_text())
     wait_until(lambda: not is_alive(grandchild), "what the actor had started")
+
+
+def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(prepared):
+    run = prepared(learner=["until said"], actor=["serve"], others=[["stop", "serve"], ["serve"]])
+    ending, said, one = watch(run, what="starting it again (1)")
+    assert ending is Ending.DONE
+    assert "actor-1 hung (no heartbeat for 4 s) and was killed; starting it again (1)" in said
+    assert [len(pids(run, f"actor-{i}")) for i in (0, 2)] == [1, 1]
+    assert {a.name for a in one._actors} == {"actor-0", "actor-1-r1", "actor-2"}
+
+
+def test_actor_that_can_not_be_started_is_given_up_while_another_is_left(prepared):
+    run = prepared(learner=["until said"], actor=["fail"], others=[["serve"]])
+    ending, said, one = watch(run, what="the run goes on without it")
+    assert ending is Ending.DONE
+    assert "actor-0-r2 ended with code 1: it can't (after 2 restarts without a new step)" in said.replace("\n", "")
+    assert len(pids(run, "actor-0")) == 3 and len(pids(run, "actor-1")) == 1
+    assert one._describe(one._actors[0]).endswith("ended (1), given up")
+
+
+def test_run_fails_once_every_actor_is_given_up(prepared):
+    ending, said, one = watch(prepared(learner=["serve"], actor=["fail"], others=[["fail"]]))
+    assert ending is Ending.FAILED and said.count("the run goes on without it") == 1
+    assert one.last_error.endswith("(after 2 restarts without a new step)")
+
+
+def test_steps_of_others_do_not_count_for_an_actor_that_never_starts(prepared):
+    run = prepared(learner=["step by step"], actor=["starting and fail"], others=[["serve"]])
+    ending, said, _ = watch(run, what="the run goes on without it")
+    assert ending is Ending.DONE and said.count("the run goes on without it") == 1
+
+
+def test_several_engines_on_a_cpu_get_cores_of_their_own(prepared):
+    run = prepared(learner=["end"], actor=["serve"], others=[["serve"]])
+    actors = crew(run, Machine(gpus=(), cores=(0, 1, 2, 3))).actors
+    given = [[a for a in actor._arguments if a.startswith("--cpu_cores")] for actor in actors]
+    assert given == [["--cpu_cores=0,1"], ["--cpu_cores=2,3"]]
+
+
+def test_engines_see_their_own_devices_and_the_learner_its_own(prepared):
+    run = prepared(learner=["end"], actor=["serve"], others=[["serve"]])
+    one = crew(run, Machine(gpus=("0", "1", "2"), cores=(0,)))
+    children = [child for child in (one.learner, *one.actors) if isinstance(child, Child)]
+    assert [child._environment for child in children] == [{"CUDA_VISIBLE_DEVICES": d} for d in "012"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +171,7 @@ def test_no_live_actor_is_said_once_until_one_lives_again(prepared):
     said = io.StringIO()
     one = Supervisor(prepared(learner=["end"], actor=["serve"]), Console(file=said, width=200))
     actor = SimpleNamespace(name="actor-0", describe=lambda: "pid 1")
-    one._actor = actor  # pyright: ignore[reportAttributeAccessIssue]
+    one._actors = [actor]  # pyright: ignore[reportAttributeAccessIssue]
     counts = []
     for doing in (Doing.ALONE, Doing.WORKING, Doing.ALONE, Doing.STARTING, Doing.ALONE, Doing.WAITING, Doing.ALONE):
         one._learner = SimpleNamespace(doing=doing)  # pyright: ignore[reportAttributeAccessIssue]
@@ -156,10 +211,73 @@ def test_process_that_would_fail_again_is_not_started_again(prepared, role, beha
     assert got is ending and "error: it" not in one.last_error and ": it " in one.last_error
 
 
+def test_actor_that_ends_in_order_just_before_its_learner_is_not_started_again(prepared):
+    run = prepared(learner=["until said"], actor=["end"])
+    ending, said, _ = watch(run, what="no live actor")
+    assert ending is Ending.DONE and "starting it again" not in said and len(pids(run, "actor-0")) == 1
+
+
+def test_actor_that_ends_in_order_while_its_learner_goes_on_is_started_again(prepared, monkeypatch):
+    monkeypatch.setattr(supervisor, "ENDING_S", 0.0)
+    ending, said, _ = watch(prepared(learner=["until said"], actor=["end", "serve"]), what="starting it again (1)")
+    assert ending is Ending.DONE and "actor-0 ended with code 0" in said
+
+
 def test_learner_that_waited_too_long_for_another_process_is_started_again(prepared):
     ending, said, _ = watch(prepared(learner=["busy", "end"], actor=["serve"]))
     assert ending is Ending.DONE
     assert "learner ended with code 4: it is locked; starting it again (1)" in said
+
+
+def test_learner_that_somebody_else_told_to_stop_is_started_again(prepared):
+    ending, said, _ = watch(prepared(learner=["stopped", "end"], actor=["serve"]))
+    assert ending is Ending.DONE
+    assert "learner ended with code 3: stopped step=7; starting it again (1)" in said
+
+
+def test_learner_has_its_bound_to_stop_and_actors_a_shorter_one_from_its_end_on(prepared, monkeypatch):
+    run = prepared(learner=["end"], actor=["serve"])
+    one = Supervisor(run, Console(file=io.StringIO()))
+    clock = SimpleNamespace(now_s=100.0)
+    clock.monotonic = lambda: clock.now_s
+    monkeypatch.setattr(supervisor, "time", clock)
+    waited: list[float] = []
+
+    def kill_after(is_over):
+        began_s = clock.now_s
+        while not is_over():
+            clock.now_s += 1
+        waited.append(clock.now_s - began_s)
+
+    children = [SimpleNamespace(ask_to_stop=lambda: None, kill_after=kill_after) for _ in range(2)]
+    one._children, one._learner = children, children[0]  # pyright: ignore[reportAttributeAccessIssue]
+    one._stop()
+    assert waited == [run.config.supervision.stop_s, supervisor.ENDING_S]
+
+
+class Impatient(io.StringIO):
+    """A terminal whose user presses Ctrl-C as soon as it says one of these."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__()
+        self.lines = list(lines)
+
+    def write(self, text: str) -> int:
+        if self.lines and self.lines[0] in text:
+            del self.lines[0]
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def test_second_interrupt_ends_a_learner_that_takes_its_time_at_once(prepared):
+    run = prepared(learner=["deaf"], actor=["serve"])
+    run = dataclasses.replace(
+        run, config=dataclasses.replace(run.config, supervision=dataclasses.replace(BOUNDS, stop_s=1e9))
+    )
+    said = Impatient("no live actor", "another Ctrl-C ends all at once")
+    ending = Supervisor(run, Console(file=said, width=200), crew=crew(run, Machine(gpus=(), cores=(0,)))).run()
+    assert ending is Ending.INTERRUPTED and not said.lines
+    assert not any(is_alive(pid) for role in ("learner", "actor-0") for pid in pids(run, role))
 
 
 def start_marked(mark: str) -> subprocess.Popen[bytes]:
@@ -229,7 +347,7 @@ def test_log_that_can_not_be_written_is_one_line(prepared):
 KILLED_SUPERVISOR = """
 import io, sys, pathlib, json
 from rich.console import Console
-from launch.child import Child
+from launch.processes.child import Child
 from launch.command_line import open_prepared
 from launch.supervisor import Supervisor
 folder = sys.argv[1]

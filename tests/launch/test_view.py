@@ -8,7 +8,7 @@ from rich.console import Console
 
 from configs.schema import Config
 from configs.sections import RunConfig
-from launch.view import MetricsTail, RunView, sparkline
+from launch.view import MetricsTail, RunView, sparkline, told
 
 
 def step_row(step, **values):
@@ -162,3 +162,20 @@ def test_sparkline_long_history_is_averaged_down_to_the_width():
     text = sparkline([n // 10 for n in range(80)], width=8)
     assert text == "▁▂▃▄▅▆▇█  7.000"
     assert len(sparkline([float(n) for n in range(1001)], width=60).split()[0]) <= 60
+
+
+def test_told_few_processes_are_told_one_by_one():
+    status = {"learner": "pid 1", "actor-0": "pid 2, starting", "actor-1": "ended (1), given up"}
+    assert told(status) == ["learner: pid 1", "actor-0: pid 2, starting", "actor-1: ended (1), given up"]
+
+
+def test_told_of_many_actors_those_that_do_the_same_are_told_together():
+    status = {"learner": "pid 1"} | {f"actor-{i}": f"pid {10 + i}, waiting" for i in range(14)}
+    status |= {"actor-14": "pid 30, starting", "actor-15": "ended (1), given up", "actor-16": "pid 31"}
+    assert told(status) == [
+        "learner: pid 1",
+        "14 actors: waiting",
+        "actor-14: starting",
+        "actor-15: ended (1), given up",
+        "actor-16: running",
+    ]

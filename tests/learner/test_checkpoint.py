@@ -1,11 +1,15 @@
 import contextlib
+import errno
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+from learner import checkpoint
 from learner.checkpoint import CheckpointError, Checkpoints
 
 
@@ -26,8 +30,8 @@ ABSTRACT = jax.eval_shape(lambda: arrays(0))
 
 
 @contextlib.contextmanager
-def opened(tmp_path, *, keep=2):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=keep)
+def opened(tmp_path, *, keep=2, **options):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=keep, **options)
     try:
         yield checkpoints
     finally:
@@ -193,9 +197,119 @@ def test_save_of_a_step_that_is_not_after_the_latest_is_refused(tmp_path, step):
     assert restored_step(tmp_path) == 4
 
 
-def test_save_that_fails_is_reported_by_the_next_call(tmp_path, monkeypatch):
-    with opened(tmp_path) as checkpoints:
-        monkeypatch.setattr("learner.checkpoint._hash_files", lambda folder: 1 / 0)
+class Disk:
+    """Stands for the disk: the `where` of a save fails while it is full."""
+
+    def __init__(self, monkeypatch, where: str) -> None:
+        self.is_full = False
+        for name, (owner, function) in {
+            "beginning": (ocp.CheckpointManager, "save"),
+            "writing": (ocp.CheckpointManager, "wait_until_finished"),
+            "hashing": (checkpoint, "_hash_files"),
+        }.items():
+            if name == where:
+                monkeypatch.setattr(owner, function, self.failing(getattr(owner, function)))
+
+    def failing(self, real):
+        def call(*args, **options):
+            result = real(*args, **options)
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return result
+
+        return call
+
+
+@pytest.fixture(params=["beginning", "writing", "hashing"])
+def disk(monkeypatch, request):
+    return Disk(monkeypatch, request.param)
+
+
+def steps_there(tmp_path):
+    return sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+
+
+def test_save_that_fails_leaves_nothing_is_counted_and_the_next_one_is_made(tmp_path, disk):
+    with opened(tmp_path, max_failed_in_a_row=3) as checkpoints:
+        for step in range(1, 9):
+            disk.is_full = step in (3, 4, 6, 7)
+            checkpoints.save(step, arrays(step), host(step))
+            assert checkpoints.wait() == (None if disk.is_full else step)
+            if disk.is_full:
+                assert steps_there(tmp_path) == [str(s) for s in ({3: (1, 2), 4: (1, 2)}.get(step, (2, 5)))]
+                with pytest.raises(CheckpointError, match=rf"step {step} can't be saved to \S+: its disk is full$"):
+                    checkpoints.check_saved(step)
+        assert checkpoints.num_failed == 4 and checkpoints.latest == 8
+    assert restored_step(tmp_path) == 8
+
+
+def test_save_that_fails_opens_nothing_before_the_next_so_the_host_that_hears_of_it_first_waits_for_no_other(
+    tmp_path, disk, monkeypatch
+):
+    real, opens = Checkpoints._open, []
+    monkeypatch.setattr(Checkpoints, "_open", lambda self: opens.append(0) or real(self))
+    with opened(tmp_path, max_failed_in_a_row=3) as checkpoints:
+        disk.is_full = True
         checkpoints.save(1, arrays(1), host(1))
-        with pytest.raises(CheckpointError, match="saving a checkpoint"):
+        assert checkpoints.wait() is None and len(opens) == 1
+        disk.is_full = False
+        checkpoints.save(2, arrays(2), host(2))
+        assert checkpoints.wait() == 2 and len(opens) == 2
+
+
+def test_saves_that_fail_too_often_in_a_row_are_an_error_and_the_last_one_that_did_not_is_restored(tmp_path, disk):
+    with opened(tmp_path, max_failed_in_a_row=2) as checkpoints:
+        checkpoints.save(1, arrays(1), host(1))
+        checkpoints.wait()
+        disk.is_full = True
+        checkpoints.save(2, arrays(2), host(2))
+        checkpoints.wait()
+        with pytest.raises(CheckpointError, match=r"step 3 .*its disk is full \(the last 2 failed"):
+            checkpoints.save(3, arrays(3), host(3))
+            checkpoints.wait()
+        assert steps_there(tmp_path) == ["1"]
+        disk.is_full = False
+    assert restored_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("what", ["step", "hashes"])
+def test_old_checkpoints_that_cannot_be_deleted_fail_no_save_and_go_later(tmp_path, monkeypatch, what):
+    owner, name = {"step": (shutil, "rmtree"), "hashes": (pathlib.Path, "unlink")}[what]
+    real, failed = getattr(owner, name), []
+
+    def fail(self, *args, **options):
+        if what == "hashes" and self.suffix != ".json":
+            return real(self, *args, **options)
+        failed.append(args)
+        raise PermissionError("not yours")
+
+    with opened(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, arrays(1), host(1))
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            for step in (2, 3):
+                checkpoints.save(step, arrays(step), host(step))
+                assert checkpoints.wait() == step
+        assert len(failed) >= 2 and checkpoints.num_failed == 0 and checkpoints.latest == 3
+        checkpoints.save(4, arrays(4), host(4))
+        checkpoints.wait()
+        assert steps_there(tmp_path) == ["4"]
+        assert [p.name for p in (tmp_path / "checkpoints.hashes").iterdir()] == ["4.json"]
+    assert restored_step(tmp_path) == 4
+
+
+def test_half_a_save_of_a_killed_learner_is_removed_by_the_next_one(tmp_path):
+    save_all(tmp_path, 1)
+    half = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp"
+    (half / "arrays").mkdir(parents=True)
+    assert restored_step(tmp_path) == 1
+    assert steps_there(tmp_path) == ["1"]
+
+
+def test_save_that_fails_is_an_error_by_default(tmp_path, monkeypatch):
+    with opened(tmp_path) as checkpoints:
+        monkeypatch.setattr("learner.checkpoint._hash_files", lambda *_: 1 / 0)
+        checkpoints.save(1, arrays(1), host(1))
+        with pytest.raises(CheckpointError, match="can't be saved to .*: division by zero$"):
             checkpoints.save(2, arrays(2), host(2))

@@ -10,6 +10,7 @@ from bridge.store.protocol import StoreLostError, SupersededLearnerError
 from bridge.types import Heartbeat
 from learner import heart as heart_module
 from learner.heart import Heart, Stopped
+from learner.hosts.hosts import OneHost
 
 
 class Setup:
@@ -129,3 +130,30 @@ def test_lost_lead_or_store_is_told_where_the_learner_next_waits(error):
     with pytest.raises(type(error)):
         heart.check()
     heart.stop()
+
+
+class Away(Lead):
+    """A store whose server is away."""
+
+    def __init__(self, back: threading.Event) -> None:
+        super().__init__()
+        self._back = back
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        self._back.wait(60)
+
+
+def test_other_process_that_is_asked_to_end_is_heard_while_the_store_is_away(monkeypatch):
+    monkeypatch.setattr(heart_module, "LISTEN_S", 0.01)
+    back, stop, hosts = threading.Event(), threading.Event(), OneHost()
+    store: Any = Away(back)
+    heart = Heart(store, stop, Pulse(Pulse.create()), lead_s=0.03, hosts=hosts)
+    heart.start()
+    try:
+        hosts.ask_to_stop()
+        assert stop.wait(30)
+        with pytest.raises(Stopped):
+            heart.check()
+    finally:
+        back.set()
+        heart.stop()

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ import pytest
 from bridge.pulse import Doing, Pulse
 from bridge.types import Version
 from configs import schema, sections
+from configs.run_folder import RunFolder
 from learner import loop
-from learner.heart import Heart
+from learner.commands import Publish
+from learner.heart import Heart, Stopped
 from learner.loop import is_evaluation_due, is_save_due
+from learner.trainer import Trainer
 from tests.bridge.factories import make_group, make_ticket
 
 
@@ -31,6 +35,8 @@ def run_of(*, when="every", save_every=3, evaluate_every=4, num_updates=10, step
         step=step,
         last_saved_step=saved,
         last_evaluated_step=evaluated,
+        finished_step=None,
+        checkpoint=mock.Mock(),
     )
 
 
@@ -150,14 +156,15 @@ def publishing_run(when: str) -> Any:
     run.evaluation = Evaluation(is_exact=when == "round_end")
     run.stream = SimpleNamespace(aside=contextlib.nullcontext, round=0, is_sound=lambda group, ticket: True)
     run.timeline = SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext())
-    run.publisher, run.anchors, run.heart = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
+    run.publisher, run.heart, run.do = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
     run.metrics = mock.Mock()
-    run.held_out, run.tokenizer, run.state = (
-        [],
-        SimpleNamespace(stop_token_ids=(), folder=None),
-        SimpleNamespace(params=None),
-    )
+    run.held_out, run.tokenizer = [], SimpleNamespace(stop_token_ids=(), folder=None)
     return run
+
+
+def done_by(run) -> list[Any]:
+    """The commands that all processes were told."""
+    return [call.args[0] for call in run.do.call_args_list]
 
 
 @pytest.mark.parametrize(("when", "waits"), [("every", 0), ("round_end", 2)])
@@ -166,7 +173,7 @@ def test_publish_waits_for_the_evaluation_that_is_out_only_by_rounds(when, waits
     for step in range(3):
         run.step = step
         loop.publish(run)
-    assert run.publisher.publish.call_count == 3 and run.evaluation.waits == waits
+    assert [told.step for told in done_by(run)] == [0, 1, 2] and run.evaluation.waits == waits
     assert run.last_evaluated_step == (0 if when == "every" else 2)  # in flight the others wait for their turn
 
 
@@ -182,7 +189,7 @@ def test_publish_of_a_version_that_is_probed_or_evaluated_says_that_it_must_go_o
     run.probe = mock.Mock()
     monkeypatch.setattr(loop, "is_evaluation_due", lambda run: evaluation_is_due)
     loop.publish(run)
-    assert run.publisher.publish.call_args.kwargs == {"step": 0, "is_awaited": is_awaited}
+    assert done_by(run) == [Publish(0, is_awaited=is_awaited)]
     assert run.probe.start.called == probe_is_due and (run.evaluation.version is not None) == evaluation_is_due
 
 
@@ -199,10 +206,11 @@ def test_train_waits_for_the_weights_at_the_start_and_by_rounds_before_the_next_
 
 
 def test_step_is_taken_when_the_publisher_has_let_go_of_the_parameters():
-    run, seen = mock.MagicMock(), []
-    run.publisher.let_go = lambda: seen.append("let go")
-    run.steps.apply = lambda state, epoch: (seen.append("step"), {})
-    loop.apply(run, mock.Mock(), 0)
+    seen, parts = [], {f.name: mock.Mock() for f in dataclasses.fields(Trainer)}
+    parts["config"].rounds.epochs = 1
+    parts["publisher"].let_go = lambda: seen.append("let go")
+    parts["steps"].apply = lambda state, epoch: (seen.append("step"), {})
+    Trainer(**parts).apply(0)
     assert seen == ["let go", "step"]
 
 
@@ -221,9 +229,8 @@ def test_row_of_an_evaluation_in_flight_is_written_once_all_of_it_is_there():
 
 def test_last_weights_are_evaluated_though_an_earlier_evaluation_was_out_when_they_were_published(monkeypatch):
     run = publishing_run("every")
-    run.folder, run.architecture, run.checkpoints, run.last_saved_step = Path("/none"), None, mock.Mock(), 12
-    run.probe, run.stream.acknowledge = SimpleNamespace(version=None), mock.Mock()
-    monkeypatch.setattr(loop.hf_io, "save", mock.Mock())
+    run.folder, run.architecture, run.checkpoints = Path("/none"), None, mock.Mock(latest=12)
+    run.probe, run.stream.acknowledge, run.store = SimpleNamespace(version=None), mock.Mock(), mock.Mock()
     run.publisher.serves = lambda step: run.publisher.version.step == step
     for step in (8, 12):
         run.step, run.publisher.version = step, Version(incarnation=0, step=step)
@@ -253,8 +260,8 @@ def test_publishing_and_the_probe_are_set_aside_from_the_rounds_time(aside, monk
     run, seen = publishing_run("round_end"), []
     run.stream.aside = aside
     run.step, run.publisher.version = 4, Version(incarnation=0, step=4)
-    run.publisher.publish.side_effect = lambda *_, **__: seen.append(("publish", aside.is_within))
-    run.stream.fence, run.steps = mock.Mock(), mock.Mock()
+    run.do.side_effect = lambda *_, **__: seen.append(("publish", aside.is_within))
+    run.stream.fence = mock.Mock()
     monkeypatch.setattr(loop.parity, "settle", lambda *_, **__: seen.append(("probe", aside.is_within)) or 0.0)
     loop.publish(run)
     run.probe = SimpleNamespace(version=run.publisher.version)
@@ -267,7 +274,7 @@ def test_each_micro_batch_is_a_sign_of_life_in_every_pass():
     micro: Any = SimpleNamespace(batch=None, ends_pack=True, ticket_ids=["a"])
     loop.accumulate(run, micro, mock.Mock())
     assert run.heart.worked.call_count == 1 and run.stream.poll.call_count == 1
-    run.kept = [(micro, None)] * 3
+    run.trainer.kept.ticket_ids = [("a",)] * 3
     loop.accumulate_again(run, mock.Mock(), 1)
     assert run.heart.worked.call_count == 4 and run.stream.poll.call_count == 4
 
@@ -281,9 +288,9 @@ class Trained:
         self.run.heart = Heart(mock.Mock(), threading.Event(), self.pulse, lead_s=30.0)
         self.run.stream, self.run.publisher = mock.MagicMock(), mock.Mock(is_due=lambda **_: False)
         self.run.stream.micro_batches = self.micro_batches
-        for part in ("architecture", "state", "store", "checkpoints", "probe", "steps", "metrics"):
+        for part in ("architecture", "store", "checkpoints", "probe", "trainer", "metrics"):
             setattr(self.run, part, mock.Mock())
-        self.run.state.skipped_updates = 0
+        self.run.trainer.state.skipped_updates = 0
         self.seen: list[tuple[str, Doing]] = []
         self.round_steps = 100
         for name in ("publish", "collect_evaluation", "finish", "StepBooks"):
@@ -309,8 +316,48 @@ class Trained:
 
     def update(self, *_) -> None:
         self.see("update")
+        self.run.on_stop = None
         self.run.step += 1
-        self.run.heart.updated()
+
+
+@pytest.mark.parametrize(("when", "step", "wanted"), [("every", 3, 3), ("round_end", 4, 4), ("round_end", 3, None)])
+@pytest.mark.parametrize("on_stop", [True, False])
+def test_train_that_is_told_to_stop_saves_what_may_be_saved_if_asked_to(monkeypatch, when, step, wanted, on_stop):
+    trained = Trained(monkeypatch)
+    run, made = trained.run, []
+    run.config = run_of(when=when, num_updates=12, save_every=100).config
+    run.config = dataclasses.replace(run.config, checkpoint=sections.CheckpointConfig(on_stop=on_stop))
+    trained.round_steps = 2
+    run.checkpoint = lambda: run.step
+    run.save_on_stop = lambda: made.append(run.on_stop)
+    run.on_stop = None
+    stop_at(run, step=step)
+    with pytest.raises(Stopped):
+        loop.train(run)
+    assert made == [wanted if on_stop else None]
+
+
+def test_update_forgets_the_checkpoint_of_before_as_soon_as_parameters_change(monkeypatch):
+    run = mock.MagicMock()
+    run.config.rounds.epochs = 2
+    run.on_stop, seen = "before", []
+    run.do = lambda command: seen.append(run.on_stop) or {}
+    run.heart.check = mock.Mock(side_effect=Stopped)
+    with pytest.raises(Stopped):
+        loop.update(run, mock.Mock())
+    assert seen == [None]
+
+
+def stop_at(run, *, step: int) -> None:
+    """Told to stop when that step is made."""
+    check = run.heart.updated
+
+    def updated() -> None:
+        check()
+        if run.step == step:
+            raise Stopped
+
+    run.heart.updated = updated
 
 
 def test_train_what_follows_a_wait_up_to_the_first_update_has_the_starts_bound(monkeypatch):
@@ -329,10 +376,36 @@ def test_finish_each_part_of_it_is_felt(monkeypatch, tmp_path):
     run = run_of(step=10, saved=9, evaluated=10)
     run.heart, run.folder = Heart(mock.Mock(), threading.Event(), pulse, lead_s=30.0), tmp_path
     run.probe = run.evaluation = mock.Mock(version=None)
-    for part in ("publisher", "stream", "state", "architecture", "tokenizer"):
+    for part in ("publisher", "stream", "architecture", "tokenizer"):
         setattr(run, part, mock.MagicMock())
     run.publisher.await_announced = feel
+    run.store = mock.Mock(finish=lambda step: felt.append(f"finished {step}"))
     run.checkpoints, run.save = mock.Mock(wait=feel), lambda: (feel(), run.heart.worked())
-    monkeypatch.setattr(loop.hf_io, "save", feel)
+    run.do = feel
     loop.finish(run)
-    assert felt == [0, 1, 2, 3, 4]  # the weights, wait, save, wait, the model: a sign between any two
+    # The weights, wait, save, wait, the model: a sign between any two. Actors end by the last.
+    assert felt == [0, 1, 2, 3, 4, "finished 10"]
+
+
+@pytest.mark.parametrize(
+    ("finished", "step", "has_model"), [(10, 10, True), (None, 10, True), (10, 10, False), (8, 8, True)]
+)
+def test_finished_run_that_is_started_again_ends_at_once_and_waits_for_no_actor(
+    monkeypatch, tmp_path, finished, step, has_model
+):
+    """What an earlier start did not do, or was not asked for, is done; that begins with weights for actors."""
+
+    class PublishedError(Exception):
+        pass
+
+    run = run_of(step=step, saved=step, evaluated=step, num_updates=10)
+    run.folder, run.finished_step, run.store = tmp_path, finished, mock.Mock()
+    if has_model:
+        RunFolder(tmp_path).model(step).mkdir(parents=True)
+    monkeypatch.setattr(loop, "publish", mock.Mock(side_effect=PublishedError))
+    if (finished, step, has_model) == (10, 10, True):
+        loop.train(run)
+        run.store.finish.assert_called_once_with(10)
+    else:
+        with pytest.raises(PublishedError):
+            loop.train(run)

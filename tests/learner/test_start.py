@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from learner.checkpoint import CheckpointError, Checkpoints
-from learner.start import check_same, check_same_shapes
+from learner.restore import check_same, check_same_shapes
 from tests.learner.streams import MODEL
 
 

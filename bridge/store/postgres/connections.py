@@ -1,25 +1,33 @@
 """Connections to one PostgreSQL database: made when needed, kept for the next call, cut when the store is closed.
 
+A process works with one, besides that which listens: a server has few, and a cluster many actors. Calls take turns on
+it; only where one takes long is another connection made, and closed again when it is not needed any more.
+
 Not psycopg_pool: it connects in threads of its own, whose errors nobody sees and whose pauses grow past the time in
 which a healed network is to be noticed.
 """
 
 import contextlib
 import os
-import re
 import socket
 import threading
+import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
-from bridge.buckets import is_loopback
 from bridge.store.postgres.errors import connecting_heals, explain
+from bridge.store.postgres.way import check_encrypted, parse, way_of
 from bridge.store.sql.script import StoreClosedError
 
 Connection = psycopg.Connection[Any]
+
+_TURN_S = 0.1
+"""How long a call waits for a connection that is in use: most are done with it sooner, a large group is not."""
+_IDLE_S = 10.0
+"""One that was not needed for so long is closed, as long as there is another."""
 
 # Of libpq, for this end, unless the URL says otherwise: a server that is gone is noticed within seconds.
 _CLIENT: Mapping[str, str | int] = {
@@ -54,22 +62,17 @@ class Connections:
         Raises:
           ValueError: the URL is none of PostgreSQL's.
         """
-        try:
-            given = conninfo_to_dict(url)
-        except psycopg.ProgrammingError as e:
-            # What libpq says may quote a part of the password.
-            parameter = re.search(r'invalid URI query parameter: "(\w+)"', str(e))
-            raise ValueError(
-                "the store's URL can't be read; it is postgresql://user@host:port/database?sslmode=verify-full, with "
-                f"%XX for what is special{f'; {parameter[1]} is no parameter' if parameter else ''}"
-            ) from None
-        self.place = place_of(given)
-        check_encrypted(given, place=self.place)
-        self._conninfo = make_conninfo("", **{**_CLIENT, **given})
+        way = way_of(url)
+        check_encrypted(way)
+        self.place = way.place
+        self._conninfo = make_conninfo("", **{**_CLIENT, **parse(url)})
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[Connection, float]] = []
+        """With the time since which each is, the last one used last."""
         self._borrowed: set[Connection] = set()
+        self._num_lent = 0
+        """Borrowed, or being made for somebody."""
         self._has_worked = False
         self.closed = threading.Event()
 
@@ -121,7 +124,7 @@ class Connections:
         """Closes those that nobody uses: after one broke, the others most likely are."""
         with self._changed:
             idle, self._idle = self._idle, []
-        for connection in idle:
+        for connection, _ in idle:
             connection.close()
 
     def close(self) -> None:
@@ -138,8 +141,16 @@ class Connections:
     def _take(self) -> Connection:
         self._check_open()
         with self._changed:
-            connection = self._idle.pop() if self._idle else None
-        connection = connection or self.connect()
+            self._changed.wait_for(lambda: self._idle or not self._num_lent or self.closed.is_set(), _TURN_S)
+            connection = self._idle.pop()[0] if self._idle else None
+            self._num_lent += 1
+        try:
+            connection = connection or self.connect()
+        except BaseException:
+            with self._changed:
+                self._num_lent -= 1
+                self._changed.notify_all()
+            raise
         with self._changed:
             self._borrowed.add(connection)
             # Either `close` sees this connection and cuts it, or this sees that it was called.
@@ -151,13 +162,18 @@ class Connections:
 
     def _give_back(self, connection: Connection, *, is_sound: bool) -> None:
         keep = is_sound and not connection.closed and not self.closed.is_set()
+        now = time.monotonic()
         with self._changed:
             self._borrowed.discard(connection)
+            self._num_lent -= 1
+            spare = [] if keep else [connection]
             if keep:
-                self._idle.append(connection)
+                spare += [other for other, since in self._idle if now - since >= _IDLE_S]
+                self._idle = [(other, since) for other, since in self._idle if other not in spare]
+                self._idle.append((connection, now))
             self._changed.notify_all()
-        if not keep:
-            connection.close()
+        for one in spare:
+            one.close()
 
     def _check_open(self) -> None:
         if self.is_of_another_process:
@@ -170,30 +186,3 @@ def cut(connection: Connection) -> None:
     """Ends a connection that another thread may be waiting on; that thread gets an error and closes it."""
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
-
-
-def check_encrypted(given: Mapping[str, Any], *, place: str) -> None:
-    """Refuses a server on another machine that would be talked to without TLS, or without proof that it is the one.
-
-    What the URL leaves out is libpq's: its environment (PGHOST, PGSSLMODE), and then `prefer`, which anybody between
-    may talk out of TLS.
-
-    Raises:
-      ValueError: says what to add.
-    """
-    defaults = {o.keyword.decode(): (o.val or b"").decode() for o in psycopg.pq.Conninfo.get_defaults()}
-    settings = {**defaults, **given}
-    hosts = f"{settings.get('hostaddr') or settings.get('host') or ''}".split(",")
-    is_here = all(not host or host.startswith(("/", "@")) or is_loopback(host) for host in hosts)
-    if not is_here and settings.get("sslmode") != "verify-full":
-        raise ValueError(
-            f"{place} is on another machine, and sslmode={settings.get('sslmode')} does not prove that it is the right "
-            "server: add ?sslmode=verify-full, and name whoever signed its certificate by PGSSLROOTCERT"
-        )
-
-
-def place_of(given: Mapping[str, Any]) -> str:
-    """Which database, without any secret."""
-    user = f"{given['user']}@" if given.get("user") else ""
-    port = f":{given['port']}" if given.get("port") else ""
-    return f"postgresql://{user}{given.get('host', '')}{port}/{given.get('dbname', '')}"

@@ -18,7 +18,7 @@ from psycopg import sql
 from typing_extensions import override
 
 from bridge.store.postgres.connections import Connection, Connections
-from bridge.store.postgres.errors import heals, reason_of
+from bridge.store.postgres.errors import heals, is_full, reason_of
 from bridge.store.postgres.listener import Listener, channel_of
 from bridge.store.protocol import Mark, StoreLostError, SupersededLearnerError, Topic
 from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedError, translate
@@ -50,6 +50,11 @@ class PostgresDatabase(Database):
         self._retry_s = retry_s
         self._lock = threading.Lock()
         self._listener: Listener | None = None
+
+    @property
+    def place(self) -> str:
+        """Which database, without any secret."""
+        return self._connections.place
 
     @override
     def write(self, run: str, script: Script) -> list[list[Row]]:
@@ -86,7 +91,8 @@ class PostgresDatabase(Database):
                 if not heals(e):
                     raise
                 why = reason_of(e)
-                self._connections.drop_idle()
+                if not is_full(e):  # what we have is worth more than ever where no more are to be had
+                    self._connections.drop_idle()
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 place = self._connections.place
@@ -145,6 +151,8 @@ def _run_script(db: Connection, run: str, script: Script) -> list[list[Row]]:
         for topic in script.changes:
             _execute(db, _notification(run, topic, script.notify_if))
         cursors = [_execute(db, step) for step in script.steps]
+        for topic, condition in script.told_after.items():
+            _execute(db, _notification(run, topic, condition))
         db.execute("COMMIT")
     # Out here the server has answered to all of it.
     return [cursor.fetchall() if cursor.description else [] for cursor in cursors]

@@ -15,14 +15,8 @@ _HEALING_STATES = (
     "55P03",  # a lock was not to be had in time
 )
 # A server that refuses a connection says so in words only. Of these it will think better.
-_HEALING_WORDS = (
-    "starting up",
-    "shutting down",
-    "recovery",
-    "not yet accepting connections",
-    "too many",
-    "remaining connection slots",
-)
+_FULL_WORDS = ("too many", "remaining connection slots")
+_HEALING_WORDS = ("starting up", "shutting down", "recovery", "not yet accepting connections", *_FULL_WORDS)
 # Part of what libpq or the server says -> what to do about it.
 _ADVICE = (
     ("password authentication failed", "give the right password in PGPASSFILE or PGPASSWORD"),
@@ -67,6 +61,12 @@ def connecting_heals(error: psycopg.Error) -> bool:
     return any(words in text for words in cut) or not any(words in text for words in refused)
 
 
+def is_full(error: psycopg.Error) -> bool:
+    """Whether the server, or what it lets this role or database have, takes no more connections."""
+    refused = isinstance(error, psycopg.OperationalError) and "FATAL" in str(error)
+    return refused and any(words in str(error) for words in _FULL_WORDS)
+
+
 def explain(error: psycopg.Error, *, place: str) -> str:
     """One line on why a server can't be used, and what to do; `place` is the URL without its password."""
     reason = reason_of(error)
@@ -83,4 +83,9 @@ def reason_of(error: psycopg.Error) -> str:
     reason = (refusals or lines or [type(error).__name__])[-1]
     if "lock timeout" in reason:
         reason += ": a session keeps this run locked; an administrator ends it (pg_locks, pg_terminate_backend)"
+    if is_full(error):
+        reason += (
+            ": raise max_connections there (or the role's or database's CONNECTION LIMIT) to 2 for each actor and "
+            "learner and 10 more (docs/deploy.md)"
+        )
     return reason.removeprefix("connection failed: ").removeprefix("connection is bad: ")

@@ -13,6 +13,7 @@ from absl import logging
 from psycopg import sql
 
 from bridge.store.postgres.connections import Connection, Connections, cut
+from bridge.store.postgres.errors import reason_of
 from bridge.store.protocol import TOPICS, Mark, Topic
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
@@ -74,9 +75,8 @@ class Listener:
             except (psycopg.Error, OSError, RuntimeError, ValueError) as e:
                 if self._is_closed:
                     return
-                logging.log_every_n_seconds(
-                    logging.WARNING, "the store's changes are not heard error=%s", 30, type(e).__name__
-                )
+                why = reason_of(e) if isinstance(e, psycopg.Error) else type(e).__name__
+                logging.log_every_n_seconds(logging.WARNING, "the store's changes are not heard: %s", 30, why)
             if time.monotonic() - began_s > 2 * _LONGEST_PAUSE_S:
                 pause_s = _FIRST_PAUSE_S
             select.select([self._wake_read], [], [], pause_s * random.uniform(0.5, 1.0))

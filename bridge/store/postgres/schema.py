@@ -3,12 +3,13 @@
 `python -m bridge.store.postgres.schema` prints the SQL, for an administrator who makes them by hand.
 """
 
+import dataclasses
 import pathlib
 
 import psycopg
 from psycopg import sql
 
-FORMAT = 1
+FORMAT = 4
 """Number of the tables' form; another one is refused."""
 LEARNER, ACTOR = "sluice_learner", "sluice_actor"
 _FOLDER = pathlib.Path(__file__).parent
@@ -91,6 +92,9 @@ def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) ->
             """INSERT INTO sluice.runs (run, name, actor_role) VALUES (%s, %s, %s) ON CONFLICT (run) DO NOTHING""",
             (run, name, actor_role),
         )
+        db.execute(
+            "INSERT INTO sluice.serving (run) SELECT run FROM sluice.runs WHERE run = %s ON CONFLICT DO NOTHING", (run,)
+        )
         is_mine = _one(db, "SELECT sluice.owns(%s)", run)
     except psycopg.errors.InsufficientPrivilege as e:
         raise ValueError(
@@ -104,10 +108,39 @@ def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) ->
     )
 
 
-def find_runs(db: psycopg.Connection, name_or_id: str) -> list[str]:
-    """Ids of the runs of that name or id that this role may serve or lead, the newest first."""
-    found = "SELECT run FROM sluice.runs WHERE run = %s OR name = %s ORDER BY created_s DESC, run"
-    return [run for (run,) in db.execute(found, (name_or_id, name_or_id)).fetchall()]
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run, as whoever looks for it by name finds it."""
+
+    run: str
+    """Its id."""
+    finished_step: int | None
+    """Of its last weights; None while it goes on."""
+
+
+def find_runs(db: psycopg.Connection, name_or_id: str) -> list[FoundRun]:
+    """The runs of that name or id that this role may serve or lead, the newest first."""
+    found = "SELECT run, finished_step FROM sluice.runs WHERE run = %s OR name = %s ORDER BY created_s DESC, run"
+    return [FoundRun(run, step) for run, step in db.execute(found, (name_or_id, name_or_id)).fetchall()]
+
+
+def name_runs(db: psycopg.Connection) -> list[tuple[str, str]]:
+    """Ids and names of the runs that this role may lead, the newest first."""
+    found = "SELECT run, name FROM sluice.runs WHERE sluice.has_role(owner) ORDER BY created_s DESC, run"
+    return [(run, name) for run, name in db.execute(found).fetchall()]
+
+
+def check_learner(db: psycopg.Connection) -> None:
+    """Whether this role may lead runs.
+
+    Raises:
+      ValueError: it may not.
+    """
+    if not _one(db, "SELECT pg_has_role(current_user, %s, 'MEMBER')", LEARNER):
+        raise ValueError(
+            f"role {db.info.user} may not keep runs in order: that is for a learner's role, whom an administrator has "
+            f"GRANTed {LEARNER}"
+        )
 
 
 def _one(db: psycopg.Connection, query: str, *params: object):

@@ -2,7 +2,7 @@
 CREATE SCHEMA sluice;
 
 CREATE TABLE sluice.format (number integer NOT NULL);
-INSERT INTO sluice.format VALUES (1);
+INSERT INTO sluice.format VALUES (4);
 
 -- What leases and heartbeats are counted by: this server's clock, in Unix seconds; one moment a statement.
 CREATE FUNCTION sluice.now_s() RETURNS float8 LANGUAGE sql STABLE
@@ -19,7 +19,9 @@ CREATE TABLE sluice.runs (
     incarnation bigint NOT NULL DEFAULT -1,         -- of the learner that leads, or led last
     holder text,                                    -- where it lives
     lead_expires_s float8,
-    lead_by text
+    lead_by text,
+    finished_step bigint,                           -- of the last weights, once all steps are done
+    finished_s float8
 ) WITH (fillfactor = 50);                           -- room for its own next version: it changes with every group
 CREATE TABLE sluice.restores (
     run text NOT NULL, incarnation bigint NOT NULL, step bigint NOT NULL, PRIMARY KEY (run, incarnation)
@@ -38,15 +40,18 @@ CREATE TABLE sluice.tickets (
     CHECK (octet_length(actor) <= 1024 AND octet_length(failure) <= 4096 AND octet_length(claim) <= 64
         AND octet_length(given_up_by) <= 64 AND octet_length(done_by) <= 64)
 );
-CREATE INDEX tickets_by_order ON sluice.tickets (run, state, "order", number);
-CREATE INDEX tickets_by_claim ON sluice.tickets (run, claim) WHERE state = 'claimed';
+-- Only a table's first index begins with the run. To the planner all that begin with it look alike in a table that is
+-- still empty, and the plan that it makes then is kept until somebody analyses the table: each ticket would be looked
+-- for among all of the run's. Of equals it takes the newest.
+CREATE INDEX tickets_by_order ON sluice.tickets (state, run, "order", number);
+CREATE INDEX tickets_by_claim ON sluice.tickets (claim, run) WHERE state = 'claimed';
 CREATE TABLE sluice.groups (
     run text NOT NULL, seq bigint NOT NULL, ticket_id text NOT NULL, kind text NOT NULL, actor text NOT NULL,
     max_step bigint NOT NULL, call text NOT NULL,
-    PRIMARY KEY (run, seq), UNIQUE (run, ticket_id), UNIQUE (run, call),
+    PRIMARY KEY (run, seq), UNIQUE (ticket_id, run), UNIQUE (call, run),
     CHECK (octet_length(actor) <= 1024)
 );
-CREATE INDEX groups_by_kind ON sluice.groups (run, kind, seq);
+CREATE INDEX groups_by_kind ON sluice.groups (kind, run, seq);
 -- Sent before the run's lock is taken, so that a large one on a slow way holds up nobody.
 CREATE TABLE sluice.payloads (
     run text NOT NULL, call text NOT NULL, payload bytea NOT NULL, PRIMARY KEY (run, call),
@@ -56,8 +61,25 @@ CREATE TABLE sluice.payloads (
 ALTER TABLE sluice.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;  -- numbers that don't compress
 CREATE TABLE sluice.heartbeats (
     run text NOT NULL, process text NOT NULL, payload bytea NOT NULL, time_s float8 NOT NULL, PRIMARY KEY (run, process),
-    CHECK (octet_length(process) <= 1024 AND octet_length(payload) <= 16384)
+    holder text NOT NULL DEFAULT '',                -- the place whose actor has this name; empty: anybody may take it
+    places bigint CHECK (places >= 0),              -- sequences that an actor's engine runs at once; NULL: it serves none
+    CHECK (octet_length(process) <= 1024 AND octet_length(payload) <= 16384 AND octet_length(holder) <= 4096)
 ) WITH (fillfactor = 50);
+-- How many engines serve, by their places ('64:3,256:1'): a row for a run, counted anew whenever somebody says that it
+-- is old, so that an actor need not read the heartbeats of all.
+CREATE TABLE sluice.serving (
+    run text PRIMARY KEY, counted_s float8 NOT NULL DEFAULT 0, sizes text NOT NULL DEFAULT ''
+) WITH (fillfactor = 50);
+CREATE FUNCTION sluice.count_engines() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    NEW.counted_s := sluice.now_s();
+    NEW.sizes := (SELECT coalesce(string_agg(places || ':' || num, ','), '')
+        FROM (SELECT places, count(*) AS num FROM sluice.heartbeats
+            WHERE run = NEW.run AND places IS NOT NULL AND time_s > NEW.counted_s - 10
+            GROUP BY places ORDER BY places LIMIT 256) AS counted);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER count_engines BEFORE UPDATE ON sluice.serving FOR EACH ROW EXECUTE FUNCTION sluice.count_engines();
 CREATE TABLE sluice.fences (run text NOT NULL, actor text NOT NULL, reason text NOT NULL, PRIMARY KEY (run, actor));
 CREATE TABLE sluice.announcements (
     run text PRIMARY KEY, incarnation bigint NOT NULL, step bigint NOT NULL, call text NOT NULL, payload bytea NOT NULL

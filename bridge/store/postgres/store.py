@@ -48,8 +48,8 @@ def make_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float =
         database.close()
 
 
-def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[str]:
-    """Ids of the runs of that name or id that the URL's role may serve or lead, the newest first.
+def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[schema.FoundRun]:
+    """The runs of that name or id that the URL's role may serve or lead, the newest first.
 
     Raises:
       ValueError: the server refuses us, or has no store.

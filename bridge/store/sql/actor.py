@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 
-import blake3
 from typing_extensions import override
 
-from bridge.published import RunCard
-from bridge.store.protocol import ActorStore, FencedError, UnfitGroupError
+from bridge.store.protocol import COUNTED_S, ActorStore, FencedError, UnfitGroupError
 from bridge.store.sql.claim import CLAIM
 from bridge.store.sql.fit import describe_misfit, fit_of
 from bridge.store.sql.objects import SqlObjects, Stowed
 from bridge.store.sql.script import NO_LIMIT
-from bridge.store.sql.shared import check_lease, check_limit, new_call
-from bridge.types import Group, Ticket
+from bridge.store.sql.shared import FENCE, OPEN, check_lease, check_limit, new_call
+from bridge.types import Group, Heartbeat, Ticket
 
 _MAX_REASON_CHARS = 1000
-_FENCE = "SELECT reason FROM fences WHERE run = :run AND actor = :actor"
 # A group is taken once: a call that is made again finds its own name in `done_by`, whatever became of the group since.
 _TAKES = """EXISTS (SELECT 1 FROM tickets
     WHERE run = :run AND id = :ticket_id AND fit = :fit AND state NOT IN ('done', 'acknowledged')
@@ -28,18 +25,37 @@ class SqlActorSide(SqlObjects, ActorStore):
     """Claims, leases and groups."""
 
     @override
-    def card(self) -> RunCard | None:
-        rows = self._read("SELECT payload FROM cards WHERE run = :run")
-        return self._decode(RunCard, rows[0][0]) if rows else None
+    def engines(self, *, anew: bool = False) -> dict[int, int]:
+        is_old = "abs({now} - counted_s) >= :counted_s"  # also after a clock was set back
+        look = self._step(f"SELECT sizes, {is_old} FROM serving WHERE run = :run", counted_s=COUNTED_S)
+        rows = self._database.read(self._run, look)
+        if anew or any(needed for _, needed in rows):
+            # Who finds it counted meanwhile does not count again; the count itself is the table's own (its trigger).
+            count = self._step(
+                f"UPDATE serving SET counted_s = {{now}} WHERE run = :run AND {is_old}",
+                counted_s=0.0 if anew else COUNTED_S,
+            )
+            rows = self._write(count, look, locks=False)[1]
+        pairs = (pair.split(":") for sizes, _ in rows for pair in sizes.split(",") if pair)
+        return {int(size): int(num) for size, num in pairs}
 
     @override
-    def blob(self, blake3: str) -> bytes:
-        rows = self._read("SELECT content FROM blobs WHERE run = :run AND blake3 = :blake3", blake3=blake3)
-        if not rows:
-            raise KeyError(f"the store has no file of hash {blake3}")
-        (content,) = rows[0]
-        check_blob(blake3, content)
-        return content
+    def take_name(self, beat: Heartbeat, *, place: str) -> None:
+        self._beat(beat, place)
+        self._places[beat.process] = place
+
+    def _give_names_back(self, *, patience_s: float) -> None:
+        for name, place in self._places.items():
+            self._write(
+                self._step(
+                    """UPDATE heartbeats SET holder = '', time_s = {now}, places = NULL
+                    WHERE run = :run AND process = :name AND holder = :place""",
+                    name=name,
+                    place=place,
+                ),
+                locks=False,
+                patience_s=patience_s,
+            )
 
     @override
     def claim(
@@ -50,6 +66,7 @@ class SqlActorSide(SqlObjects, ActorStore):
         lease_s: float,
         width: int | None = None,
         among: int = 1,
+        part: int | None = None,
         served: Sequence[str] = (),
     ) -> list[Ticket]:
         check_limit(limit)
@@ -68,12 +85,15 @@ class SqlActorSide(SqlObjects, ActorStore):
                 limit=limit,
                 lease_s=lease_s,
                 width=NO_LIMIT if width is None else width,
-                num_train_offers=limit if width is None else NO_LIMIT,
+                num_train_offers=limit if width is None and part is None else NO_LIMIT,
+                num_groups=limit if width is None and part is not None else NO_LIMIT,
                 among=max(1, among),
+                no_limit=NO_LIMIT,
+                part=NO_LIMIT if part is None else part,
                 **who,
             ),
             self._step(
-                _FENCE
+                FENCE
                 + """ AND NOT EXISTS (SELECT 1 FROM tickets
                     WHERE run = :run AND only_for = :actor AND state IN ('open', 'claimed'))""",
                 **who,
@@ -89,6 +109,14 @@ class SqlActorSide(SqlObjects, ActorStore):
                 WHERE run = :run AND state = 'claimed' AND lease_expires_s <= {now} AND actor <> :actor LIMIT 1""",
                 **who,
             ),
+            # Who follows claims with more tickets need not look again and again.
+            told_after={
+                "claims": self._step(
+                    """SELECT 1 FROM tickets
+                    WHERE run = :run AND state = 'claimed' AND claim = :call AND kind = 'train' LIMIT 1""",
+                    **who,
+                )
+            },
         )
         if fences and not rows:
             raise FencedError(f"actor {actor} is fenced: {fences[0][0]}")
@@ -117,8 +145,7 @@ class SqlActorSide(SqlObjects, ActorStore):
     def release(self, actor: str, ticket_ids: Sequence[str]) -> None:
         self._write(
             self._step(
-                """UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL
-                WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor""",
+                f"{OPEN} WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor",
                 ids=list(ticket_ids),
                 actor=actor,
             ),
@@ -158,7 +185,7 @@ class SqlActorSide(SqlObjects, ActorStore):
                 AND NOT EXISTS (SELECT 1 FROM groups WHERE run = :run AND call = :call)""",
                 **params,
             ),
-            self._step(_FENCE, **params),
+            self._step(FENCE, **params),
             self._step(
                 """SELECT fit, done_by, only_for, CASE WHEN fit <> :fit THEN payload END FROM tickets
                 WHERE run = :run AND id = :ticket_id""",
@@ -190,11 +217,6 @@ class SqlActorSide(SqlObjects, ActorStore):
         return False
 
     @override
-    def fenced(self, actor: str) -> str | None:
-        rows = self._read(_FENCE, actor=actor)
-        return rows[0][0] if rows else None
-
-    @override
     def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
         params = {
             "id": ticket_id,
@@ -217,13 +239,3 @@ class SqlActorSide(SqlObjects, ActorStore):
             ),
             changes=("tickets",),
         )
-
-
-def check_blob(hash_: str, content: bytes) -> None:
-    """Refuses bytes of another hash.
-
-    Raises:
-      ValueError: they were changed on their way or where they lay.
-    """
-    if blake3.blake3(content).hexdigest() != hash_:
-        raise ValueError(f"the file of hash {hash_} has another one: it was changed; start the learner again")

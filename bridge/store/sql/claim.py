@@ -1,7 +1,8 @@
-"""`frontier.choose` and `frontier.fair_share` in SQL: which tickets a claim gets is decided where the tickets are.
+"""`frontier.choose`, `spread` and `fair_share` in SQL: which tickets a claim gets is decided where the tickets are.
 
 The rows of `offered`, by order, are what `choose` goes through: evaluations and probes pass, a training ticket if its
 order is in service or among the first new ones that the frontier has room for, and the first `fair_share` of those.
+What is over the actor's part of its order comes last.
 """
 
 CLAIM = """
@@ -17,6 +18,10 @@ offered AS (
     SELECT * FROM (
         SELECT number, "order", 1 AS is_train FROM mine
         WHERE kind = 'train' AND (state = 'open' OR lease_expires_s <= {now})
+            AND (:num_groups >= :no_limit OR "order" <= (SELECT max("order") FROM (
+                SELECT DISTINCT "order" FROM mine
+                WHERE kind = 'train' AND (state = 'open' OR lease_expires_s <= {now})
+                ORDER BY "order" LIMIT :num_groups) AS groups_looked_through))
         ORDER BY "order", number LIMIT :num_train_offers) AS train
     UNION ALL
     SELECT * FROM (
@@ -34,14 +39,28 @@ placed AS (
     FROM (SELECT number, "order", is_train,
         CASE WHEN "order" IN (SELECT "order" FROM in_service) THEN 0 ELSE 1 END AS is_new FROM offered) AS offers
 ),
-admitted AS (
-    SELECT number, "order", is_train, row_number() OVER (PARTITION BY is_train ORDER BY "order", number) AS nth
+held AS (
+    SELECT "order", count(*) AS num_tickets FROM tickets
+    WHERE run = :run AND state = 'claimed' AND lease_expires_s > {now} AND served = 0 AND kind = 'train'
+        AND actor = :actor AND :part < :no_limit
+    GROUP BY "order"
+),
+parted AS (
+    SELECT number, "order", is_train,
+        CASE WHEN is_train = 1 AND row_number() OVER (PARTITION BY is_train, "order" ORDER BY number) > :part
+            - coalesce((SELECT num_tickets FROM held WHERE held."order" = placed."order"), 0)
+        THEN 1 ELSE 0 END AS is_beyond
     FROM placed WHERE is_train = 0 OR is_new = 0 OR place <= :width - (SELECT count(*) FROM in_service)
+),
+admitted AS (
+    SELECT number, "order", is_train, is_beyond,
+        row_number() OVER (PARTITION BY is_train ORDER BY is_beyond, "order", number) AS nth
+    FROM parted
 ),
 unserved AS (
     SELECT "order", state, actor FROM tickets
-    WHERE run = :run AND kind = 'train' AND only_for IS NULL
-        AND (state = 'open' OR (state = 'claimed' AND served = 0)) AND :among > 1
+    WHERE run = :run AND state IN ('open', 'claimed') AND kind = 'train' AND only_for IS NULL
+        AND (state = 'open' OR served = 0) AND :among > 1
 ),
 share AS (
     SELECT (count(*) + :among - 1) / :among
@@ -53,6 +72,6 @@ UPDATE tickets SET state = 'claimed', served = 0, actor = :actor, lease_expires_
 WHERE number IN (
         SELECT number FROM admitted
         WHERE is_train = 0 OR :among < 2 OR nth <= (SELECT num_tickets FROM share)
-        ORDER BY "order", number LIMIT :limit)
+        ORDER BY is_beyond, "order", number LIMIT :limit)
     AND NOT EXISTS (SELECT 1 FROM tickets WHERE run = :run AND state = 'claimed' AND claim = :call)
 """

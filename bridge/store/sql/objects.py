@@ -28,11 +28,46 @@ class SqlObjects(SqlShared):
 
     _objects: GroupObjects | None = None
     _inline_bytes = 0
+    _has_marked = False
     _keeper: "ObjectKeeper | None" = None
 
     def use_bucket(self, objects: GroupObjects, *, inline_bytes: int) -> None:
         """Puts groups of more than `inline_bytes` there from now on; once, before anything else."""
         self._objects, self._inline_bytes = objects, inline_bytes
+
+    def check_bucket(self) -> None:
+        """Looks whether the bucket here, where there is one, is the one that the learner reads.
+
+        Raises:
+          ValueError: it is another one, or it refuses us.
+          StoreLostError: it could not be reached.
+        """
+        if self._objects is not None:
+            self._objects.check_mark()
+
+    def _mark_bucket(self) -> None:
+        """Marks the bucket as this run's; where groups of the run lie there it must be marked already.
+
+        Raises:
+          ValueError: it isn't, as an empty folder is on which the shared one is not mounted; or it refuses us.
+          StoreLostError: it could not be reached.
+        """
+        if self._objects is None:
+            return
+        if self._references():
+            self._objects.check_own_mark()
+        self._objects.mark()
+        self._has_marked = True
+
+    def _check_own_bucket(self) -> None:
+        """Looks whether the bucket is still the one that this learner has marked.
+
+        Raises:
+          ValueError: its mark is missing, or it refuses us.
+          StoreLostError: it could not be reached.
+        """
+        if self._objects is not None and self._has_marked:
+            self._objects.check_own_mark()
 
     def delete_dropped(self) -> int:
         """Deletes the objects of groups that are gone; returns how many were noted."""

@@ -41,13 +41,16 @@ class Script:
     before_lock: Sequence[Step] = ()
     """What is large and sent first, so that nobody waits for its way; undone with the rest."""
     locks: bool = True
-    """Whether it takes its turn among the run's writers; one that doesn't writes nothing, or a row of its own."""
+    """Whether it takes its turn among the run's writers; one that doesn't writes nothing, or a row that none of them
+    looks at: its own, or the count of engines."""
     incarnation: int | None = None
     """Of the learner that asks: nothing is done once another leads; None for whoever does not lead."""
     changes: Collection[Topic] = ()
     """What those who wait are told of; `notify_if` says whether."""
     notify_if: Step | None = None
     """Asked before `steps`: those who wait are told if it gives a row; None: always."""
+    told_after: Mapping[Topic, Step] = dataclasses.field(default_factory=dict[Topic, Step])
+    """Topics that those who wait are told of if a step, asked after `steps`, gives a row."""
     patience_s: float | None = None
     """How long a database that can't be reached is tried again; None: as long as it was told to when it was opened."""
 

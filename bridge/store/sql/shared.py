@@ -2,7 +2,7 @@
 
 import dataclasses
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import logging
@@ -10,11 +10,16 @@ from typing_extensions import override
 
 from bridge import codec
 from bridge.published import Announcement
-from bridge.store.protocol import Mark, SharedStore, Topic
+from bridge.store.protocol import NAME_LEASE_S, Finished, Mark, NameTakenError, SharedStore, Topic
 from bridge.store.sql.script import Database, Row, Script, Step
-from bridge.types import Heartbeat, Ticket
+from bridge.types import Heartbeat, Ticket, Version
+
+FENCE = "SELECT reason FROM fences WHERE run = :run AND actor = :actor"
 
 T = TypeVar("T", bound=codec.Message)
+
+OPEN = "UPDATE tickets SET state = 'open', actor = NULL, lease_expires_s = NULL"
+"""Offers tickets, to whoever claims them next; the `WHERE` is its user's."""
 
 
 class SqlShared(SharedStore):
@@ -25,8 +30,12 @@ class SqlShared(SharedStore):
         self._database = database
         self._run = run
         self._max_bytes = max_message_bytes
+        self._places: dict[str, str] = {}
+        """Where the actors live whose names were taken by this process (`take_name`)."""
         self._incarnation: int | None = None
         """The one that this process leads as; None: it doesn't lead, and its writes are nobody's but its caller's."""
+        self._led_after_seq = 0
+        """The last group when it began to lead: older ones may lie in the bucket that an earlier learner had."""
 
     @override
     def mark(self) -> Mark:
@@ -38,11 +47,35 @@ class SqlShared(SharedStore):
 
     @override
     def heartbeat(self, beat: Heartbeat) -> None:
-        put = """INSERT INTO heartbeats (run, process, payload, time_s) VALUES (:run, :process, :payload, {now})
-            ON CONFLICT (run, process) DO UPDATE SET payload = excluded.payload, time_s = excluded.time_s"""
-        step = self._step(put, process=beat.process, payload=self._encode(beat))
+        self._beat(beat, self._places.get(beat.process, ""))
+
+    def _beat(self, beat: Heartbeat, place: str) -> None:
+        """One heartbeat; with a place only if no live actor elsewhere has the name.
+
+        Raises:
+          NameTakenError: one has.
+        """
+        put = """INSERT INTO heartbeats (run, process, payload, time_s, holder, places)
+            VALUES (:run, :process, :payload, {now}, :place, :places)
+            ON CONFLICT (run, process) DO UPDATE SET payload = excluded.payload, time_s = excluded.time_s,
+                holder = excluded.holder, places = excluded.places
+            WHERE excluded.holder = '' OR heartbeats.holder IN ('', excluded.holder)
+                OR heartbeats.time_s <= {now} - :lease_s"""
+        step = self._step(
+            put,
+            process=beat.process,
+            payload=self._encode(beat),
+            place=place,
+            places=_places(beat),
+            lease_s=NAME_LEASE_S,
+        )
+        ask = self._step(
+            "SELECT holder, time_s FROM heartbeats WHERE run = :run AND process = :process", process=beat.process
+        )
         # An actor's is a row of its own and waits for nobody; a learner's is refused once another one leads.
-        self._write(step, guarded=True, locks=self._incarnation is not None)
+        rows = self._write(step, ask, guarded=True, locks=self._incarnation is not None)[1]
+        if place and rows and rows[0][0] != place:
+            raise NameTakenError(beat.process, rows[0][0], beat_s=rows[0][1])
 
     @override
     def heartbeats(self) -> list[Heartbeat]:
@@ -71,6 +104,19 @@ class SqlShared(SharedStore):
         return self._decode(Announcement, rows[0][0]) if rows else None
 
     @override
+    def fenced(self, actor: str) -> str | None:
+        rows = self._read(FENCE, actor=actor)
+        return rows[0][0] if rows else None
+
+    @override
+    def finished(self) -> Finished | None:
+        rows = self._read(
+            """SELECT incarnation, finished_step, finished_s FROM runs
+            WHERE run = :run AND finished_step IS NOT NULL"""
+        )
+        return Finished(Version(incarnation=rows[0][0], step=rows[0][1]), rows[0][2]) if rows else None
+
+    @override
     def close(self) -> None:
         self._database.close()
 
@@ -88,6 +134,7 @@ class SqlShared(SharedStore):
         locks: bool = True,
         changes: Collection[Topic] = (),
         notify_if: Step | None = None,
+        told_after: Mapping[Topic, Step] | None = None,
         patience_s: float | None = None,
     ) -> list[list[Row]]:
         script = Script(
@@ -97,9 +144,13 @@ class SqlShared(SharedStore):
             incarnation=self._incarnation if guarded else None,
             changes=changes,
             notify_if=notify_if,
+            told_after=told_after or {},
             patience_s=patience_s,
         )
         return self._database.write(self._run, script)
+
+    def _change(self, sql: str, /, *, tells: bool = False, **params: object) -> None:
+        self._write(self._step(sql, **params), guarded=True, changes=("tickets",) if tells else ())
 
     def _encode(self, message: codec.Message) -> bytes:
         return codec.encode(message, max_bytes=self._max_bytes)
@@ -109,6 +160,13 @@ class SqlShared(SharedStore):
 
     def _tickets(self, rows: Sequence[Row]) -> list[Ticket]:
         return [self._decode(Ticket, payload) for (payload,) in rows]
+
+
+def _places(beat: Heartbeat) -> int | None:
+    """Sequences that its engine runs at once; None if it serves none."""
+    if beat.role != "actor" or beat.version is None or beat.report is None or beat.report.is_leaving:
+        return None
+    return beat.report.max_sequences
 
 
 def new_call() -> str:

@@ -1,19 +1,25 @@
 """All that a store does, in SQL, over any database."""
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import override
 
+from bridge.published import RunCard
 from bridge.store.protocol import GroupStore, StoreLostError
 from bridge.store.sql.actor import SqlActorSide
-from bridge.store.sql.learner import SqlLearnerSide
+from bridge.store.sql.cards import SqlCards
+from bridge.store.sql.fences import SqlFences
+from bridge.store.sql.groups import SqlGroups
+from bridge.store.sql.lead import SqlLead
 from bridge.store.sql.script import Row, Step
+from bridge.store.sql.tickets import SqlTickets
 
 _FAREWELL_S = 2.0
 
 
-class SqlStore(SqlLearnerSide, SqlActorSide, GroupStore):
+class SqlStore(SqlLead, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlActorSide, GroupStore):
     """One run in a database; safe to use from several threads, closed before a fork."""
 
     @override
@@ -21,6 +27,11 @@ class SqlStore(SqlLearnerSide, SqlActorSide, GroupStore):
         incarnation = super().lead(holder, lease_s=lease_s)
         self._keep_objects()
         return incarnation
+
+    @override
+    def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
+        self._mark_bucket()  # first: who has the card looks for the mark
+        super().put_card(card, blobs)
 
     @override
     def _write(self, *steps: Step, guarded: bool = False, **options: Any) -> list[list[Row]]:
@@ -33,7 +44,8 @@ class SqlStore(SqlLearnerSide, SqlActorSide, GroupStore):
     def close(self) -> None:
         # Whoever can't say so ends its lead by the database's clock.
         try:
-            with contextlib.suppress(StoreLostError, RuntimeError):
+            with contextlib.suppress(StoreLostError, RuntimeError, ValueError):  # a run that was dropped, too
                 self._resign(patience_s=_FAREWELL_S)
+                self._give_names_back(patience_s=_FAREWELL_S)
         finally:
             super().close()

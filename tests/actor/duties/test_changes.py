@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from actor import loop
-from actor.duties import changes, weights, withdrawals
+from actor.duties import changes, leases, weights
 from bridge.published import Announcement
 from bridge.types import Version
 from tests.actor.fakes import until
@@ -17,7 +17,7 @@ NEVER_S = 1000.0
 @pytest.fixture(autouse=True)
 def no_looks(monkeypatch):
     monkeypatch.setattr(loop, "CLAIM_S", NEVER_S)
-    monkeypatch.setattr(withdrawals, "LEASED_S", NEVER_S)
+    monkeypatch.setattr(leases, "LEASED_S", NEVER_S)
     monkeypatch.setattr(weights, "ANNOUNCED_S", NEVER_S)
 
 

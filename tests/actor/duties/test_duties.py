@@ -8,7 +8,7 @@ import pytest
 from actor import duties
 
 FILES = sorted(Path(duties.__file__).parent.glob("*.py"))
-PARTS = {"engine", "store", "timeline", "weights", "sample_ended", "group_ended"}
+PARTS = {"engine", "store", "timeline", "weights", "sampler", "fence", "sample_ended", "group_ended"}
 """What an actor was put together from, and the bells it rings; everything else of it is read only."""
 
 
@@ -47,7 +47,7 @@ def test_duty_changes_no_field_of_the_actor(file):
     ("line", "trespass"),
     [
         ("actor.is_leaving = True", "actor.is_leaving is changed"),
-        ("actor.num_dropped += 1", "actor.num_dropped is changed"),
+        ("actor.tally.num_dropped += 1", "actor.tally.num_dropped is changed"),
         ("actor.admission.max_sequences = 3", "actor.admission.max_sequences is changed"),
         ("actor.held['t0'] = ticket", "actor.held is changed"),
         ("del actor.held['t0']", "actor.held is changed"),

@@ -3,11 +3,16 @@
 import asyncio
 import contextlib
 import dataclasses
+import threading
 
+import pytest
+
+from actor.duties import signs
 from actor.engine.protocol import EngineDeadError
-from bridge.types import Version
+from bridge.types import Heartbeat, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
+from tests.bridge.factories import make_report
 
 
 @contextlib.asynccontextmanager
@@ -33,6 +38,69 @@ def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
         (beat,) = s.store.heartbeats()
         assert (beat.process, beat.role, beat.version) == ("actor-0", "actor", v)
         assert (s.report().pause_s, s.report().load_s) == (0.02, 0.01) and (s.report().prefetch_s or 0) > 0
+
+    run(body())
+
+
+def test_tickets_are_shared_among_all_that_serve_without_reading_their_heartbeats(tmp_path):
+    def beat(s, name, version):
+        report = make_report(max_sequences=64)
+        s.store.heartbeat(Heartbeat(process=name, role="actor", pid=1, time_s=0.0, version=version, report=report))
+
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        s.store.heartbeats = lambda: pytest.fail("as many rows as there are engines")
+        for i in range(3):
+            beat(s, f"far-{i}", Version(incarnation=0, step=0))
+        beat(s, "starting", None)
+        async with s.serving():
+            await until(lambda: s.actor.admission.num_engines == 4, "three others serve")
+            assert not s.actor.is_counted  # it has no weights, and counts itself
+            v = s.publish(0)
+            await s.served(v)
+            await until(lambda: s.actor.is_counted, "it is counted too")
+            assert s.actor.admission.num_engines == 4 and s.store.engines() == {64: 3, 8: 1}
+
+    run(body())
+
+
+def test_actor_whose_signs_come_too_late_still_counts_itself(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, auto=True)
+        s.store.heartbeat = lambda beat: None
+        v = s.publish(0)
+        async with s.serving():
+            await s.served(v)
+            await until(lambda: s.actor.is_counted, "it has said so")
+            assert s.store.engines(anew=True) == {} and s.actor.admission.num_engines == 1
+
+    run(body())
+
+
+def test_sign_that_was_under_way_when_the_weights_came_is_not_believed_after_them(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        began, go_on = asyncio.Event(), threading.Event()
+        loop, heartbeat = asyncio.get_running_loop(), s.store.heartbeat
+
+        def slow(beat):
+            if beat.version is None:
+                loop.call_soon_threadsafe(began.set)
+                go_on.wait()
+            heartbeat(beat)
+
+        s.store.heartbeat = slow
+        first = asyncio.create_task(signs.say_alive(s.actor))
+        await began.wait()
+        s.engine.version = Version(incarnation=0, step=0)
+        second = asyncio.create_task(signs.say_alive(s.actor))
+        await asyncio.sleep(0)
+        await until(lambda: second.done() or s.actor.saying.locked(), "it waits for its turn")
+        go_on.set()
+        await asyncio.gather(first, second)
+        assert s.store.engines(anew=True) == {8: 1} and s.actor.is_counted
+        assert s.actor.admission.num_engines == 1
+        await s.verifiers.close()
 
     run(body())
 

@@ -35,7 +35,7 @@ class Setup:
         return self.writer.write(version(step, incarnation), tensors, dtype="float32")
 
     def damage(self, manifest) -> None:
-        path = self.root / "snapshots" / manifest.file.name
+        path = self.root / "snapshots" / manifest.pieces[0].file.name
         data = bytearray(path.read_bytes())
         data[manifest.tensors[0].offset_bytes] ^= 1
         path.write_bytes(data)

@@ -9,18 +9,20 @@ import pytest
 
 from actor.weights import source
 from actor.weights.client import FIRST_RETRY_S, WeightClient
-from actor.weights.source import RemoteSource
+from actor.weights.source import FIRST_ASK_S, RemoteSource
+from bridge import codec
 from bridge.published import Announcement, WeightManifest
-from bridge.snapshots.download import Patience
-from bridge.snapshots.fetch import SnapshotFetcher
-from bridge.snapshots.layout import place_of
-from bridge.snapshots.shared import SharedCopy
+from bridge.snapshots.bucket import SnapshotBucket
+from bridge.snapshots.fetching.download import Patience
+from bridge.snapshots.fetching.fetch import SnapshotFetcher
+from bridge.snapshots.fetching.shared import SharedCopy
+from bridge.snapshots.layout import MANIFEST, place_of
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter, map_tensors
 from bridge.timeline import Timeline
 from bridge.types import Version
 from tests.actor.fakes import FakeEngine
-from tests.bridge.snapshots.serving import (
+from tests.bridge.snapshots.served import (
     NUM_VALUES,
     OTHER_TOKEN,
     RUN,
@@ -35,6 +37,7 @@ from tests.bridge.snapshots.serving import (
 )
 
 TABLE = {"w": ("float32", (NUM_VALUES,))}
+DEAD = "http://127.0.0.1:1"
 PATIENCE = Patience(silence_s=1e6, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
 
 
@@ -81,6 +84,22 @@ class Setup:
         place = place_of(self.url, manifest.run, manifest.version)
         self.store.announcement = sign(Announcement(manifest=manifest, sources=(place,)), TOKEN)
 
+    @property
+    def bucket(self) -> str:
+        return (self.root / "bucket").as_uri()
+
+    def put(self, step: int) -> pathlib.Path:
+        """Publishes a version and puts it into the bucket, where it lies under the path."""
+        manifest = publish(self.writer, step)
+        SnapshotBucket(self.bucket, self.root / "w", run=RUN, keep=9).put(manifest)
+        return self.root / "bucket" / "v1" / RUN / str(manifest.version)
+
+    def announce_behind_a_wall(self, step: int, *, beside: int, url: str = DEAD) -> None:
+        """Publishes a version that the actor can't reach, or can at `url`, beside an older one in the bucket."""
+        manifest = publish(self.writer, step)
+        places = place_of(url, RUN, manifest.version), place_of(self.bucket, RUN, at(beside))
+        self.store.announcement = sign(Announcement(manifest=manifest, sources=places), TOKEN)
+
     def follow(self) -> bool:
         async def body() -> bool:
             manifest = await self.client.prefetch()
@@ -93,7 +112,8 @@ def open_client(root: pathlib.Path, store: AnnouncingStore, engine: LoadingEngin
     fetcher = SnapshotFetcher(
         run=RUN, tokenizer_hash=TOKENIZER, expected=TABLE, token=TOKEN, patience=PATIENCE, lock_timeout_s=0.05
     )
-    remote = RemoteSource(store, SharedCopy(root / "memory", run=RUN, fetcher=fetcher))  # pyright: ignore
+    shared = SharedCopy(root / "memory", run=RUN, fetcher=fetcher)
+    remote = RemoteSource(store, shared, clock=lambda: now[0])  # pyright: ignore[reportArgumentType]
     return WeightClient(remote, engine, timeline=Timeline(root / "events", "actor-0"), clock=lambda: now[0])
 
 
@@ -145,7 +165,7 @@ def test_two_actors_of_a_host_serve_the_same_from_one_download(setup):
         (lambda m: dataclasses.replace(m, version=at(5), hmac=None), "unsigned manifest"),
         (lambda m: sign(dataclasses.replace(m, version=at(5)), OTHER_TOKEN), "not signed"),
         (lambda m: sign(dataclasses.replace(m, version=at(5), tokenizer_hash="u"), TOKEN), "tokenizer"),
-        (lambda m: sign(dataclasses.replace(m, version=at(5), tensors=()), TOKEN), "tensors"),
+        (lambda m: sign(dataclasses.replace(m, version=at(5), tensors=()), TOKEN), "no data"),
     ],
 )
 def test_forged_announcement_is_refused_and_what_is_served_unchanged(setup, forge, complaint, caplog):
@@ -212,7 +232,7 @@ def test_version_superseded_while_it_is_fetched_is_no_refusal(setup):
 
 def test_server_that_is_down_is_no_refusal_and_asked_again_at_once(setup):
     manifest = publish(setup.writer, 0)
-    url, setup.url = setup.url, "http://127.0.0.1:1"
+    url, setup.url = setup.url, DEAD
     setup.announce(manifest)
     assert not setup.follow()
     assert setup.client.num_refused == 0 and setup.client.is_stuck
@@ -222,16 +242,21 @@ def test_server_that_is_down_is_no_refusal_and_asked_again_at_once(setup):
     assert not setup.client.is_stuck
 
 
-def test_server_that_a_restarted_learner_left_behind_is_left_for_the_one_that_it_announces(setup, monkeypatch):
-    """A learner that is started again serves on another port; who had begun to ask the old one hears of it."""
-    monkeypatch.setattr(source, "LOOK_S", 0.0)
+def silent_server() -> tuple[ScriptedServer, threading.Event]:
+    """One that takes a request, and says nothing for ever; and what is set when it has one."""
     entered = threading.Event()
 
     def silent(request, connection):
         entered.set()
         connection.recv(1)
 
-    server = ScriptedServer(values(0).tobytes(), silent)
+    return ScriptedServer(values(0).tobytes(), silent), entered
+
+
+def test_server_that_a_restarted_learner_left_behind_is_left_for_the_one_that_it_announces(setup, monkeypatch):
+    """A learner that is started again serves on another port; who had begun to ask the old one hears of it."""
+    monkeypatch.setattr(source, "LOOK_S", 0.0)
+    server, entered = silent_server()
     real_url, setup.url = setup.url, server.url
     setup.publish(0)
 
@@ -250,16 +275,22 @@ def test_server_that_a_restarted_learner_left_behind_is_left_for_the_one_that_it
     assert setup.engine.version == at(1)
 
 
+def test_older_version_that_lay_in_reach_from_the_start_is_taken_when_nothing_arrives(setup, monkeypatch):
+    """No other announcement comes, and the silent place never gives up by itself."""
+    monkeypatch.setattr(source, "LOOK_S", 0.0)
+    server, _ = silent_server()
+    setup.put(1)
+    setup.announce_behind_a_wall(2, beside=1, url=server.url)
+    assert not setup.follow()
+    assert setup.follow()
+    server.close()
+    assert (setup.engine.version, setup.client.num_refused) == (at(1), 0)
+
+
 def test_fetch_holds_no_event_loop_and_ends_when_it_is_cancelled(setup):
     """The place says nothing for ever; the actor is stopped in the middle of it."""
     manifest = publish(setup.writer, 0)
-    entered = threading.Event()
-
-    def silent(request, connection):
-        entered.set()
-        connection.recv(1)
-
-    server = ScriptedServer(values(0).tobytes(), silent)
+    server, entered = silent_server()
     real_url, setup.url = setup.url, server.url
     setup.announce(manifest)
 
@@ -286,3 +317,102 @@ def test_learner_that_went_back_is_followed_to_its_higher_incarnation(setup):
     setup.announce(manifest)
     assert setup.follow()
     assert setup.engine.version == at(3, incarnation=1)
+
+
+def test_older_version_beside_an_announced_one_out_of_reach_is_served_then_a_newer_one_never_an_older_one(
+    setup, caplog
+):
+    setup.put(1)
+    publish(setup.writer, 2)
+    setup.announce_behind_a_wall(3, beside=1)  # whose file has the same name
+    assert not setup.follow() and setup.client.is_stuck  # the announced one is tried first
+    assert setup.follow() and not setup.client.is_stuck
+    assert setup.engine.version == at(1)
+    np.testing.assert_array_equal(setup.engine.loaded[-1], values(1))
+    assert not setup.follow()  # the announced one again
+    setup.put(4)
+    setup.announce_behind_a_wall(5, beside=4)
+    assert setup.follow() and setup.engine.version == at(4)
+    np.testing.assert_array_equal(setup.engine.loaded[-1], values(4))
+    setup.announce_behind_a_wall(6, beside=1)
+    assert not any(setup.follow() for _ in range(3))
+    assert (setup.engine.version, setup.client.num_refused) == (at(4), 0)
+    setup.announce_behind_a_wall(7, beside=1, url=setup.url)
+    assert setup.follow() and setup.engine.version == at(7)
+    assert "corrupt" not in caplog.text  # none was read for another one
+
+
+def test_announced_version_is_taken_as_soon_as_it_is_in_reach_though_an_older_one_is_there(setup):
+    setup.put(1)
+    setup.announce_behind_a_wall(2, beside=1)
+    assert [setup.follow(), setup.follow()] == [False, True]
+    setup.put(3)
+    setup.announce_behind_a_wall(4, beside=3, url=setup.url)
+    assert setup.follow() and setup.engine.version == at(4)
+    assert not setup.follow() and setup.engine.version == at(4)
+
+
+def test_older_version_that_was_fetched_stays_until_the_engine_has_it(setup):
+    """An actor that lets requests end before it swaps looks again and again what is announced."""
+    setup.put(1)
+    setup.announce_behind_a_wall(2, beside=1)
+
+    async def body() -> bool:
+        assert await setup.client.prefetch() is None
+        manifest = await setup.client.prefetch()
+        assert manifest is not None and manifest.version == at(1)
+        assert [await setup.client.prefetch() for _ in range(3)] == [manifest] * 3
+        return await setup.client.swap(manifest)
+
+    assert asyncio.run(body())
+    assert not setup.follow() and setup.engine.version == at(1)
+
+
+@pytest.mark.parametrize("damage", ["replay", "unsigned", "another token", "not there", "data"])
+def test_older_version_that_is_not_the_one_named_whole_and_signed_is_not_served(setup, damage, caplog):
+    old, named = setup.put(1), setup.put(2)
+    manifest = codec.decode(WeightManifest, (named / MANIFEST).read_bytes())
+    match damage:
+        case "replay":
+            (named / MANIFEST).write_bytes((old / MANIFEST).read_bytes())
+            complaint = "0:1 lies where 0:2 was announced"
+        case "unsigned":
+            (named / MANIFEST).write_bytes(codec.encode(dataclasses.replace(manifest, hmac=None)))
+            complaint = "unsigned manifest"
+        case "another token":
+            (named / MANIFEST).write_bytes(codec.encode(sign(manifest, OTHER_TOKEN)))
+            complaint = "not signed"
+        case "not there":
+            (named / MANIFEST).unlink()
+            complaint = "not in the bucket"
+        case _:
+            (named / manifest.pieces[0].file.name).write_bytes(bytes(manifest.pieces[0].file.num_bytes))
+            complaint = "does not match its hash"
+    setup.announce_behind_a_wall(3, beside=2)
+    assert not any(setup.follow() for _ in range(3))
+    assert setup.engine.version is None and complaint in caplog.text
+    setup.publish(4)
+    assert setup.follow() and setup.engine.version == at(4)
+
+
+def test_sources_that_all_lack_the_version_are_asked_less_and_less_often_and_a_new_announcement_at_once(
+    setup, monkeypatch
+):
+    asked: list[Version] = []
+    fetch = SnapshotFetcher.fetch
+
+    def counted(self, announcement, *args, **kwargs):
+        asked.append(announcement.manifest.version)
+        return fetch(self, announcement, *args, **kwargs)
+
+    monkeypatch.setattr(SnapshotFetcher, "fetch", counted)
+    stale = publish(setup.writer, 0)
+    setup.put(1)
+    publish(setup.writer, 2)
+    setup.announce(stale)
+    for now_s in (0.0, 0.9 * FIRST_ASK_S, FIRST_ASK_S, 2.9 * FIRST_ASK_S, 3 * FIRST_ASK_S):
+        setup.now[0] = now_s
+        assert not setup.follow()
+    assert asked == [at(0)] * 3
+    setup.publish(3)
+    assert setup.follow() and asked[3:] == [at(3)]

@@ -21,7 +21,7 @@ from absl import app, logging
 from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.bucket import SnapshotBucket
 from bridge.snapshots.delta import make_delta
-from bridge.snapshots.fetch import SnapshotFetcher
+from bridge.snapshots.fetching.fetch import SnapshotFetcher
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.types import Version
 from tests.bench.publish import codecs, smollm2
@@ -90,17 +90,18 @@ def _measure_step(before: pathlib.Path, after: pathlib.Path, place: pathlib.Path
         manifests.append(writer.write(Version(incarnation=0, step=step), _load(file), dtype="bfloat16"))
         sources.append(bucket.put(manifests[-1]))
     old, new = manifests
-    assert new.delta is not None, "a step's delta is worth it"
+    delta = new.pieces[0].delta
+    assert delta is not None, "a step's delta is worth it"
     old_data, new_data = (
-        np.memmap(place / "snapshots" / m.file.name, np.uint8, "r", shape=(m.file.num_bytes,)) for m in manifests
+        np.memmap(place / "snapshots" / m.pieces[0].file.name, np.uint8, "r", shape=(m.num_bytes,)) for m in manifests
     )
     make_s = min(_timed(lambda: make_delta(old, old_data, new, new_data, name="delta-1")) for _ in range(_REPEATS))
     announcements = [Announcement(manifest=m, sources=s) for m, s in zip(manifests, sources, strict=True)]
     apply_s, full_apply_s = _time_fetches(announcements[0], announcements[1], place)
     values = {
-        "ratio": new.file.num_bytes / new.delta.num_bytes,
-        "bytes": new.delta.num_bytes,
-        "full_bytes": new.file.num_bytes,
+        "ratio": new.num_bytes / delta.num_bytes,
+        "bytes": delta.num_bytes,
+        "full_bytes": new.num_bytes,
         "changed_share": float(np.mean(old_data.view(np.uint16) != new_data.view(np.uint16))),
         "make_s": make_s,
         "apply_s": apply_s,

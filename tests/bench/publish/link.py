@@ -49,8 +49,9 @@ def measure(size_name: str) -> dict[str, Any]:
         token, _ = provide_secrets(folder / "secrets", learner.address)
         writer = SnapshotWriter(folder / "weights", run=RUN, tokenizer_hash="t", token=token)
         arguments = (f"--folder={folder / 'weights'}", f"--listen={learner.address}:{PORT}", "--scheme=https")
+        log = open(folder / "server.log", "w")  # noqa: SIM115 - of a process that outlives this line
         processes = [
-            learner.spawn("launch.snapshot_server", *arguments, output=open(folder / "server.log", "w")),  # noqa: SIM115
+            learner.spawn("launch.snapshot_server", *arguments, shm=pathlib.Path("/dev/shm"), output=log),
             _actor([sys.executable, "-m", THIS, "actor", "local", size_name, str(folder)]),
             _actor(net["actor"].command(sys.executable, "-m", THIS, "actor", "remote", size_name, folder)),
         ]
@@ -140,8 +141,8 @@ def act(side: str, size_name: str, folder: pathlib.Path, told: IO[str]) -> None:
     from actor.weights.client import WeightClient
     from actor.weights.source import LocalSource, RemoteSource
     from bridge.secrets import read_tls, read_token
-    from bridge.snapshots.fetch import SnapshotFetcher
-    from bridge.snapshots.shared import SharedCopy
+    from bridge.snapshots.fetching.fetch import SnapshotFetcher
+    from bridge.snapshots.fetching.shared import SharedCopy
     from bridge.timeline import Timeline
 
     tensors = random_tensors(size_name)

@@ -22,12 +22,12 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
     import ml_dtypes
     import numpy as np
 
+    from bridge.names import flatten
     from bridge.snapshots.cast import cast_all_into
     from bridge.snapshots.chunks import hashed
     from bridge.snapshots.writer import SnapshotMirror, SnapshotWriter, latest, map_tensors
     from bridge.types import Version
     from configs.sections import PublishConfig
-    from learner.publish.export import Export
     from learner.publish.publisher import Publisher
     from tests.bench.publish.sizes import SIZES, make_params
     from tests.bench.publish.timing import in_turns, medians, speed_over
@@ -62,12 +62,12 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
         engine.clear()
         mirror.close()
         copy.unlink()
-        sources = Export(params, "bfloat16", in_place=True).tensors(size.names)
+        sources = dict(size.names.iter_tensors({path: np.asarray(x) for path, x in flatten(params).items()}))
         on_device = jax.jit(lambda tree: jax.tree.map(lambda x: x.astype("bfloat16"), tree))
         entries = [(name, "bfloat16", x.shape) for name, x in sources.items()]
         with writer.begin(Version(incarnation=1, step=0), entries) as draft:
             pairs = [(draft.buffer(name), x) for name, x in sources.items()]
-            whole = np.ones(manifest.file.num_bytes, np.uint8)
+            whole = np.ones(manifest.pieces[0].file.num_bytes, np.uint8)
             bits = [
                 (draft.buffer(t.name).view(np.uint8).reshape(-1), whole[t.offset_bytes : t.offset_bytes + t.num_bytes])
                 for t in manifest.tensors
@@ -85,7 +85,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
                 {
                     "memcpy": memcpy,
                     "write": lambda: cast_all_into(pairs),
-                    "hash": lambda: hashed(manifest.file, whole),
+                    "hash": lambda: hashed(manifest.pieces[0].file, whole),
                 },
                 rounds=ROUNDS,
             )
@@ -104,7 +104,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
     seconds |= publishing | fetching | loading | for_comparison
     return medians(seconds) | {
         "num_parameters": size.num_parameters,
-        "num_bytes": manifest.file.num_bytes,
+        "num_bytes": manifest.pieces[0].file.num_bytes,
         "publish_over_memcpy": speed_over(seconds, "write", than="memcpy"),
         "naive_over_memcpy": naive,
     }

@@ -3,7 +3,8 @@
     python -m tests.bench.publish.network SIZE
 
 The server is the one that a learner starts, in a process of its own, with token and TLS; the reader is the actors'.
-Fetched once with its hashes and once without, so that the way of the bytes shows apart.
+Fetched once with its hashes and once without, so that the way of the bytes shows apart; of that also the seconds of CPU
+of reader and server together, over those of the memcpy.
 """
 
 import json
@@ -20,16 +21,16 @@ import numpy as np
 
 from bridge import secrets
 from bridge.published import Announcement
-from bridge.snapshots import download
 from bridge.snapshots.chunks import hashed
-from bridge.snapshots.fetch import SnapshotFetcher
+from bridge.snapshots.fetching import download
+from bridge.snapshots.fetching.fetch import SnapshotFetcher
 from bridge.snapshots.layout import manifest_path, part_path, place_of
 from bridge.snapshots.signing import sign
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.types import Version
 from launch import certificates
 from launch.snapshot_server import ServerProcess
-from tests.bench.publish.timing import in_turns, medians, speed_over
+from tests.bench.publish.timing import in_turns, medians, speed_over, with_cpu
 
 ROUNDS = 5
 RUN = "bench"
@@ -93,19 +94,20 @@ def measure(size_name: str) -> dict[str, Any]:
             fetcher.fetch(announcement, into, stop=threading.Event())
 
         def fetch_unhashed(scheme: str) -> None:
-            with mock.patch.object(download, "has_chunk", lambda *_: True):
+            with mock.patch.object(download, "is_chunk", lambda *_: True):
                 fetch(scheme)
 
-        source, target = (np.full(manifest.file.num_bytes, i, np.uint8) for i in range(2))
+        source, target = (np.full(manifest.pieces[0].file.num_bytes, i, np.uint8) for i in range(2))
+        cpu: dict[str, list[float]] = {"memcpy": [], "http": [], "https": []}
         try:
             seconds = in_turns(
                 {
-                    "memcpy": lambda: np.copyto(target, source),
-                    "hash": lambda: hashed(manifest.file, source),
+                    "memcpy": with_cpu(lambda: np.copyto(target, source), cpu["memcpy"]),
+                    "hash": lambda: hashed(manifest.pieces[0].file, source),
                     "http": lambda: fetch("http"),
-                    "http_bytes": lambda: fetch_unhashed("http"),
+                    "http_bytes": with_cpu(lambda: fetch_unhashed("http"), cpu["http"], beside=servers["http"].pid),
                     "https": lambda: fetch("https"),
-                    "https_bytes": lambda: fetch_unhashed("https"),
+                    "https_bytes": with_cpu(lambda: fetch_unhashed("https"), cpu["https"], beside=servers["https"].pid),
                 },
                 rounds=ROUNDS,
             )
@@ -115,9 +117,11 @@ def measure(size_name: str) -> dict[str, Any]:
             fetcher.close()
             writer.remove()
     return medians(seconds) | {
-        "num_bytes": manifest.file.num_bytes,
+        "num_bytes": manifest.pieces[0].file.num_bytes,
         "network_over_memcpy": speed_over(seconds, "http_bytes", than="memcpy"),
         "network_tls_over_memcpy": speed_over(seconds, "https_bytes", than="memcpy"),
+        "network_cpu_over_memcpy": sum(cpu["http"]) / sum(cpu["memcpy"]),
+        "network_tls_cpu_over_memcpy": sum(cpu["https"]) / sum(cpu["memcpy"]),
         "network_with_hash_over_memcpy": speed_over(seconds, "http", than="memcpy"),
         "network_tls_with_hash_over_memcpy": speed_over(seconds, "https", than="memcpy"),
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,28 @@ def in_turns(works: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[
 def speed_over(seconds: Mapping[str, list[float]], work: str, *, than: str) -> float:
     """How fast `work` is against another thing that was timed in turns with it: the median of the rounds' ratios."""
     return statistics.median(b / a for a, b in zip(seconds[work], seconds[than], strict=True))
+
+
+def with_cpu(work: Callable[[], object], into: list[float], *, beside: int | None = None) -> Callable[[], None]:
+    """`work`, which also notes how many seconds of CPU it took, those of another process (`beside`) included.
+
+    Ratios of these say what something costs also where others use the cores.
+    """
+
+    def run() -> None:
+        begin_s = _cpu_s(beside)
+        work()
+        into.append(_cpu_s(beside) - begin_s)
+
+    return run
+
+
+def _cpu_s(pid: int | None) -> float:
+    """This process's seconds of CPU so far, and another one's."""
+    if pid is None:
+        return time.process_time()
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def medians(seconds: Mapping[str, list[float]]) -> dict[str, float]:

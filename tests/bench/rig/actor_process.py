@@ -13,26 +13,16 @@ from typing import Any
 
 from absl import logging
 
-from actor.admission import Admission
-from actor.duties import STANDARD_DUTIES
-from actor.loop import Actor, Limits
-from actor.verifiers.pool import VerifierPool
 from actor.vllm.engine import VllmEngine
-from actor.weights.client import WeightClient
-from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import ModelFolder, read_model_folder
-from actor.weights.source import LocalSource
-from bridge.store.sqlite import SqliteStore
-from bridge.timeline import Timeline
 from configs import overrides
-from configs.run_folder import RunFolder, run_id, snapshot_folder
-from configs.schema import Config
 from launch import command_line
-from launch.pipes import Parent
+from launch.processes.pipes import Parent
 from launch.profile_machine.engine import profile_engine
 from tests.bench.rig.load import LoadLog
 from tests.bench.rig.paced_engine import PacedEngine
-from tests.bench.rig.replay import HashRewards, ReplayEngine
+from tests.bench.rig.replay import ReplayEngine
+from tests.bench.rig.serving import serve
 from tests.bench.rig.session import Session
 
 NAME = "actor-0"
@@ -66,7 +56,8 @@ class Server:
         parsed = Session.from_json(session)
         replay = self._engine_for(parsed)
         self._load = LoadLog(lambda: replay.stats)
-        self._serving = asyncio.create_task(self._serve(parsed, replay, self._load))
+        assert self._model is not None
+        self._serving = asyncio.create_task(serve(NAME, parsed, replay, self._model, self._load))
         self._serving.add_done_callback(self._ended)
         return {"serving": True}
 
@@ -99,62 +90,6 @@ class Server:
         whole = dataclasses.replace(session.config.actor, max_num_seqs=there)
         self._engine = self._engine.for_run(dataclasses.replace(session.config, actor=whole))
         return ReplayEngine(self._engine, session.lengths, places=wanted if wanted < there else None)
-
-    async def _serve(self, session: Session, replay: ReplayEngine, load: LoadLog) -> None:
-        assert self._model is not None
-        config, model = session.config, self._model
-        snapshots = snapshot_folder(config)
-        with contextlib.ExitStack() as parts:
-            copy = LocalCopy(snapshots, NAME)
-            parts.callback(copy.close)
-            store = SqliteStore(RunFolder(session.folder).store)
-            parts.callback(store.close)
-            timeline = Timeline(RunFolder(session.folder).events, NAME)
-            parts.callback(timeline.close)
-            weights = WeightClient(
-                LocalSource(
-                    snapshots,
-                    copy.file,
-                    run=run_id(session.folder),
-                    tokenizer_hash=model.tokenizer_hash,
-                    expected=model.tensors,
-                ),
-                replay,
-                timeline=timeline,
-            )
-            parts.callback(weights.close)
-            verifiers = _verifiers(session, config)
-            actor = Actor(
-                NAME,
-                store=store,
-                engine=replay,
-                weights=weights,
-                verifiers=verifiers,  # pyright: ignore[reportArgumentType]
-                decode=model.decode,
-                admission=Admission.of(config),
-                timeline=timeline,
-                limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
-                drains=config.publish.at_publish == "drain",
-            )
-            watching = asyncio.create_task(load.watch())
-            try:
-                await actor.run(STANDARD_DUTIES)
-            finally:
-                watching.cancel()
-                await replay.settle()
-                await verifiers.close()
-
-
-def _verifiers(session: Session, config: Config) -> VerifierPool | HashRewards:
-    if session.rewards == "hash":
-        return HashRewards()
-    return VerifierPool(
-        num_workers=config.actor.verifier_workers,
-        timeout_s=config.actor.verifier_timeout_s,
-        retries=config.actor.verifier_retries,
-        truncated=config.prompts.truncated,
-        own=(config.prompts.verifier,),
-    )
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import jax  # noqa: E402
 from absl import logging  # noqa: E402
 
 from launch import command_line  # noqa: E402
-from launch.pipes import Parent  # noqa: E402
+from launch.processes.pipes import Parent  # noqa: E402
 from learner.data.prompts import load_prompts  # noqa: E402
 from learner.data.tokenizer import load_tokenizer  # noqa: E402
 from learner.devices.mesh import make_mesh  # noqa: E402
@@ -56,7 +56,11 @@ class Server:
         model = pathlib.Path(model_folder)
         vocab_size = Architecture.from_hf(model).vocab_size
         stream, _, _ = load_prompts(Session.from_json(session).config, load_tokenizer(model, vocab_size=vocab_size))
-        return {"prompts": [next(stream).prompt_tokens.tolist() for _ in range(count)]}
+        problems = [next(stream) for _ in range(count)]
+        return {
+            "prompts": [p.prompt_tokens.tolist() for p in problems],
+            "answers": [p.task.answer for p in problems],
+        }
 
     def _steps_for(self, session: Session, model: pathlib.Path) -> PacedSteps:
         config, model_config = session.config, Architecture.from_hf(model)

@@ -26,14 +26,19 @@ class PacedEngine:
     """An `actor.engine.protocol.Engine` that makes tokens as fast as a profile says, out of the prompt's own."""
 
     def __init__(
-        self, profile: EngineProfile, *, pause_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+        self,
+        profile: EngineProfile,
+        *,
+        pause_s: float = 0.0,
+        version: Version | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Empty; an update stops it for `pause_s`."""
+        """Empty; an update stops it for `pause_s`. One that is to sample without an update is given a `version`."""
         self._sim = SimEngine(profile)
         self._pause_s, self._clock = pause_s, clock
         self._start_s = clock()
-        self._version: Version | None = None
-        self._versions: dict[int, Version] = {}
+        self._version = version
+        self._versions: dict[int, Version] = {} if version is None else {0: version}
         self._ends: dict[str, asyncio.Future[Finished]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._num_tokens = 0
@@ -159,8 +164,8 @@ class PacedEngine:
 
 
 def _rank(request_id: str) -> int:
-    """A request's number among its prompt's, as in "000000003.7"."""
-    return int(request_id.rpartition(".")[2])
+    """A request's number among its prompt's, as in "000000003.7"; one begun anew has its number after a "+"."""
+    return int(request_id.split(".")[1].partition("+")[0])
 
 
 def _token_versions(finished: Finished, num_tokens: int) -> list[int]:

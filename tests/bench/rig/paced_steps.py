@@ -14,11 +14,10 @@ from collections.abc import Generator
 import jax
 import numpy as np
 
+from learner.update.loss_sum import NO_ANCHORS, AnchorLogprobs
 from learner.update.packing import PackedBatch
 from learner.update.state import TrainState
-from learner.update.step import AnchorLogprobs, Metrics, Steps
-
-_NO_ANCHORS = AnchorLogprobs()
+from learner.update.step import Metrics, Steps
 
 
 class PacedSteps(Steps):
@@ -44,7 +43,7 @@ class PacedSteps(Steps):
         self.num_passes, self.num_micro_batches, self.num_real_tokens, self._owed = 0, 0, 0, 0.0
         self.cpu_s, self._cpu_s = (), 0.0
 
-    def accumulate(self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = _NO_ANCHORS) -> TrainState:
+    def accumulate(self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = NO_ANCHORS) -> TrainState:
         tokens = int(np.count_nonzero(np.asarray(batch.segment_ids)))
         self._owed += tokens * self.passes_per_token
         passes = max(1, int(self._owed))

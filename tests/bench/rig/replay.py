@@ -89,12 +89,26 @@ class ReplayEngine:
 
 
 class HashRewards:
-    """Rewards 0 and 1, as likely, by a hash of the response: groups have variance, and no verifier takes time."""
+    """Rewards 0 and 1, as likely, by a hash of the response: groups have variance, and no verifier takes time.
+
+    But those of a share of the prompts, told by a hash too, are all 1: their groups teach nothing.
+    """
+
+    def __init__(self, flat_share: float = 0.0) -> None:
+        """`flat_share` is of the prompts."""
+        self._flat_share = flat_share
 
     async def score(self, response_text: str, task: Task, finish: Finish) -> float:
         del finish
+        if self.is_flat(task.answer):
+            return 1.0
         digest = hashlib.blake2b((task.answer + response_text).encode(), digest_size=1).digest()
         return float(digest[0] & 1)
+
+    def is_flat(self, answer: str) -> bool:
+        """Whether a prompt, told by what its answer is judged by, has rewards that are all alike."""
+        digest = hashlib.blake2b(answer.encode(), digest_size=4, person=b"flat").digest()
+        return int.from_bytes(digest, "little") < self._flat_share * 2**32
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -11,7 +11,7 @@ from typing import Any
 from bridge import timeline
 from configs.run_folder import RunFolder, snapshot_folder
 from configs.schema import Config
-from launch.pipes import PipedProcess, wait_for
+from launch.processes.pipes import PipedProcess, wait_for
 from learner.metrics import read_rows
 from tests.bench.rig.session import Session
 
@@ -42,7 +42,9 @@ class Result:
     """CPU seconds of the learner's process, all its threads, in the gradients and the optimizer of each update."""
     dropped: dict[str, int]
     running: list[tuple[float, int]]
-    """Unix seconds, and the sequences that the engine ran then."""
+    """Unix seconds, and the sequences that the engine ran then; of several engines, the first."""
+    late_s: float = 0.0
+    """How late the actors' process was where it had to say so (`tests.bench.engines.fleet_process`)."""
 
     @property
     def span_s(self) -> float:
@@ -90,7 +92,14 @@ class Result:
 class Rig:
     """The two processes; a context manager that ends them."""
 
-    def __init__(self, root: pathlib.Path, config: Config, model_folder: pathlib.Path) -> None:
+    def __init__(
+        self,
+        root: pathlib.Path,
+        config: Config,
+        model_folder: pathlib.Path,
+        *,
+        actor_module: str = "tests.bench.rig.actor_process",
+    ) -> None:
         """Starts both and the engine; takes a minute or two.
 
         Args:
@@ -98,6 +107,7 @@ class Rig:
           config: of the engine: its sections model and actor are every session's, but for actor.max_num_seqs, which
             may be less in a session: the rest of the places stays empty then.
           model_folder: the policy's.
+          actor_module: what is run as the first process; it answers as `actor_process` does.
 
         Raises:
           ValueError: the machine has one core only.
@@ -110,7 +120,7 @@ class Rig:
         module = __name__.rpartition(".")[0]
         self._num_sessions = 0
         with contextlib.ExitStack() as children:  # each is ended, whatever fails
-            self._actor = PipedProcess(f"{module}.actor_process", [str(ENGINE_CORE)], root / "actor.log")
+            self._actor = PipedProcess(actor_module, [str(ENGINE_CORE)], root / "actor.log")
             children.callback(self._actor.close)
             self._learner = PipedProcess(
                 f"{module}.learner_process", [str(LEARNER_CORE)], root / "learner.log", env=ONE_THREAD
@@ -158,6 +168,7 @@ class Rig:
             evals=[r for r in rows if r["kind"] == "eval"],
             events=timeline.read(RunFolder(session.folder).events),
             running=[(at_s, running) for at_s, running in load["running"]],
+            late_s=load.get("late_s", 0.0),
             **answer,
         )
 
@@ -167,8 +178,17 @@ class Rig:
 
     def prompts(self, config: Config, count: int) -> list[list[int]]:
         """The tokens of a run's first prompts, in the order of their tickets."""
+        return [tokens for tokens, _ in self.problems(config, count)]
+
+    def problems(self, config: Config, count: int) -> list[tuple[list[int], str]]:
+        """The same, each with what its answers are judged by."""
         request = {"do": "prompts", "session": Session(config=config).to_json(), "count": count}
-        return self._ask(self._learner, request | {"model_folder": str(self.model_folder)})["prompts"]
+        found = self._ask(self._learner, request | {"model_folder": str(self.model_folder)})
+        return list(zip(found["prompts"], found["answers"], strict=True))
+
+    def ask_actor(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the first process answers to a request that not every such process knows."""
+        return self._ask(self._actor, request)
 
     def close(self) -> None:
         """Ends both processes."""

@@ -22,6 +22,8 @@ class Session:
     lengths: Lengths | None = None
     """None: responses end when the model ends them."""
     rewards: Literal["hash", "task"] = "hash"
+    flat_share: float = 0.0
+    """Of the prompts, with rewards by hash: their groups have no variance."""
     passes_per_token: float = 0.0
     """Gradient passes the learner computes per real token, most of them thrown away; see `paced_steps`. 0: one a
     micro-batch, as it is."""
@@ -38,6 +40,7 @@ class Session:
             "config": json.loads(overrides.to_json(self.config)),
             "lengths": lengths,
             "rewards": self.rewards,
+            "flat_share": self.flat_share,
             "passes_per_token": self.passes_per_token,
             "engine": dataclasses.asdict(self.engine) if self.engine else None,
         }
@@ -48,6 +51,7 @@ class Session:
             config=overrides.from_dict(raw["config"]),
             lengths=msgspec.convert(raw["lengths"], Lengths | None),
             rewards=raw["rewards"],
+            flat_share=raw["flat_share"],
             passes_per_token=raw["passes_per_token"],
             engine=msgspec.convert(raw["engine"], EngineProfile | None),
         )

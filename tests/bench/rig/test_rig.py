@@ -13,7 +13,7 @@ import pytest
 from actor.engine.protocol import Sample
 from bridge.types import Sampling, Task
 from configs.schema import Config
-from launch.pipes import ChildError, PipedProcess, wait_for
+from launch.processes.pipes import ChildError, PipedProcess, wait_for
 from learner.devices.mesh import make_mesh
 from learner.update.step import Steps
 from tests.bench.rig import measure, report
@@ -399,7 +399,7 @@ def test_aim_is_met_on_its_side(value, at_least, met):
 
 CHILD = """
 import sys
-from launch.pipes import Parent
+from launch.processes.pipes import Parent
 parent = Parent()
 print("chatter on stdout")
 while (request := parent.receive()) is not None:
@@ -415,7 +415,7 @@ while (request := parent.receive()) is not None:
 @pytest.fixture
 def start_child(tmp_path, monkeypatch):
     (tmp_path / "pipe_child.py").write_text(CHILD)
-    monkeypatch.setattr("launch.pipes.sys", SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin))
+    monkeypatch.setattr("launch.processes.pipes.sys", SimpleNamespace(executable=_with_path(tmp_path), stdin=sys.stdin))
     return lambda name: PipedProcess("pipe_child", [], tmp_path / name)
 
 

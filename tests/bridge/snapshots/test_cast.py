@@ -99,3 +99,16 @@ def test_cast_of_a_source_that_must_not_be_written():
     target = np.zeros(5, BFLOAT16)
     cast_into(target, source)
     np.testing.assert_array_equal(target.astype(np.float32), source)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 5, 31, 32, 33])
+def test_cast_of_any_length_to_any_place_writes_that_and_no_more(shift):
+    bits = np.random.default_rng(shift).integers(0, 2**32, 1000, np.uint32)
+    bits[::7] = 0x7F800001  # NaNs
+    for size in (0, 1, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 160, 700):
+        source = bits[shift : shift + size].view(np.float32)
+        whole = np.full(1000, 7, np.uint16)
+        cast_into(whole[shift : shift + size].view(BFLOAT16), source)
+        assert (whole[:shift] == 7).all() and (whole[shift + size :] == 7).all()
+        with np.errstate(invalid="ignore"):
+            assert_same(whole[shift : shift + size].view(BFLOAT16), source.astype(BFLOAT16))

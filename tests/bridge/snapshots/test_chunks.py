@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.published import FileEntry
-from bridge.snapshots.chunks import MAX_CHUNKS, chunk_bytes_of, copy_chunks, has_chunk, hashed, unhashed
+from bridge.snapshots.chunks import MAX_CHUNKS, chunk_bytes_of, copy_chunks, hashed, unhashed
 from bridge.snapshots.writer import SnapshotError, SnapshotWriter, fetch, map_tensors
 from bridge.types import Version
+from tests.bridge.snapshots.written import flat, has_chunk
 
 MIB = 2**20
 
@@ -54,11 +55,11 @@ def test_copy_chunks_arrives_whole_and_names_the_chunks_that_changed(fd, chunk_b
     file = entry_of(data.tobytes(), chunk_bytes)
     os.pwrite(fd, data.tobytes(), 0)
     into = np.zeros_like(data)
-    assert copy_chunks(fd, file, into) == []
+    assert copy_chunks(fd, file, flat(data.size), into) == []
     np.testing.assert_array_equal(into, data)
     for position in (1_000_002, 500_000):
         os.pwrite(fd, bytes([data[position] ^ 1]), position)
-    assert copy_chunks(fd, file, into) == sorted({500_000 // chunk_bytes, 1_000_002 // chunk_bytes})
+    assert copy_chunks(fd, file, flat(data.size), into) == sorted({500_000 // chunk_bytes, 1_000_002 // chunk_bytes})
     assert not has_chunk(into, file, 500_000 // chunk_bytes)
     assert has_chunk(data, file, 500_000 // chunk_bytes)
 
@@ -67,7 +68,7 @@ def test_copy_chunks_of_a_file_too_short_says_where_it_ends(fd):
     data = bytes(1000)
     os.pwrite(fd, data[:150], 0)
     with pytest.raises(EOFError, match="ends at byte 150, 1000 expected"):
-        copy_chunks(fd, entry_of(data, 1000), np.zeros(1000, np.uint8))
+        copy_chunks(fd, entry_of(data, 1000), flat(1000), np.zeros(1000, np.uint8))
 
 
 def test_corrupt_chunk_of_many_is_named_by_its_number(tmp_path: Path):
@@ -75,10 +76,10 @@ def test_corrupt_chunk_of_many_is_named_by_its_number(tmp_path: Path):
     with_small_chunks = SnapshotWriter(tmp_path / "weights", **keys, chunk_bytes=64)
     values = np.arange(1000, dtype=np.float32)
     manifest = with_small_chunks.write(Version(incarnation=0, step=1), {"w": values}, dtype="float32")
-    assert manifest.file == entry_of(values.tobytes(), 64)
+    assert manifest.pieces[0].file == entry_of(values.tobytes(), 64)
     fetch(tmp_path / "weights", manifest, tmp_path / "local", **keys)
     np.testing.assert_array_equal(map_tensors(tmp_path / "local", manifest)["w"], values)
-    with open(tmp_path / "weights" / manifest.file.name, "r+b") as f:
+    with open(tmp_path / "weights" / manifest.pieces[0].file.name, "r+b") as f:
         f.seek(640)
         f.write(b"\xff")
     with pytest.raises(SnapshotError, match="corrupt: 1 of 63 chunks of slot-0 do not match their hash, first 10"):

@@ -8,7 +8,8 @@ from bridge import codec
 from bridge.published import DeltaEntry
 from bridge.snapshots.layout import SnapshotError
 from bridge.snapshots.signing import check_signature, sign
-from tests.bridge.snapshots.serving import OTHER_TOKEN, TOKEN, announced, at, open_writer, publish
+from tests.bridge.factories import with_file, with_piece
+from tests.bridge.snapshots.served import OTHER_TOKEN, TOKEN, announced, at, open_writer, publish
 
 
 @pytest.fixture
@@ -40,7 +41,9 @@ def test_unsigned_manifest_or_another_tokens_is_refused(signed):
 
 
 def delta(manifest: Any) -> DeltaEntry:
-    return DeltaEntry(base_version=at(2), codec="c", name="delta-0", chunk_ends=tuple(range(manifest.file.num_chunks)))
+    return DeltaEntry(
+        base_version=at(2), codec="c", name="delta-0", chunk_ends=tuple(range(manifest.pieces[0].file.num_chunks))
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,8 +54,10 @@ def delta(manifest: Any) -> DeltaEntry:
         lambda m: {"tokenizer_hash": "another"},
         lambda m: {"created_s": m.created_s + 1},
         lambda m: {"tensors": (dataclasses.replace(m.tensors[0], name="v"),)},
-        lambda m: {"file": dataclasses.replace(m.file, chunk_hashes=bytes(len(m.file.chunk_hashes)))},
-        lambda m: {"delta": delta(m)},
+        lambda m: {"pieces": with_file(m, chunk_hashes=bytes(len(m.pieces[0].file.chunk_hashes))).pieces},
+        lambda m: {"pieces": with_piece(m, delta=delta(m)).pieces},
+        lambda m: {"pieces": with_piece(m, host=1).pieces},
+        lambda m: {"pieces": with_piece(m, blocks=()).pieces},
         lambda m: {"hmac": m.hmac[:-1] + ("0" if m.hmac[-1] != "0" else "1")},
     ],
 )

@@ -1,24 +1,21 @@
 import dataclasses
-import fcntl
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import types
 from pathlib import Path
-from typing import Any
 
 import blake3
-import ml_dtypes
 import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.published import FileEntry, WeightManifest
-from bridge.snapshots.layout import SLOTS
+from bridge.published import DeltaEntry, WeightManifest
+from bridge.snapshots.layout import HostFiles
 from bridge.snapshots.writer import (
-    SnapshotBusyError,
     SnapshotError,
     SnapshotMirror,
     SnapshotWriter,
@@ -28,54 +25,8 @@ from bridge.snapshots.writer import (
     map_tensors,
     mirrored,
 )
-from bridge.types import Version
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-KEYS: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}
-
-
-def at(step: int, incarnation: int = 0) -> Version:
-    return Version(incarnation=incarnation, step=step)
-
-
-def weights(step: int, num_values: int = 100) -> dict[str, np.ndarray]:
-    return {
-        "norm": np.full(3, step, np.float32),
-        "layer.0": np.arange(num_values, dtype=np.float32) + step,
-        "scalar": np.array(step, np.float32),
-    }
-
-
-def publish(writer: SnapshotWriter, step: int, **sizes) -> WeightManifest:
-    return writer.write(at(step), weights(step, **sizes), dtype="float32")
-
-
-def assert_holds(path: Path, manifest: WeightManifest, want: dict[str, np.ndarray]) -> None:
-    got = map_tensors(path, manifest)
-    assert got.keys() == want.keys()
-    for name in want:
-        np.testing.assert_array_equal(got[name], want[name])
-
-
-def slot_path(folder: Path, manifest: WeightManifest) -> Path:
-    return folder / manifest.file.name
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "weights"
-
-
-@pytest.fixture
-def local(tmp_path):
-    return tmp_path / "actor" / "local"
-
-
-@pytest.fixture
-def writer(folder):
-    made = SnapshotWriter(folder, **KEYS, lock_timeout_s=0.05, clock=lambda: 12.5)
-    yield made
-    made.close()
+from tests.bridge.factories import with_file, with_piece
+from tests.bridge.snapshots.written import BFLOAT16, KEYS, assert_holds, at, publish, slot_path, weights
 
 
 def test_publish_fetch_map_round_trip(writer, folder, local):
@@ -113,10 +64,10 @@ def test_bfloat16_written_in_place_and_mapped_without_a_copy(writer, folder, loc
 def test_manifest_offsets_are_aligned_and_hash_covers_the_whole_file(writer, folder):
     manifest = publish(writer, 1)
     offsets = [t.offset_bytes for t in manifest.tensors]
-    assert offsets == [0, 64, 512] and manifest.file.num_bytes == 516
-    data = slot_path(folder, manifest).read_bytes()[: manifest.file.num_bytes]
-    assert manifest.file.chunk_hashes == blake3.blake3(data).digest()  # one chunk: the file is small
-    assert manifest.file.blake3 == blake3.blake3(blake3.blake3(data).digest()).hexdigest()
+    assert offsets == [0, 64, 512] and manifest.pieces[0].file.num_bytes == 516
+    data = slot_path(folder, manifest).read_bytes()[: manifest.pieces[0].file.num_bytes]
+    assert manifest.pieces[0].file.chunk_hashes == blake3.blake3(data).digest()  # one chunk: the file is small
+    assert manifest.pieces[0].file.blake3 == blake3.blake3(blake3.blake3(data).digest()).hexdigest()
     assert data[12:64] == bytes(52)
 
 
@@ -129,14 +80,14 @@ def test_equal_weights_hash_equal_whatever_the_slot_held_before(writer):
         gapped = draft.commit()
     data = np.zeros(68, np.uint8)
     data[:12], data[64:] = np.ones(3, np.float32).view(np.uint8), np.full(1, 2, np.float32).view(np.uint8)
-    assert gapped.file.chunk_hashes == blake3.blake3(data.data).digest()
+    assert gapped.pieces[0].file.chunk_hashes == blake3.blake3(data.data).digest()
     again = writer.write(at(5), {"a": np.ones(3, np.float32)}, dtype="float32")
-    assert again.file.blake3 == first.file.blake3
+    assert again.pieces[0].file.blake3 == first.pieces[0].file.blake3
 
 
 def test_slots_alternate_and_are_reused(writer, folder):
     manifests = [publish(writer, step) for step in range(4)]
-    assert [m.file.name for m in manifests] == ["slot-0", "slot-1", "slot-0", "slot-1"]
+    assert [m.pieces[0].file.name for m in manifests] == ["slot-0", "slot-1", "slot-0", "slot-1"]
     inodes = {p.name: p.stat().st_ino for p in folder.glob("slot-*")}
     publish(writer, 4)
     assert {p.name: p.stat().st_ino for p in folder.glob("slot-*")} == inodes
@@ -177,7 +128,7 @@ def test_pages_are_warm_from_the_first_version_on(shared_memory_folder):
 
 def test_both_slots_are_allocated_before_the_first_version_is_written(writer, folder):
     writer.begin(at(0), [("w", "float32", (2**20,))])
-    for slot in SLOTS:
+    for slot in HostFiles().slots[:2]:
         assert (folder / slot).stat().st_blocks * 512 >= 2**22
 
 
@@ -256,7 +207,7 @@ def test_room_is_checked_before_any_of_it_is_taken(writer, folder, monkeypatch):
     monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
     with pytest.raises(SnapshotError, match=f"needs {2 * 2**20} bytes more .* {real.f_frsize} are available"):
         writer.begin(at(1), [("a", "float32", (2**18,))])
-    assert [(folder / s).stat().st_blocks for s in SLOTS] == [0, 0]
+    assert [(folder / s).stat().st_blocks for s in HostFiles().slots[:2]] == [0, 0]
 
 
 def test_second_live_writer_and_other_run_refused(writer, folder):
@@ -278,6 +229,32 @@ def test_remove_deletes_the_folder_but_not_what_was_mirrored(writer, folder, loc
     assert_holds(local, manifest, weights(1))
     with pytest.raises(SnapshotError, match="gone"):
         fetch(folder, manifest, local, **KEYS)
+
+
+KILLED_IN_A_WRITE = """
+import os, pathlib, signal, sys
+from bridge.files import replace_file
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+replace_file(pathlib.Path(sys.argv[1]), b"torn")
+"""
+
+
+@pytest.mark.parametrize("name", ["manifest", "delta-0", "delta-2"])
+def test_remove_deletes_what_a_killed_writer_left_half_written(writer, folder, name):
+    publish(writer, 1)
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_A_WRITE, folder / name], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [p for p in folder.iterdir() if p.name.startswith(f".{name}.")]
+    writer.remove()
+    assert not folder.exists()
+
+
+def test_remove_of_a_folder_with_something_foreign_in_it_leaves_that_and_says_so(writer, folder, caplog):
+    publish(writer, 1)
+    (folder / "notes").write_text("mine")
+    writer.remove()
+    assert [p.name for p in folder.iterdir()] == ["notes"]
+    assert "snapshot folder stays" in caplog.text and str(folder) in caplog.text
 
 
 @pytest.mark.parametrize("position", [0, 200, 515])
@@ -343,25 +320,23 @@ def forge(manifest: WeightManifest, **tensor_fields) -> WeightManifest:
     return dataclasses.replace(manifest, tensors=(first, *manifest.tensors[1:]))
 
 
-def forge_file(manifest: WeightManifest, **fields) -> FileEntry:
-    return dataclasses.replace(manifest.file, **fields)
-
-
-def in_small_chunks(manifest: WeightManifest, *, num_bytes: int, chunk_bytes: int) -> FileEntry:
-    hashes = bytes(32 * (num_bytes // chunk_bytes))
-    return forge_file(manifest, num_bytes=num_bytes, chunk_bytes=chunk_bytes, chunk_hashes=hashes)
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         (lambda m: forge(m, shape=(4,)), "malformed tensor"),
         (lambda m: forge(m, dtype="float64"), "malformed tensor"),
         (lambda m: forge(m, offset_bytes=4), "malformed tensor"),
-        (lambda m: dataclasses.replace(m, file=dataclasses.replace(m.file, name="slot-2")), "not a slot"),
-        (lambda m: dataclasses.replace(m, tensors=(), file=forge_file(m, num_bytes=0, chunk_hashes=b"")), "no data"),
-        (lambda m: dataclasses.replace(m, file=forge_file(m, chunk_hashes=bytes(32))), "digests are not what"),
-        (lambda m: dataclasses.replace(m, file=in_small_chunks(m, num_bytes=2**14, chunk_bytes=2)), "8192 chunks"),
+        (lambda m: dataclasses.replace(m, tensors=m.tensors[::2]), "malformed tensor"),
+        (lambda m: with_file(m, name="slot-3"), "not a slot"),
+        (lambda m: with_file(m, name="slot-0.host-1"), "not a slot of host 0"),
+        (lambda m: dataclasses.replace(m, tensors=()), "no data"),
+        (lambda m: with_file(m, num_bytes=520), "has 520 bytes, its tensors need 516"),
+        (lambda m: with_file(m, chunk_hashes=bytes(32)), "digests are not what"),
+        (
+            lambda m: with_piece(m, delta=DeltaEntry(base_version=at(0), codec="c", name="delta-1", chunk_ends=(1,))),
+            "delta-1",
+        ),
+        (lambda m: dataclasses.replace(m, pieces=()), "no piece has tensor norm"),
     ],
 )
 def test_forged_manifest_is_refused_before_anything_is_read(writer, folder, local, change, complaint):
@@ -382,85 +357,3 @@ def test_damaged_manifest_is_an_error_not_an_empty_folder(writer, folder):
     (folder / "manifest").write_bytes(data[:-1])
     with pytest.raises(SnapshotError, match="cannot be read"):
         latest(folder)
-
-
-def test_writer_waits_for_a_live_reader_and_not_for_a_dead_one(writer, folder):
-    old = publish(writer, 1)
-    publish(writer, 2)
-    code = """
-import fcntl, sys
-f = open(sys.argv[1])
-fcntl.flock(f, fcntl.LOCK_SH)
-print("locked", flush=True)
-sys.stdin.read()
-"""
-    reader = subprocess.Popen(
-        [sys.executable, "-c", code, slot_path(folder, old)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert reader.stdout is not None and reader.stdout.readline() == "locked\n"
-        with pytest.raises(SnapshotBusyError, match="slot-0 is still being copied"):
-            publish(writer, 3)
-    finally:
-        reader.kill()
-        reader.communicate()
-    assert publish(writer, 3).file.name == "slot-0"
-
-
-def test_reader_in_the_middle_of_a_copy_keeps_the_writer_out(writer, folder, local, monkeypatch):
-    """Two versions are announced while a reader copies: it gets its version whole or the writer waits."""
-    old = publish(writer, 1)
-    busy = []
-    real = os.preadv
-
-    def preadv_while_publishing(*args):
-        publish(writer, 2)
-        try:
-            publish(writer, 3)
-        except SnapshotBusyError as e:
-            busy.append(e)
-        monkeypatch.setattr(os, "preadv", real)
-        return real(*args)
-
-    monkeypatch.setattr(os, "preadv", preadv_while_publishing)
-    fetch(folder, old, local, **KEYS)
-    assert len(busy) == 1
-    assert_holds(local, old, weights(1))
-
-
-def test_announced_slot_locked_by_a_stranger_is_busy_not_superseded(writer, folder, local):
-    manifest = publish(writer, 1)
-    with open(slot_path(folder, manifest), "r+b") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        with pytest.raises(SnapshotBusyError, match="not its writer"):
-            fetch(folder, manifest, local, **KEYS)
-
-
-def test_mapped_tensors_hold_off_the_next_fetch_until_dropped(writer, folder, local):
-    first = publish(writer, 1)
-    with SnapshotMirror(folder, local, **KEYS, lock_timeout_s=0.05) as mirror:
-        mirror.fetch(first)
-        tensors = map_tensors(local, first)
-        norm = tensors["norm"]
-        second = publish(writer, 2)
-        del tensors
-        with pytest.raises(SnapshotBusyError, match="drop the tensors"):
-            mirror.fetch(second)
-        np.testing.assert_array_equal(norm, weights(1)["norm"])
-        del norm
-        mirror.fetch(second)
-        assert_holds(local, second, weights(2))
-
-
-def test_map_while_a_fetch_writes_or_before_any_is_refused(writer, folder, local):
-    manifest = publish(writer, 1)
-    with pytest.raises(SnapshotError, match="does not exist"):
-        map_tensors(local, manifest)
-    fetch(folder, manifest, local, **KEYS)
-    with open(local, "r+b") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        with pytest.raises(SnapshotBusyError, match="being written"):
-            map_tensors(local, manifest)

@@ -15,7 +15,19 @@ from bridge.store.sqlite import SqliteStore
 from tests.postgres import Server
 
 LEARNER, ACTOR = "test_learner", "test_actor"
-ACTORS_CALLS = ("claim", "leased", "renew", "release", "put_group", "fenced", "give_up", "card", "blob")
+ACTORS_CALLS = (
+    "claim",
+    "leased",
+    "renew",
+    "release",
+    "put_group",
+    "fenced",
+    "give_up",
+    "card",
+    "blob",
+    "take_name",
+    "engines",
+)
 
 
 class FakeClock:

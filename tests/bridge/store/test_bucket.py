@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import time
 
 import obstore
@@ -11,7 +12,7 @@ import pytest
 from bridge.store.group_objects import GroupObjects
 from bridge.store.protocol import FencedError, StoreLostError, UnfitGroupError
 from bridge.store.sql.script import Script
-from tests.bridge.factories import as_plain, make_group, make_rollout, make_ticket
+from tests.bridge.factories import as_plain, make_card, make_group, make_rollout, make_ticket
 from tests.integration.support.processes import wait_until
 
 INLINE_BYTES, MAX_BYTES = 2_000, 200_000
@@ -34,7 +35,7 @@ class Bucket:
         return store
 
     def files(self) -> list[pathlib.Path]:
-        return sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name != ".clock")
+        return sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name not in (".clock", ".run"))
 
     def make_older(self, seconds: float) -> None:
         for file in self.files():
@@ -143,6 +144,19 @@ def test_learner_that_takes_over_deletes_what_one_that_died_left(place, store, b
         wait_until(lambda: len(bucket.files()) == 1, "the next learner's sweep")
         another.acknowledge(["b"])
         wait_until(lambda: bucket.files() == [], "its own deletions")
+
+
+def test_restarted_learner_does_not_take_an_unmounted_folder_for_the_bucket_that_has_its_groups(place, store, bucket):
+    store.put_card(make_card(), {})
+    put_groups(store, "a")
+    mounted = bucket.folder.rename(bucket.folder.with_name("elsewhere"))
+    with contextlib.closing(bucket.attach(place.open())) as restarted:
+        with pytest.raises(ValueError, match="mount the folder"):
+            restarted.put_card(make_card(), {})
+        shutil.rmtree(bucket.folder, ignore_errors=True)
+        mounted.rename(bucket.folder)
+        restarted.put_card(make_card(), {})
+        assert read_ids(restarted) == ["a"]
 
 
 def test_object_of_an_actor_that_died_before_its_row_is_swept_when_nobody_can_want_it(store, bucket):

@@ -2,6 +2,7 @@
 
 import datetime
 import logging as stdlib_logging
+import os
 import pathlib
 import random
 import urllib.request
@@ -251,3 +252,23 @@ def test_what_cannot_be_deleted_is_left_to_the_sweep(tmp_path, monkeypatch):
 def test_place_that_cannot_be_written_to_is_refused(url):
     with pytest.raises(ValueError, match=r"store\.bucket=.* can't be written to; wanted s3://"):
         make(url)
+
+
+def test_bucket_that_the_learner_marked_is_told_from_any_other(bucket: str, tmp_path: pathlib.Path):
+    learner, actor = make(bucket), make(bucket)
+    with pytest.raises(ValueError, match=r"is not the learner's bucket here .*give all machines one bucket"):
+        actor.check_mark()
+    learner.mark()
+    actor.check_mark()
+    for other in (make(bucket, run="run-2"), make(f"file://{tmp_path}/another")):
+        with pytest.raises(ValueError, match="not the learner's bucket"):
+            other.check_mark()
+
+
+def test_mark_of_a_bucket_is_not_swept(tmp_path: pathlib.Path):
+    objects = make(f"file://{tmp_path}/bucket", retry_s=0.0)
+    objects.mark()
+    for file in (tmp_path / "bucket").rglob(".run"):
+        os.utime(file, (0, 0))
+    assert objects.sweep(lambda: []) == 0
+    objects.check_mark()

@@ -77,6 +77,7 @@ WRITES = {
     "fence": lambda s: s.fence("x", "why"),
     "unfence": lambda s: s.unfence("f"),
     "announce": lambda s: s.announce(make_announcement(step=2)),
+    "finish": lambda s: s.finish(3),
     "put_card": lambda s: s.put_card(make_card(name="other"), {}),
     "record_restore": lambda s: s.record_restore(7, 7),
     "keep_lead": lambda s: s.keep_lead(lease_s=9),
@@ -114,6 +115,7 @@ def contents(store):
         store.announced().manifest.version,
         store.card(),
         store.heartbeats(),
+        store.finished(),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from bridge.store.sqlite import SqliteStore
 from bridge.types import Heartbeat
-from tests.bridge.factories import as_plain, make_group, make_report, make_ticket
+from tests.bridge.factories import as_plain, make_announcement, make_group, make_report, make_ticket
 
 VERSION_2 = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
@@ -162,14 +162,32 @@ def test_store_of_an_older_schema_version_goes_on_with_all_it_held(old_file):
 def test_store_is_brought_up_once_and_has_the_columns_of_a_new_one(old_file, tmp_path):
     def columns(path):
         with contextlib.closing(sqlite3.connect(path)) as db:
-            return db.execute("PRAGMA table_info(tickets)").fetchall()
+            return [
+                db.execute(f"PRAGMA table_info({t})").fetchall() for t in ("runs", "tickets", "heartbeats", "serving")
+            ]
 
     SqliteStore(old_file).close()
     SqliteStore(old_file).close()
     SqliteStore(tmp_path / "new.sqlite").close()
     assert columns(old_file) == columns(tmp_path / "new.sqlite")
     with contextlib.closing(sqlite3.connect(old_file)) as db:
-        assert db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() == (4,)
+        assert db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() == (8,)
+
+
+def test_announcement_of_an_older_form_is_dropped_and_the_learner_announces_anew(tmp_path):
+    path = tmp_path / "store.sqlite"
+    SqliteStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        for since in ("DROP TABLE changes", "DROP TABLE serving", "ALTER TABLE heartbeats DROP COLUMN places"):
+            db.execute(since)
+        db.execute("UPDATE meta SET value = 5 WHERE key = 'schema_version'")
+        old = message("Announcement", manifest={"file": {}}, sources=[], hmac=None)
+        db.execute("INSERT INTO announcements VALUES ('local', 0, 7, 'c', ?)", (old,))
+    with contextlib.closing(SqliteStore(path)) as store:
+        assert store.announced() is None
+        assert store.lead("here", lease_s=60) == 0
+        store.announce(make_announcement(step=7))
+        assert store.announced() == make_announcement(step=7)
 
 
 def test_store_that_could_not_be_brought_up_is_left_as_it_was(old_file):

@@ -1,5 +1,6 @@
 """Several actors on one real store: eq. 5-6 over all engines, under random completions and deaths."""
 
+import collections
 import contextlib
 import random
 
@@ -8,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actor.admission import Admission, Policy
-from bridge.store.frontier import Offer, choose, fair_share
+from bridge.store.frontier import Offer, choose, fair_share, spread
 from bridge.types import Version
 from tests.bridge.factories import make_group, make_ticket
 
@@ -35,12 +36,14 @@ class Cluster:
 
     def claim(self, name):
         admission, served = self.actors[name], self.served[name]
+        admission.share_among({4: len(self.actors)})
         tickets = self.store.claim(
             name,
             limit=admission.num_to_claim(),
             lease_s=100,
             width=self.width if self.policy == "frontier" else None,
             among=len(self.actors),
+            part=admission.group_part,
             served=served,
         )
         served.clear()
@@ -147,9 +150,12 @@ ORDERS = st.integers(-2, 4)
     limit=st.integers(0, 6),
     width=st.none() | st.integers(0, 4),
     among=st.integers(0, 3),
+    part=st.none() | st.integers(1, 2),
 )
-def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tickets, limit, width, among):
-    """The oracle: `frontier.choose` and `fair_share`, over the same tickets kept in a list."""
+@example(tickets=[(0, "train", "open")] * 3 + [(1, "train", "open")], limit=2, width=None, among=1, part=1)
+@example(tickets=[(0, "train", "mine")] + [(0, "train", "open")] * 2, limit=1, width=None, among=1, part=1)
+def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tickets, limit, width, among, part):
+    """The oracle: `frontier.choose`, `spread` and `fair_share`, over the same tickets kept in a list."""
     place = engine.new_place(tmp_path_factory.mktemp("store"))
     with contextlib.closing(place.open()) as store:
         rows = [(str(n), order, kind, state) for n, (order, kind, state) in enumerate(tickets)]
@@ -157,21 +163,25 @@ def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tic
         store.fence("f", "why")
         store.put_tickets([make_ticket("f-alone", order=-9, kind="probe")], only_for="f")
         put_in_states(store, place.clock, rows)
-        got = [t.id for t in store.claim("me", limit=limit, lease_s=60, width=width, among=among)]
+        got = [t.id for t in store.claim("me", limit=limit, lease_s=60, width=width, among=among, part=part)]
 
     by_order = sorted(rows, key=lambda r: (r[1], int(r[0])))
     is_unserved = [r for r in by_order if r[2] == "train" and r[3] != "served"]
     frontier = sorted({r[1] for r in is_unserved})[:width]
     parts = [r for r in is_unserved if r[1] in frontier]
     mine = sum(r[3] in ("mine", "mine, expired") for r in parts)
+    offers = [Offer(i, o, k == "train") for i, o, k, s in by_order if s in ("open", "expired", "mine, expired")]
+    if part is not None:
+        held = collections.Counter(o for _, o, k, s in rows if k == "train" and s == "mine")
+        offers = spread(offers, part=part, held=held, num_groups=limit if width is None else None)
     want = choose(
-        [Offer(i, o, k == "train") for i, o, k, s in by_order if s in ("open", "expired", "mine, expired")],
+        offers,
         limit=limit,
         max_train=fair_share(len(parts), mine=mine, among=among) if among > 1 else None,
         width=width,
         in_service={o for _, o, k, s in rows if k == "train" and s in ("mine", "theirs")},
     )
-    assert got == want
+    assert got == [i for i, *_ in by_order if i in want]  # lowest order first, whatever was chosen first
 
 
 def put_in_states(store, clock, rows):
@@ -196,6 +206,30 @@ def test_choose_takes_pinned_ones_whatever_the_frontier():
     assert choose(offers, limit=9, max_train=1) == ["e", "a"]
     assert choose(offers, limit=9, width=2, in_service={7}) == ["e", "a"]
     assert choose(offers, limit=9, width=2, in_service={1, 7}) == ["e", "b"]
+
+
+def test_spread_puts_what_is_over_a_part_last_and_looks_through_so_many_groups():
+    offers = [Offer("e", -5, False)] + [Offer(f"{o}.{i}", o, True) for o in range(3) for i in range(2)]
+
+    def ids(**fields):
+        return [o.id for o in spread(offers, part=1, **fields)]
+
+    assert ids(held={}, num_groups=None) == ["e", "0.0", "1.0", "2.0", "0.1", "1.1", "2.1"]
+    assert ids(held={1: 1}, num_groups=2) == ["e", "0.0", "0.1", "1.0", "1.1"]
+    assert ids(held={0: 1}, num_groups=1) == ["e", "0.0", "0.1"]  # of the lowest order all the same
+
+
+@settings(deadline=None, max_examples=20)
+@given(num_actors=st.integers(2, 5), num_groups=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_each_group_is_spread_over_all_actors_by_one_claim_each(engine, tmp_path_factory, num_actors, num_groups, seed):
+    size = 2 * num_actors
+    with contextlib.closing(engine.new_place(tmp_path_factory.mktemp("store")).open()) as store:
+        store.put_tickets(
+            make_ticket(f"{o}.{i}", order=o, num_samples=1) for o in range(num_groups) for i in range(size)
+        )
+        for name in random.Random(seed).sample(range(num_actors), num_actors):
+            tickets = store.claim(str(name), limit=100, lease_s=100, among=num_actors, part=2)
+            assert sorted(t.order for t in tickets) == sorted([*range(num_groups)] * 2)
 
 
 @pytest.mark.parametrize(

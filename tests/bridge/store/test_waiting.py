@@ -34,6 +34,8 @@ CHANGES = {
     "release": ("tickets", lambda s: s.release("x", ["a"])),
     "give_up": ("tickets", lambda s: s.give_up("a", "why", max_attempts=2)),
     "put_group": ("groups", lambda s: s.put_group(make_group(TICKET))),
+    "finish": ("run", lambda s: s.finish(3)),
+    "claim": ("claims", lambda s: s.claim("y", limit=1, lease_s=9.0)),
     "announce": ("weights", lambda s: s.announce(make_announcement())),
 }
 
@@ -43,6 +45,7 @@ def test_wait_ends_when_another_process_changes_its_topic(store, other, change):
     topic, act = CHANGES[change]
     other.put_tickets([TICKET])
     other.claim("x", limit=1, lease_s=9.0)
+    other.put_tickets([make_ticket("open", order=1)])
     other.fence("z", "why")
     mark = listening(store)
     waiter = threading.Thread(target=store.wait, args=(mark, [topic]), kwargs={"timeout_s": LONG_S})
@@ -50,6 +53,21 @@ def test_wait_ends_when_another_process_changes_its_topic(store, other, change):
     act(other)
     waiter.join(LONG_S / 2)
     assert not waiter.is_alive()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whoever_waits_for_other_topics_is_not_woken(store, other, change):
+    """Else each group that one actor hands in would have all of them ask for tickets, one after the other."""
+    topic, act = CHANGES[change]
+    other.put_tickets([TICKET])
+    other.claim("x", limit=1, lease_s=9.0)
+    other.put_tickets([make_ticket("open", order=1)])
+    other.fence("z", "why")
+    mark = listening(store)
+    act(other)
+    store.wait(mark, [topic], timeout_s=LONG_S)
+    now = store.mark()
+    assert {t for t in TOPICS if now[t] != mark[t]} == {topic}
 
 
 def test_wait_returns_at_once_for_what_changed_since_the_mark(store, other):

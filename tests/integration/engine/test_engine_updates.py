@@ -75,15 +75,20 @@ def test_update_in_flight_stamps_every_token_with_its_weights(bench):
         tasks = [asyncio.create_task(bench.sample(PROMPT, max_tokens=400)) for _ in range(MAX_NUM_SEQS)]
         versions, timings = [first], []
         for number in (1, 2):
-            progress = before + number * MAX_NUM_SEQS * 60
+            progress = before + number * MAX_NUM_SEQS * 20
             await until(lambda at=progress: bench.engine.num_sampled_tokens >= at, "tokens", deadline_s=120)
             versions.append(await bench.update())
             timings.append(dict(bench.client.timings))
         return versions, timings, await asyncio.gather(*tasks)
 
-    versions, timings, samples = bench.run(body())
+    for _ in range(10):
+        versions, timings, samples = bench.run(body())
+        found = [[v for v, _ in spans(sample)] for sample in samples]
+        # An engine that has a core to itself may be done before this process, which shares one, has made the updates.
+        if not any(vs == versions[: len(vs)] and len(vs) < len(versions) for vs in found):
+            break
+    assert all(vs == versions for vs in found)  # three versions, in this order, no gap
     for sample in samples:
-        assert [v for v, _ in spans(sample)] == versions  # three versions, in this order, no gap
         assert sum(n for _, n in spans(sample)) == sample.tokens.size == 400
         assert sample.finish == "length"
     assert_batches_carry_the_spans(samples, bench.config.packing)
@@ -131,7 +136,7 @@ def test_corrupt_snapshot_is_refused_and_the_old_version_serves_on(bench):
     manifest = bench.write()
     num_refused = bench.client.num_refused
     tensor = next(t for t in manifest.tensors if "down_proj" in t.name)
-    with open(bench.folder.parent / "snapshots" / manifest.file.name, "r+b") as f:
+    with open(bench.folder.parent / "snapshots" / manifest.pieces[0].file.name, "r+b") as f:
         f.seek(tensor.offset_bytes + 2)
         byte = f.read(1)
         f.seek(-1, 1)
@@ -185,11 +190,10 @@ def test_lower_priority_values_are_served_first(bench):
             await bench.sample(PROMPT, priority=priority, max_tokens=60)
             order.append(priority)
 
-        before = bench.engine.num_sampled_tokens
         async with asyncio.TaskGroup() as tasks:
             for _ in range(MAX_NUM_SEQS):
                 tasks.create_task(one(0))
-            await until(lambda: bench.engine.num_sampled_tokens > before, "the engine is full", deadline_s=120)
+            await until(lambda: bench.engine.stats.num_running == MAX_NUM_SEQS, "it is full", deadline_s=120)
             for priority in (9, 1, -(2**31)):
                 for _ in range(MAX_NUM_SEQS):
                     tasks.create_task(one(priority))

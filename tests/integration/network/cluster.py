@@ -7,16 +7,16 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from bridge import timeline
-from bridge.store.open import open_store
+from bridge import codec, timeline
 from bridge.store.protocol import GroupStore
-from bridge.types import Version
-from launch import lifeline
+from bridge.types import Group, Version
+from launch.processes import lifeline
 from tests.integration.network.places import SNAPSHOT_PORT, Places
+from tests.integration.network.real import doom
 from tests.integration.network.simulated import ledger
 from tests.integration.network.simulated.actor import CLOCK_S, TOKEN_S
 from tests.integration.network.simulated.engine import DIE_AT, MIXTURE
@@ -40,7 +40,9 @@ class Cluster:
 
     def start_learner(self, host: str = "learner", name: str = "learner") -> None:
         """A life of the learner."""
-        self.learner = self._spawn(host, "learner", name, self.told.path / "setting.json", env=self.where.learner_env)
+        self.learner = self._spawn(
+            host, "simulated.learner", name, self.told.path / "setting.json", env=self.where.learner_env
+        )
 
     def move_learner(self, host: str) -> subprocess.Popen[str]:
         """Starts another learner on another host, from a copy of what this one has trained; returns this one."""
@@ -57,27 +59,39 @@ class Cluster:
         return old
 
     def start_actor(
-        self, name: str, *, host: str = "actors", die_at: str = "", clock_s: float = 0.0, shm: Path | None = None
+        self,
+        name: str,
+        *,
+        host: str = "actors",
+        die_at: str = "",
+        clock_s: float = 0.0,
+        shm: Path | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         """An actor that joins by the store.
 
         Args:
           name: the actor's.
           host: where it runs.
-          die_at: PHASE:STEP, see `simulated.engine`.
+          die_at: PHASE:STEP, see `simulated.engine`; with real engines PHASE, see `real.doom`.
           clock_s: how far its clock is ahead.
           shm: a folder that is its shared memory; None for the host's.
+          arguments: further ones of its command line.
         """
-        own = {DIE_AT: die_at, CLOCK_S: str(clock_s), TOKEN_S: str(self.told.token_s)}
+        if self.told.is_real:
+            own = {doom.DIE_AT: die_at, doom.NOTE: str(self.note(name, die_at))}
+        else:
+            own = {DIE_AT: die_at, CLOCK_S: str(clock_s), TOKEN_S: str(self.told.token_s)}
         own |= {"SLUICE_CACHE": str(self.root / f"cache-{host}")}
         self.actors[name] = self._spawn(
             host,
-            "actor",
+            "real.actor" if self.told.is_real else "simulated.actor",
             name,
             f"--store={self.actor_store_url}",
             f"--run={self.told.name}",
             f"--name={name}",
             f"--work_dir={self.work_dir(name)}",
+            *arguments,
             env={**self.where.actor_env, **own},
             shm=shm,
         )
@@ -85,6 +99,15 @@ class Cluster:
     def work_dir(self, actor: str) -> Path:
         """Where an actor keeps its events."""
         return self.root / "work" / actor
+
+    def note(self, actor: str, phase: str) -> Path:
+        """Where a real actor leaves word before it dies."""
+        return self.root / f"note-{actor}-{phase}.json"
+
+    @property
+    def groups(self) -> list[Group]:
+        """What real engines made and was trained."""
+        return [codec.decode(Group, file.read_bytes()) for file in sorted(self.told.kept_groups.glob("t*"))]
 
     @property
     def ledger(self) -> list[ledger.Entry]:
@@ -140,13 +163,7 @@ class Cluster:
 
     def ask_store(self, ask: Callable[[GroupStore], T]) -> T:
         """What the store answers to the test itself, on the learner's machine, as the learner's role."""
-
-        def call() -> T:
-            with contextlib.closing(open_store(self.told.store_url, run=self.told.run, retry_s=30.0)) as store:
-                return ask(store)
-
-        with _environment(self.where.learner_env):
-            return self.where.net["learner"].call(call)
+        return self.where.ask_store("learner", self.told.run, ask)
 
     def is_held_up(self, *, for_s: float = 1.0) -> bool:
         """Whether nothing was trained for so long."""
@@ -218,7 +235,7 @@ class Cluster:
         self._num_started += 1
         with open(self.root / f"{self._num_started:02d}-{name}.log", "w") as output:
             return self.where.net[host].spawn(
-                f"tests.integration.network.simulated.{module}",
+                f"tests.integration.network.{module}",
                 *arguments,
                 env=env,
                 output=output,
@@ -257,17 +274,3 @@ def cluster(where: Places, root: Path, name: str, *, actor_store_url: str = "", 
 def memory_bytes(pid: int) -> int:
     """A process's resident memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Generator[None]:
-    old = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in old.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,10 +40,11 @@ T = TypeVar("T")
 HOSTS = ("learner", "store", "actors")
 RATE_BYTES_PER_S = 100_000_000
 _BURST_BYTES = 512 * 1024
+_LEAST_BURST_BYTES = 16 * 1024
 _PREFIX = "sluice-test"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-\d+-\S+")
 _CLONE_NEWNET = 0x40000000
-_NAMESPACES, _SHM = Path("/run/netns"), Path("/dev/shm")
+_NAMESPACES, _SHM, _FILES = Path("/run/netns"), Path("/dev/shm"), Path("/etc/netns")
 _numbers = itertools.count()
 
 
@@ -133,6 +135,10 @@ class Network:
             _run("ip", "netns", "add", host.namespace)
             host.shm.mkdir()
             host.shm.chmod(0o1777)  # for whatever user runs there
+            own = _FILES / host.namespace
+            own.mkdir(parents=True)  # `ip netns exec` puts what is there in the place of /etc's
+            # A machine's own name leads to its address, not to a loopback that others can't reach.
+            (own / "hosts").write_text(f"127.0.0.1 localhost\n{host.address} {socket.gethostname()}\n")
             _run("ip", "-n", host.namespace, "link", "set", "lo", "up")
             _run("ip", "-n", host.namespace, "address", "add", f"{host.address}/32", "dev", "lo")
         for leg, bridge in self._bridges.items():
@@ -149,6 +155,13 @@ class Network:
     def heal(self, one: str, other: str) -> None:
         """Undoes `cut`."""
         _run("ip", "-n", self.hub, "link", "set", self._bridges[frozenset((one, other))], "up")
+
+    def limit(self, one: str, other: str, *, rate_bytes_per_s: int = RATE_BYTES_PER_S) -> None:
+        """From here on what the two send each other goes at this rate, each way."""
+        for name, peer in ((one, other), (other, one)):
+            at = ("-n", self[name].namespace, "qdisc", "change", "dev", f"to-{peer}", "root", "tbf")
+            # A burst at once would be all that a tiny model's weights are.
+            _run("tc", *at, *_rate(rate_bytes_per_s, min(_BURST_BYTES, max(_LEAST_BURST_BYTES, rate_bytes_per_s // 4))))
 
     @contextlib.contextmanager
     def partition(self, one: str, other: str) -> Generator[None]:
@@ -173,8 +186,8 @@ class Network:
         _run("ip", "-n", host.namespace, "link", "set", inner, "up")
         route = ("route", "add", f"{other.address}/32", "dev", inner, "src", host.address)
         _run("ip", "-n", host.namespace, *route)
-        rate = ("rate", f"{rate_bytes_per_s * 8}bit", "burst", str(_BURST_BYTES), "latency", "100ms")
-        _run("tc", "-n", host.namespace, "qdisc", "add", "dev", inner, "root", "tbf", *rate)
+        at = ("-n", host.namespace, "qdisc", "add", "dev", inner, "root", "tbf")
+        _run("tc", *at, *_rate(rate_bytes_per_s))
 
 
 @contextlib.contextmanager
@@ -231,6 +244,7 @@ def sweep() -> None:
 def _remove(namespace: str) -> None:
     """Kills a namespace's processes and takes its name and memory away; with its last process go its interfaces."""
     shutil.rmtree(_SHM / namespace, ignore_errors=True)
+    shutil.rmtree(_FILES / namespace, ignore_errors=True)
     if not (_NAMESPACES / namespace).exists():
         return
     listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
@@ -240,6 +254,10 @@ def _remove(namespace: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
+
+
+def _rate(bytes_per_s: int, burst_bytes: int = _BURST_BYTES) -> tuple[str, ...]:
+    return ("rate", f"{bytes_per_s * 8}bit", "burst", str(burst_bytes), "latency", "100ms")
 
 
 def _run(*command: str) -> None:

@@ -7,18 +7,22 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from bridge import secrets
+from bridge.store.open import open_store
+from bridge.store.protocol import GroupStore
 from launch import certificates
 from launch.store_server import trial
 from tests.integration.network.namespaces import Network
 from tests.integration.network.proxy import Proxy
 from tests.integration.support.processes import wait_until
 
+T = TypeVar("T")
 STORE_PORT, SNAPSHOT_PORT = 5432, 8443
 
 
@@ -52,6 +56,16 @@ class Places:
         address, port = self.net["store"].address, self.port if through is None else through.address[1]
         way = "" if through is None else f"&hostaddr={through.address[0]}"
         return f"postgresql://{side}@{address}:{port}/{trial.DATABASE}?sslmode=verify-full{way}"
+
+    def ask_store(self, host: str, run: str, ask: Callable[[GroupStore], T]) -> T:
+        """What the store answers to this process on a host, in the learner's role; `run` is the run's id."""
+
+        def call() -> T:
+            with contextlib.closing(open_store(self.store_url("learner"), run=run, retry_s=30.0)) as store:
+                return ask(store)
+
+        with _environment(self.learner_env):
+            return self.net[host].call(call)
 
     def _shared(self, side: str) -> dict[str, str]:
         ca = str(self.secrets / certificates.CA)
@@ -128,3 +142,17 @@ def tmpfs(folder: Path, *, num_bytes: int) -> Generator[Path]:
 def resize(folder: Path, *, num_bytes: int) -> None:
     """Makes a `tmpfs` another size."""
     subprocess.run(["mount", "-o", f"remount,size={num_bytes}", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Generator[None]:
+    old = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -36,9 +36,11 @@ def test_slow_reader_holds_up_neither_the_learner_for_long_nor_anyone_else(new_c
         for name in ("a", "b"):
             run.start_actor(name)
         run.wait(lambda: min(len(run.versions(name)) for name in "ab") >= 4, "the others follow")
+        run.wait(lambda: bool(run.versions("slow")), "the slow one gets a whole version while newer ones come")
+        assert run.versions("slow")[0] < run.versions("a")[-1]
         publishes_s = [float(s) for s in re.findall(r"published version=\S+ seconds=(\S+)", run.log("learner"))]
         assert max(publishes_s) < reader_wait_s + 5.0, publishes_s
-        run.finish()  # the slow one too comes to serve the last version, once that stays for long enough
+        run.finish()  # the slow one too comes to serve the last version
         run.check()
         num_versions = {name: len(run.versions(name)) for name in run.actors}
         print(

@@ -17,8 +17,8 @@ import trustme
 from bridge import secrets
 from bridge.published import Announcement, WeightManifest
 from bridge.secrets import Tls, Token
-from bridge.snapshots.download import Patience
-from bridge.snapshots.fetch import SnapshotFetcher
+from bridge.snapshots.fetching.download import Patience
+from bridge.snapshots.fetching.fetch import SnapshotFetcher
 from bridge.snapshots.layout import place_of
 from bridge.snapshots.mirror import map_tensors
 from bridge.snapshots.signing import sign
@@ -79,7 +79,7 @@ class Place:
         return sign(Announcement(manifest=manifest, sources=(place_of(self.url, RUN, version),)), TOKEN)
 
     def path(self, name: str | None = None) -> str:
-        return place_of("", RUN, self.manifest.version) + "/" + (name or self.manifest.file.name)
+        return place_of("", RUN, self.manifest.version) + "/" + (name or self.manifest.pieces[0].file.name)
 
     def ask(
         self, path: str | None = None, *, header: str | None = None, headers: dict[str, str] | None = None

@@ -29,6 +29,7 @@ TABLES = (
     "groups",
     "payloads",
     "heartbeats",
+    "serving",
     "fences",
     "announcements",
     "cards",
@@ -141,7 +142,7 @@ def test_actor_role_reads_another_run_refused(site):
         site,
         {
             f"SELECT count(*) FROM {table} WHERE run = '{OTHER}'": "nothing"
-            for table in ("tickets", "groups", "heartbeats", "fences", "announcements", "cards", "blobs")
+            for table in ("tickets", "groups", "heartbeats", "serving", "fences", "announcements", "cards", "blobs")
         }
         | {f"SELECT count(run) FROM runs WHERE run = '{OTHER}'": "nothing"}
         | {"SELECT payload FROM payloads": DENIED, "SELECT * FROM restores": DENIED, "SELECT holder FROM runs": DENIED}
@@ -202,11 +203,15 @@ def test_actor_role_writes_what_is_the_learners_refused(site):
             "INSERT INTO fences VALUES ('run', 'honest', 'why not')": DENIED,
             "DELETE FROM fences": DENIED,
             "INSERT INTO announcements VALUES ('run', 9, 9, '', '')": DENIED,
+            "UPDATE serving SET sizes = '1:1000000'": DENIED,
+            "INSERT INTO serving VALUES ('run', 0, '')": DENIED,
+            "DELETE FROM serving": DENIED,
             "UPDATE cards SET payload = ''": DENIED,
             "UPDATE blobs SET content = ''": DENIED,
             "INSERT INTO restores VALUES ('run', 0, 0)": DENIED,
             "UPDATE runs SET incarnation = 99": DENIED,
             "UPDATE runs SET holder = 'me'": DENIED,
+            "UPDATE runs SET finished_step = 1": DENIED,
             "UPDATE runs SET owner = current_user": DENIED,
             "UPDATE runs SET actor_role = 'public'": DENIED,
             "UPDATE runs SET last_seq = 1000000": RULE,
@@ -314,9 +319,10 @@ def test_actor_role_stores_what_would_fill_the_learners_memory_refused(site):
     )
     with site.connect("postgres") as db:
         db.execute(
-            f"INSERT INTO heartbeats SELECT '{RUN}', 'p' || i, 'x', now_s() FROM generate_series(1, 4096) i".encode()
+            f"INSERT INTO heartbeats SELECT '{RUN}', 'p' || i, 'x', now_s() FROM generate_series(1, 4097) i".encode()
         )
     refused(site, {f"INSERT INTO heartbeats VALUES ('{RUN}', 'one more', 'x', now_s())": "4096 processes of an hour"})
+    site.actor.heartbeat(Heartbeat(process="p1", role="actor", pid=1, time_s=0.0))  # who is there beats on
 
 
 def test_actor_role_hands_in_a_group_outside_the_rules_refused(site):

@@ -21,12 +21,14 @@ from actor.weights.source import RemoteSource
 from bridge.buckets import open_place
 from bridge.published import Announcement, WeightManifest
 from bridge.secrets import Tls, Token
-from bridge.snapshots.layout import MANIFEST, WRITER, SnapshotError
+from bridge.snapshots.fetching.shared import SharedCopy
+from bridge.snapshots.layout import MANIFEST, HostFiles, SnapshotError
 from bridge.snapshots.mirror import map_tensors
-from bridge.snapshots.shared import SharedCopy
+from bridge.snapshots.placement import whole_blocks
 from bridge.snapshots.signing import sign
 from bridge.store.postgres.connections import Connections
 from launch.snapshot_server import ServerProcess
+from tests.bridge.factories import with_file, with_piece
 from tests.integration.security.rig import (
     NUM_VALUES,
     OTHER_TOKEN,
@@ -205,7 +207,7 @@ HOSTILE_PATHS = [
     "/v1/run-1/0:3/..%2f..%2flog",
     "/v1/run-1/0:3//etc/passwd",
     f"/v1/run-1/0:3/{MANIFEST}",
-    f"/v1/run-1/0:3/{WRITER}",
+    f"/v1/run-1/0:3/{HostFiles().writer}",
     "/v1/run-1/0:3/slot-1",
     "/v1/run-1/0:3/slot-0%00",
     "/v1/run-2/0:3/slot-0",
@@ -257,7 +259,7 @@ def test_oversized_or_odd_request_refused(unharmed, headers):
     except http.client.RemoteDisconnected:  # closed without a word
         pass
     else:
-        assert status in (206, 400, 416, 431) and len(body) <= unharmed.manifest.file.num_bytes
+        assert status in (206, 400, 416, 431) and len(body) <= unharmed.manifest.pieces[0].file.num_bytes
     assert unharmed.server.returncode is None
 
 
@@ -286,11 +288,13 @@ def send_all(connection: socket.socket, data: bytes) -> None:
 
 def with_tensor(manifest: WeightManifest, **fields: object) -> WeightManifest:
     tensor = dataclasses.replace(manifest.tensors[0], **fields)
-    return dataclasses.replace(manifest, tensors=(tensor,))
+    return with_piece(dataclasses.replace(manifest, tensors=(tensor,)), blocks=whole_blocks((tensor,)))
 
 
-def with_file(manifest: WeightManifest, **fields: object) -> WeightManifest:
-    return dataclasses.replace(manifest, file=dataclasses.replace(manifest.file, **fields))
+def with_rows(manifest: WeightManifest, first_col: int, num_rows: int, num_cols: int) -> WeightManifest:
+    block = manifest.pieces[0].blocks[0]
+    changed = dataclasses.replace(block, first_col=first_col, num_rows=num_rows, num_cols=num_cols)
+    return with_piece(manifest, blocks=(changed,))
 
 
 FORGERIES: dict[str, Callable[[WeightManifest], WeightManifest]] = {
@@ -299,7 +303,7 @@ FORGERIES: dict[str, Callable[[WeightManifest], WeightManifest]] = {
     "signed with what a header shows": lambda m: sign(m, Token(TOKEN.header.removeprefix("Bearer "))),
     "signature of another version": lambda m: dataclasses.replace(m, version=at(9)),
     "empty signature": lambda m: dataclasses.replace(m, hmac=""),
-    "other hashes": lambda m: with_file(m, chunk_hashes=bytes(len(m.file.chunk_hashes))),
+    "other hashes": lambda m: with_file(m, chunk_hashes=bytes(len(m.pieces[0].file.chunk_hashes))),
     "other tensors": lambda m: with_tensor(m, name="v"),
     "other tokenizer": lambda m: dataclasses.replace(m, tokenizer_hash="x"),
     "other time": lambda m: dataclasses.replace(m, created_s=0.0),
@@ -324,6 +328,10 @@ SIGNED_BUT_WRONG: dict[str, tuple[Callable[[WeightManifest], WeightManifest], st
     "shape": (lambda m: with_tensor(m, shape=(NUM_VALUES // 2, 2)), "differs from the model in 1 tensors"),
     "size": (lambda m: with_tensor(m, shape=(NUM_VALUES * 2,)), "malformed tensor"),
     "file": (lambda m: with_file(m, name="passwd"), "not a slot"),
+    "no piece": (lambda m: dataclasses.replace(m, pieces=()), "no piece has tensor"),
+    "piece of less": (lambda m: with_rows(m, 0, 1, NUM_VALUES - 1), "no piece has a part of tensor"),
+    "piece of more": (lambda m: with_rows(m, 0, 2, NUM_VALUES), "a block leads out of tensor"),
+    "piece elsewhere": (lambda m: with_rows(m, 7, 1, NUM_VALUES), "a block leads out of tensor"),
     "digest": (lambda m: with_file(m, blake3="0" * 64), "corrupt: its digests are not"),
 }
 
@@ -342,7 +350,7 @@ def test_signed_snapshot_of_another_run_model_or_tokenizer_refused(unharmed, tmp
 def test_flipped_bit_in_a_chunk_refused(tmp_path, position):
     """One flipped bit in a chunk, where it lies or on its way | refused by its hash; the file is not called whole"""
     with serving(tmp_path / "served") as place:
-        slot = place.folder / place.manifest.file.name
+        slot = place.folder / place.manifest.pieces[0].file.name
         flip(slot, position)
         with pytest.raises(SnapshotError, match=r"version 0:3: it can't be fetched.*corrupt: chunk 0 does not match"):
             fetch(fetcher(place.trust), place.announcement(), tmp_path / "copy")
@@ -441,7 +449,7 @@ def test_shared_memory_is_this_users_alone(tmp_path):
     with serving(tmp_path / "served") as place, following(place, tmp_path / "shm", place.announcement()) as (source, _):
         file = asyncio.run(fetch_announced(source))
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-        for path in (file, *place.folder.glob("slot-*"), place.folder / WRITER):
+        for path in (file, *place.folder.glob("slot-*"), place.folder / HostFiles().writer):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
         theirs = tmp_path / "theirs"
         theirs.mkdir()

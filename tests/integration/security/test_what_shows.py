@@ -19,7 +19,8 @@ from bridge import secrets
 from bridge.store.open import create_run, open_store
 from bridge.store.postgres.schema import ACTOR
 from bridge.types import Task
-from launch import certificates, lifeline
+from launch import certificates
+from launch.processes import lifeline
 from launch.store_server.cluster import free_port
 from tests.integration.security.rig import OTHER_TOKEN, SECRET, TOKEN, Place, fetch, fetcher, serving
 from tests.integration.support.sockets import listening

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import os
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,6 +23,7 @@ from bridge.timeline import Timeline
 from bridge.types import Sampling, Version
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
+from launch.placement import spread_cores
 from tests.integration.support import models
 
 T = TypeVar("T")
@@ -41,13 +43,15 @@ class EngineKind:
     prefix_caching: bool = False
     num_kv_blocks: int | None = None
     """Makes a small KV cache."""
+    tensor_parallel_size: int = 1
 
     def __str__(self) -> str:
         told = ["prefix_caching"] * self.prefix_caching + [f"{self.num_kv_blocks}_blocks"] * bool(self.num_kv_blocks)
+        told += [f"tp{self.tensor_parallel_size}"] * (self.tensor_parallel_size > 1)
         return "-".join([self.family, "tied" if self.tied else "untied", self.kv_cache, self.at_publish, *told])
 
 
-def for_engines(kinds: Sequence[EngineKind]) -> pytest.MarkDecorator:
+def for_engines(kinds: Sequence[Any]) -> pytest.MarkDecorator:
     """Runs a test once an engine."""
     return pytest.mark.parametrize("bench", kinds, indirect=True, ids=str)
 
@@ -130,6 +134,10 @@ class Bench:
         self.writer.remove()
 
 
+def _cores() -> str:
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
+
+
 def start_bench(root: Path, kind: EngineKind) -> Bench:
     """Makes the model and starts the engine; takes about a minute."""
     folder = models.make_folder(root / "model", family=kind.family, tied=kind.tied)
@@ -139,7 +147,13 @@ def start_bench(root: Path, kind: EngineKind) -> Bench:
         packing=PackingConfig(row_tokens=512),
         sampling=SamplingConfig(temperature=TEMPERATURE),
         publish=PublishConfig(kv_cache=kind.kv_cache, at_publish=kind.at_publish),
-        actor=ActorConfig(enforce_eager=True, max_num_seqs=MAX_NUM_SEQS, prefix_caching=kind.prefix_caching),
+        actor=ActorConfig(
+            enforce_eager=True,
+            max_num_seqs=MAX_NUM_SEQS,
+            prefix_caching=kind.prefix_caching,
+            tensor_parallel_size=kind.tensor_parallel_size,
+            cpu_cores=spread_cores(_cores(), kind.tensor_parallel_size) if kind.tensor_parallel_size > 1 else "",
+        ),
     )
     model = read_model_folder(folder, dtype=config.model.served_dtype)
     with pytest.MonkeyPatch.context() as patch:

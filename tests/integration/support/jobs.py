@@ -22,7 +22,7 @@ SMALL = {
     "admission.width": 2,
     "packing.rows": 2,
     "checkpoint.every_n_steps": 4,
-    "evaluation.num_problems": 200,
+    "evaluation.num_problems": 24,
     "evaluation.every_n_steps": 0,
     "publish.probe_every_n_publishes": 1,
     "actor.max_num_seqs": 32,

@@ -90,7 +90,7 @@ def reference_logprobs(
 
     config = transformers.AutoConfig.from_pretrained(path)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
-    state = {name: torch.from_numpy(w.astype(np.float32)) for name, w in weights.items()}
+    state = {name: torch.from_numpy(w.astype(np.float32)) for name, w in _with_joined_experts(weights).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
@@ -98,3 +98,23 @@ def reference_logprobs(
         logits = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, :-1] / temperature
     logprobs = torch.log_softmax(logits, -1).numpy()
     return logprobs[np.arange(len(tokens) - 1), tokens[1:]]
+
+
+def _with_joined_experts(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts as transformers holds them in memory: all of a layer in one tensor, gate above up."""
+    joined: dict[str, np.ndarray] = {}
+    experts: dict[str, dict[str, dict[int, np.ndarray]]] = {}
+    for name, weight in weights.items():
+        layer, found, rest = name.partition(".experts.")
+        if not found:
+            joined[name] = weight
+            continue
+        number, part, _ = rest.split(".")
+        experts.setdefault(f"{layer}.experts", {}).setdefault(part, {})[int(number)] = weight
+    for prefix, parts in experts.items():
+        gate, up, down = (
+            np.stack([parts[p][i] for i in sorted(parts[p])]) for p in ("gate_proj", "up_proj", "down_proj")
+        )
+        joined[f"{prefix}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        joined[f"{prefix}.down_proj"] = down
+    return joined

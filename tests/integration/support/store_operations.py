@@ -14,14 +14,14 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from bridge.published import Announcement, FileEntry, RunCard, WeightManifest
+from bridge.published import Announcement, RunCard, WeightManifest
 from bridge.types import Heartbeat, Ticket, Version
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 Stores = dict[str, Any]
 """`learner` and `actor`: the same run as each side has it open."""
 VOLATILE = {"run", "call", "claim", "offered_by", "given_up_by", "done_by", "lead_by", "number", "owner", "created_s"}
-TIMES = {"lease_expires_s", "lead_expires_s", "time_s"}
+TIMES = {"lease_expires_s", "lead_expires_s", "time_s", "finished_s", "counted_s"}
 """Only whether there is one is compared."""
 
 
@@ -90,7 +90,7 @@ ANNOUNCEMENT = Announcement(
         run="r",
         version=Version(incarnation=0, step=1),
         tensors=(),
-        file=FileEntry(name="slot-0", num_bytes=0, chunk_bytes=1, chunk_hashes=b"", blake3=blake3.blake3().hexdigest()),
+        pieces=(),
         tokenizer_hash="",
     ),
     sources=("https://learner.example",),
@@ -123,12 +123,15 @@ OPERATIONS = (
     Operation("lead", "learner", nothing, lambda s: s.lead("here", lease_s=60), 1),
     Operation("keep_lead", "learner", nothing, lambda s: s.keep_lead(lease_s=90), None),
     Operation("resign", "learner", nothing, lambda s: s.resign(), None),
+    Operation("finish", "learner", nothing, lambda s: s.finish(7), None),
     Operation("announce", "learner", nothing, lambda s: s.announce(ANNOUNCEMENT), None),
     Operation(
         "put_card", "learner", nothing, lambda s: s.put_card(CARD, {blake3.blake3(BLOB).hexdigest(): BLOB}), None
     ),
     Operation("record_restore", "learner", nothing, lambda s: s.record_restore(0, 7), None),
     Operation("heartbeat", "actor", nothing, lambda s: s.heartbeat(BEAT), None),
+    Operation("engines", "actor", nothing, lambda s: s.engines(anew=True), {}),
+    Operation("take_name", "actor", nothing, lambda s: s.take_name(BEAT, place="here"), None),
 )
 
 

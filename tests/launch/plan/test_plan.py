@@ -70,6 +70,14 @@ REFUSED = [
     (["--config=configs/cgp.py", "--profile=/nowhere.json"], None, "there is no profile '/nowhere.json'"),
     ([], {}, "give --config"),
     (["--config=configs/cgp.py", "--chips=8"], {}, "--chips needs --search"),
+    (["--config=configs/cgp.py", "--plot=a.png"], {}, "--plot needs --search or --scale"),
+    (["--config=configs/cgp.py", "--scale_chips=8"], {}, "--scale_chips needs --scale"),
+    (["--config=configs/cgp.py", "--scale", "--search"], {}, "give one of --search and --scale"),
+    (["--config=configs/cgp.py", "--scale", "--variant=a: b.c=1"], {}, "b.c"),
+    (["--config=configs/cgp.py", "--scale", "--variant=a:", "--variant=a:"], {}, "two are called 'a'"),
+    (["--config=configs/cgp.py"], {"store": {"group_s": 1, "groups_s": 2}}, "has no field 'groups_s'"),
+    (["--config=configs/cgp.py"], {"store": {"group_s": -1}}, "store.group_s must be finite and >= 0"),
+    (["--config=configs/cgp.py"], {"network": {"weights_bytes": 0}}, "network.weights_bytes must be >= 1"),
     (["--config=configs/cgp.py"], {"num_engine": 2}, "has no field 'num_engine'"),
     (["--config=configs/cgp.py"], {"num_engines": 0}, "num_engines must be >= 1"),
     (["--config=configs/cgp.py"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
@@ -98,6 +106,37 @@ def test_command_line_refuses_in_one_line(refused, number):
     assert done.code == 2 and done.out == ""
     (line,) = done.err.strip().splitlines()
     assert line.startswith("error: ") and REFUSED[number][2] in line
+
+
+def test_command_line_says_what_gives_out_first_and_what_to_change(tmp_path):
+    out = tmp_path / "out.json"
+    profile = PROFILE | {"store": {"group_s": 1.0, "max_connections": 100}, "network": {"weights_bytes": 1000}}
+    (tmp_path / "p.json").write_text(json.dumps(profile))
+    line = ["--config=configs/cgp.py:tiny", f"--json={out}", f"--profile={tmp_path / 'p.json'}"]
+    (done,) = call_each("launch.plan.command", [line])
+    assert done.code == 0, done.err
+    # A group is 8 x 101 tokens of 0.01 s: the learner takes 8.08 s for what takes the store 1 s.
+    assert "gives out first: learner compute, at 0.124 groups/s" in done.out
+    assert "to change: more learner chips (num_learner_chips)" in done.out
+    numbers = json.loads(out.read_text())
+    shares = {p["name"]: p["share"] for p in numbers["parts"]}
+    assert shares["store's connections"] == 0.14
+    assert shares["store"] == pytest.approx(shares["learner compute"] / 8.08, rel=0.01)
+    assert numbers["limit"]["part"]["name"] == "learner compute"
+
+
+def test_command_line_draws_which_part_gives_out_at_every_size(tmp_path):
+    (tmp_path / "p.json").write_text(json.dumps(PROFILE | {"store": {"group_s": 0.01, "max_connections": 100}}))
+    line = ["--config=configs/cgp.py:tiny", f"--profile={tmp_path / 'p.json'}", "--scale", "--scale_chips=4"]
+    more = ["--scale_engines=64", f"--plot={tmp_path / 'scale.png'}", f"--json={tmp_path / 'scale.json'}"]
+    variants = ["--variant=as it is:", "--variant=more connections: profile.store.max_connections=1000"]
+    (done,) = call_each("launch.plan.command", [[*line, *more, *variants]])
+    assert done.code == 0, done.err
+    assert "as it is" in done.out and "store's" in done.out
+    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+    panels = json.loads((tmp_path / "scale.json").read_text())
+    last = {title: cells[-1][-1]["limit"]["part"]["name"] for title, cells in panels.items()}
+    assert last["as it is"] == "store's connections" and last["more connections"] != "store's connections"
 
 
 def test_profile_goes_through_json_unchanged():
@@ -212,10 +251,10 @@ class _Store:
     def put(self, tickets):
         self._store.put_tickets(tickets)
 
-    def claim(self, engine, limit, served=()):
+    def claim(self, engine, limit, part=None, served=()):
         actor = f"engine-{engine}"
         tickets = self._store.claim(
-            actor, limit=limit, lease_s=1e6, width=self._width, among=self._among, served=list(served)
+            actor, limit=limit, lease_s=1e6, width=self._width, among=self._among, part=part, served=list(served)
         )
         return [t.id for t in tickets]
 
@@ -229,6 +268,7 @@ class _Store:
 @given(
     width=st.one_of(st.none(), st.integers(1, 4)),
     num_engines=st.integers(1, 4),
+    part=st.none() | st.integers(1, 2),
     orders=st.permutations(range(30)),
     moves=st.lists(
         st.tuples(st.sampled_from(["put", "put", "claim", "claim", "serve", "withdraw"]), st.integers(0, 99)),
@@ -237,7 +277,7 @@ class _Store:
     ),
 )
 @settings(max_examples=100, deadline=None)
-def test_pool_hands_out_what_the_store_would(width, num_engines, orders, moves):
+def test_pool_hands_out_what_the_store_would(width, num_engines, part, orders, moves):
     with tempfile.TemporaryDirectory() as folder:
         store = _Store(folder, num_engines=num_engines, width=width)
         pool = TicketPool(num_engines=num_engines, width=width, by_sample=True)
@@ -252,8 +292,8 @@ def test_pool_hands_out_what_the_store_would(width, num_engines, orders, moves):
                 waiting += ids
             elif what == "claim":
                 engine, limit = n % num_engines, n // num_engines % 8
-                wanted = store.claim(engine, limit)
-                assert [t.id for t in pool.claim(engine, limit)] == wanted
+                wanted = store.claim(engine, limit, part)
+                assert [t.id for t in pool.claim(engine, limit, part)] == wanted
                 waiting = [i for i in waiting if i not in wanted]
                 held |= dict.fromkeys(wanted, engine)
             elif what == "serve" and held:

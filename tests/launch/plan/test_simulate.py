@@ -105,6 +105,23 @@ def test_tickets_are_shared_out_evenly():
         assert metrics_of(outcome)[0]["first_group_s"] == pytest.approx(40.0 / num_engines)
 
 
+def test_samples_of_a_long_prompt_are_spread_over_the_engines():
+    # One prompt of four has long responses. Whole, its four run on one engine at a quarter of its speed each; spread,
+    # each engine runs one of them, the other three places soon free.
+    engine = EngineProfile(running=(1.0,), tokens_per_s=(10.0,), max_num_seqs=4)
+    responses = LengthProfile(kind="groups", groups=((400,) * 4, (4,) * 4, (4,) * 4, (4,) * 4))
+    took = {}
+    for unit in ("group", "sample"):
+        config = by_rounds(
+            rounds=dict(train_start="round_complete", groups_per_round=4, groups_per_update=4, samples_per_group=4),
+            admission=dict(unit=unit),
+        )
+        profile = profile_of(engine=engine, num_engines=4, response_tokens=responses)
+        took[unit] = metrics_of(simulate(config, profile, num_updates=1))[0]["first_group_s"]
+    assert took["group"] == pytest.approx(4 * 400 / 10)
+    assert took["sample"] == pytest.approx((400 + 3 * 4) / 10)
+
+
 def test_publish_costs_are_where_the_code_has_them():
     # Export keeps the learner, after what the round is measured by; prefetch and pause come before the next round's
     # first token.

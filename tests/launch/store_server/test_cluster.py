@@ -5,7 +5,7 @@ import pathlib
 import psycopg
 import pytest
 
-from launch import lifeline
+from launch.processes import lifeline
 from tests.postgres import Server, start_server
 
 pytestmark = pytest.mark.heavy

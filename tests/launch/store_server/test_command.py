@@ -18,7 +18,8 @@ from psycopg.conninfo import make_conninfo
 from bridge.store.open import create_run, open_store
 from bridge.store.postgres.schema import ACTOR
 from bridge.store.sql.store import SqlStore
-from launch import certificates, lifeline
+from launch import certificates
+from launch.processes import lifeline
 from launch.store_server.cluster import free_port
 from tests.bridge.factories import make_group, make_ticket
 from tests.integration.support.processes import REPO, wait_until
@@ -159,6 +160,7 @@ def test_trial_store_lets_in_its_two_roles_by_password_over_tls_only(folder, tls
         assert modes == {0o600}
         with store.connect("learner", **root) as db:
             assert db.info.dbname == "sluice" and db.pgconn.ssl_in_use
+            assert db.execute("SHOW max_connections").fetchone() == ("500",)
         refusals = {
             "certificate verify failed": {"sslrootcert": f"{folder}/other/ca.pem"},
             "encrypted connections only": root | {"sslmode": "disable"},

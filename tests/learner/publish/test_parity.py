@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -110,8 +111,7 @@ def settle(run) -> float:
 
     return parity.settle(
         run.probe,
-        steps=run.steps,
-        params=run.state.params,
+        score=functools.partial(run.steps.score, run.params),
         packing=run.config.packing,
         bound=run.config.parity_bound,
         fence=fence,
@@ -128,7 +128,7 @@ def start(tmp_path, steps):
             run = SimpleNamespace(
                 config=config,
                 steps=steps,
-                state=SimpleNamespace(params=fresh_params()),
+                params=fresh_params(),
                 store=store,
                 probe=Pinned("probe", store, while_waiting=actors),
                 fenced_actors=set(),
@@ -155,11 +155,9 @@ def test_settle_answer_with_the_learners_logprobs_passes(start):
 
 def test_settle_says_that_a_wait_is_over_before_it_scores(start, steps):
     run, said = start({"good": 0.0}), []
-    scoring = SimpleNamespace(score=lambda *given: said.append("score") or steps.score(*given))
     parity.settle(
         run.probe,
-        steps=cast(Any, scoring),
-        params=run.state.params,
+        score=lambda batch: said.append("score") or np.asarray(steps.score(run.params, batch)),
         packing=CONFIG.packing,
         bound=CONFIG.parity_bound,
         fence=lambda *_: pytest.fail("fenced"),

@@ -3,80 +3,30 @@
 What comes out is compared with copies of the parameters that were made before any step was taken.
 """
 
-import contextlib
 import json
 import threading
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from bridge.names import flatten
 from bridge.published import Announcement
-from bridge.snapshots.writer import SnapshotError, SnapshotWriter, fetch, latest, map_tensors
+from bridge.snapshots.writer import SnapshotError, latest
 from bridge.timeline import Timeline, read
 from bridge.types import Version
-from configs.sections import PublishConfig
-from learner.metrics import METRICS
 from learner.publish import export, publisher
 from learner.publish.outlet import Outlet
-from learner.publish.publisher import Publisher
 from tests.learner import eight_devices
-from tests.learner.streams import MODEL, config_of, fresh_params, random_groups, steps_of, stream
-
-CONFIG = config_of()
-KEYS: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}
-DEADLINE_S = 60.0
-
-
-class GatedWriter(SnapshotWriter):
-    """Begins no version before its gate opens, as behind an actor that is slow to copy."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.gate, self.reached = threading.Event(), threading.Event()
-
-    def begin(self, *args, **kwargs):
-        self.reached.set()
-        assert self.gate.wait(DEADLINE_S)
-        return super().begin(*args, **kwargs)
-
-
-class Setup:
-    """A learner with a publisher whose writer waits at a gate, and all that its outlets were told."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "weights"
-        self.writer = GatedWriter(self.folder, **KEYS)
-        self.seen: list[str] = []
-        """Versions as they came out."""
-        self.publishers: list[Publisher] = []
-
-    def publisher(self, *, when_late: Any = "wait", dtype="float32", **given: Any) -> Publisher:
-        config = PublishConfig(when="every", when_late=when_late, probe_every_n_publishes=3)
-        options: dict[str, Any] = {"announce": lambda a: self.seen.append(str(a.manifest.version))}
-        made = Publisher(self.writer, MODEL.param_names, config, incarnation=2, dtype=dtype, **options | given)
-        self.publishers.append(made)
-        return made
-
-    def tensors(self) -> dict[str, np.ndarray]:
-        """What an actor reads, by name."""
-        manifest = latest(self.folder)
-        assert manifest is not None
-        fetch(self.folder, manifest, self.folder.with_name("copy"), **KEYS)
-        return {name: np.array(x) for name, x in map_tensors(self.folder.with_name("copy"), manifest).items()}
-
-
-@pytest.fixture
-def setup(tmp_path):
-    made = Setup(tmp_path)
-    yield made
-    made.writer.gate.set()
-    for each in made.publishers:
-        with contextlib.suppress(FileNotFoundError):  # closed by the test
-            each.close()
+from tests.learner.publish.published import (
+    CONFIG,
+    DEADLINE_S,
+    assert_same,
+    fresh_params_on_device,
+    join,
+    metrics_of,
+    wanted_of,
+)
+from tests.learner.streams import MODEL, fresh_params, random_groups, steps_of, stream
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +38,6 @@ def micro_batch(steps, state, seed: int):
     state = steps.accumulate(state, stream(CONFIG, random_groups(seed, 2))[0].batch)
     jax.block_until_ready(steps.in_progress)
     return state
-
-
-def wanted_of(params, dtype="float32") -> dict[str, np.ndarray]:
-    """Copies, by Hugging Face's names; rounded by numpy."""
-    leaves = {path: np.array(x).astype(dtype) for path, x in flatten(params).items()}
-    return dict(MODEL.param_names.iter_tensors(leaves))
-
-
-def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
-    assert got.keys() == want.keys()
-    for name, array in want.items():
-        assert got[name].dtype == array.dtype
-        np.testing.assert_array_equal(got[name], array, err_msg=name)
 
 
 def pointers(params) -> set[int]:
@@ -200,23 +137,6 @@ def test_publish_that_somebody_waits_for_is_not_replaced(setup):
     assert metrics_of(published, "late", "replaced") == [2, 0]
 
 
-def fresh_params_on_device():
-    return jax.tree.map(jax.numpy.asarray, fresh_params())
-
-
-def join(published: Publisher) -> bool:
-    """Waits for the publisher's thread; whether it ended."""
-    assert published._thread is not None
-    published._thread.join(DEADLINE_S)
-    return not published._thread.is_alive()
-
-
-def metrics_of(published: Publisher, *names: str) -> list[float]:
-    metrics = published.metrics()
-    assert metrics.keys() <= METRICS.keys()
-    return [metrics[f"publish/{name}"] for name in names]
-
-
 @pytest.mark.parametrize("call", ["finish", "check", "let_go", "publish"])
 def test_failure_of_the_thread_is_raised_by_the_next_call_as_it_is(setup, call, monkeypatch):
     failure = SnapshotError("no room")
@@ -290,34 +210,6 @@ def test_outlet_that_fails_is_counted_and_the_version_goes_out_without_it(setup)
     assert metrics_of(published, "outlet_failures") == [2]
 
 
-def test_bucket_that_is_slow_delays_neither_the_announcement_nor_the_learner(setup):
-    entered, leave = threading.Event(), threading.Event()
-
-    def upload(manifest):
-        entered.set()
-        assert leave.wait(DEADLINE_S)
-        return [f"s3://b/{manifest.version.step}"]
-
-    announced: list[Announcement] = []
-    outlets = [Outlet(name="server", put=lambda m: [f"https://a/{m.version.step}"]), Outlet(name="bucket", put=upload)]
-    published = setup.publisher(outlets=outlets, announce=announced.append)
-    setup.writer.gate.set()
-    first = published.publish(fresh_params_on_device(), step=0)
-    published.await_announced()
-    assert entered.wait(DEADLINE_S)
-    assert published.announced == first and [a.sources for a in announced] == [("https://a/0",)]
-    published.publish(fresh_params_on_device(), step=1)  # handed over while the bucket has not got the one before
-    assert metrics_of(published, "late") == [0]
-    leave.set()
-    published.finish()
-    assert [a.sources for a in announced] == [
-        ("https://a/0",),
-        ("https://a/0", "s3://b/0"),
-        ("https://a/1",),
-        ("https://a/1", "s3://b/1"),
-    ]
-
-
 def test_close_finishes_what_has_begun_and_gives_up_what_has_not(setup):
     published = setup.publisher(when_late="replace")
     for step in range(2):
@@ -363,8 +255,8 @@ def test_probe_is_due_before_every_nth_publish(setup):
 def test_export_of_the_served_dtype_on_a_device_is_a_buffer_of_its_own(monkeypatch):
     monkeypatch.setattr(export, "_is_host_memory", lambda params: False)
     params = fresh_params_on_device()
-    made = export.Export(params, "float32", in_place=True)
-    assert not made.is_in_place and pointers(made._params).isdisjoint(pointers(params))
+    made = export.Export(params, "float32", MODEL.param_names, in_place=True)
+    assert not made.is_in_place and pointers(made._parts).isdisjoint(pointers(params))
 
 
 _SHARDED = """

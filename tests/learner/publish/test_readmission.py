@@ -206,6 +206,25 @@ def test_fenced_actor_that_can_not_be_probed_ends_where_nobody_else_serves(s):
     assert (s.store.fenced("bad") or "").startswith(FOR_GOOD)
 
 
+@pytest.mark.parametrize("before", ["no look", "nobody fenced", "another for good"])
+def test_first_look_after_a_fence_ends_nobody_however_long_ago_the_last_was(s, before):
+    s.version = None
+    if before == "nobody fenced":
+        s.look()
+    if before == "another for good":
+        s.beat("worse")
+        s.readmission.keep_out("worse", "off by 9")
+        s.look()
+    s.now_s += 2 * ALONE_S
+    s.beat("bad")
+    s.fence("bad", "off by 2")
+    s.look()
+    assert s.store.fenced("bad") == "off by 2"
+    s.now_s += ALONE_S
+    s.look()
+    assert (s.store.fenced("bad") or "").startswith(FOR_GOOD)
+
+
 def test_fenced_actor_waits_for_the_next_publish_where_others_serve(s):
     s.beat("bad", "good")
     s.fence("bad", "off by 2")
@@ -225,3 +244,24 @@ def test_nobody_fenced_costs_nothing(s):
     untouched: Any = Untouched()
     s.readmission._store = untouched
     s.look()
+
+
+def test_actor_fenced_for_good_is_probed_again_once_it_is_on_probation_and_alive(s):
+    s.beat("bad")
+    s.fence("bad", "off by 2")
+    s.off = 9.0
+    for _ in range(MAX_TRIES):
+        s.look()
+        s.answer("bad")
+        s.look()
+    assert (s.store.fenced("bad") or "").startswith(FOR_GOOD)
+    s.look()
+    with pytest.raises(FencedError):
+        s.claim("bad")
+    # The operator's word, as `launch.runs --unfence` writes it; and the new process is clean.
+    s.store.fence("bad", "on probation: off by 2")
+    s.off = 0.0
+    s.look()
+    s.answer("bad")
+    s.look()
+    assert s.fenced_actors == set() and s.store.fenced("bad") is None

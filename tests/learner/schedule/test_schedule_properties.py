@@ -99,10 +99,10 @@ class FakeActor:
         if self.step is None:
             return
         width = self.admission.width if self.admission.policy == "frontier" else None
-        limit = self.admission.num_to_claim()
-        tickets = store.claim(self.name, limit=limit, lease_s=100, width=width, among=among)
+        self.admission.share_among({5: among})
+        limit, part = self.admission.num_to_claim(), self.admission.group_part
+        tickets = store.claim(self.name, limit=limit, lease_s=100, width=width, among=among, part=part)
         self.admission.offer(t for t in tickets if t.id not in self.running)
-        self.admission.share_among([5] * (among - 1))
         for ticket in self.admission.admit(Version(incarnation=INCARNATION, step=self.step)):
             self.running[ticket.id] = ticket, self.step
 

@@ -18,6 +18,7 @@ from bridge.names import flatten, unflatten
 from learner import loop
 from learner.model.decoder import make_apply
 from learner.step_books import StepBooks
+from learner.trainer import Trainer
 from learner.update.anchors import Anchors
 from learner.update.kept_batch import KeptBatch
 from tests.learner.streams import (
@@ -88,13 +89,23 @@ def run_of(config, *, steps=None, spans=None) -> Any:
     def end_update():
         run.step = run.stream.step = run.step + 1
 
+    publisher: Any = SimpleNamespace(let_go=lambda: None, metrics=lambda: {}, serves=lambda step: True)
+    checkpoints: Any = SimpleNamespace(num_failed=0)
+    trainer = Trainer(
+        config=config,
+        architecture=MODEL,
+        steps=steps,
+        anchors=Anchors(steps, config, load_reference=fresh_params, params=state.params),
+        kept=KeptBatch(steps, epochs=config.rounds.epochs),
+        state=state,
+        publisher=publisher,
+        checkpoints=checkpoints,
+    )
     run: Any = SimpleNamespace(
         config=config,
         step=0,
-        steps=steps,
-        state=state,
-        anchors=Anchors(steps, config, load_reference=fresh_params, params=state.params),
-        kept=KeptBatch(steps, epochs=config.rounds.epochs),
+        trainer=trainer,
+        do=lambda command: command.perform(trainer),
         stream=SimpleNamespace(
             step=0,
             wait_s=0.0,
@@ -109,7 +120,8 @@ def run_of(config, *, steps=None, spans=None) -> Any:
         rows=[],
         timeline=SimpleNamespace(span=span),
         heart=SimpleNamespace(check=lambda: None, worked=lambda: None, updated=lambda: None),
-        publisher=SimpleNamespace(let_go=lambda: None, metrics=lambda: {}, serves=lambda step: True),
+        publisher=publisher,
+        checkpoints=checkpoints,
     )
     run.metrics = SimpleNamespace(write=lambda kind, step, row, **more: run.rows.append(row))
     return run
@@ -168,9 +180,9 @@ def test_every_pass_has_the_gradient_of_the_books(loss, setting):
     for n in range(NUM_UPDATES):
         groups = random_groups(n, 5)
         rows = padded(groups, config, 16)
-        start = jax.tree.map(np.array, run.state.params)
+        start = jax.tree.map(np.array, run.trainer.state.params)
         if publish_every and n % publish_every == 0:
-            run.anchors.publish(run.state.params)
+            run.trainer.anchors.publish(run.trainer.state.params)
             published = start
         row = train(run, books, groups)
         prox = score(published if config.loss.proximal == "published" else start, rows[0])
@@ -187,10 +199,10 @@ def test_every_pass_has_the_gradient_of_the_books(loss, setting):
             want = unflatten(adam.update(flatten(want), flat, rate))
             want = jax.tree.map(lambda x: np.asarray(x, np.float32), want)
             num_steps, num_clipped = num_steps + 1, num_clipped + float(clipped)
-        differences = relative_differences(flatten(run.state.params), flatten(want))
+        differences = relative_differences(flatten(run.trainer.state.params), flatten(want))
         assert max(differences.values()) <= 2e-5, (n, differences)
-    assert int(run.state.step) == run.step == NUM_UPDATES and int(run.state.skipped_updates) == 0
-    assert run.steps.num_compilations == 2
+    assert int(run.trainer.state.step) == run.step == NUM_UPDATES and int(run.trainer.state.skipped_updates) == 0
+    assert run.trainer.steps.num_compilations == 2
     assert num_clipped > 0.01, "the clip was never reached, so it was not tried"
 
 
@@ -204,7 +216,7 @@ def test_decoupled_losses_are_truncated_is_in_the_first_pass_alone(loss):
     np.testing.assert_allclose(got["grad_norm"], other["grad_norm"], rtol=1e-6)
     assert abs(got["last_pass/grad_norm"] / other["last_pass/grad_norm"] - 1) > 1e-3
     assert got["last_pass/clip_fraction"] > got["clip_fraction"]
-    differences = relative_differences(flatten(decoupled.state.params), flatten(truncated.state.params))
+    differences = relative_differences(flatten(decoupled.trainer.state.params), flatten(truncated.trainer.state.params))
     assert max(differences.values()) > 1e-4
 
 
@@ -217,7 +229,7 @@ def test_update_steps_the_version_once_and_the_learning_rate_each_pass():
     for n in range(2):
         row = train(run, books, groups)
         rates.append(float(row["learning_rate"]))
-        assert int(run.state.step) == n + 1
+        assert int(run.trainer.state.step) == n + 1
     np.testing.assert_allclose(rates, [0.5e-2, 1e-2], rtol=1e-6)
     ages = np.concatenate([1 - r.token_versions[r.loss_mask] for g in groups for r in g.rollouts])
     np.testing.assert_allclose(row["lag/mean"], ages.mean(), rtol=1e-6)  # by version, in every pass
@@ -226,20 +238,20 @@ def test_update_steps_the_version_once_and_the_learning_rate_each_pass():
     num_micro_batches = len(stream(config, groups))
     of_an_update = [epoch for epoch in range(3) for _ in range(num_micro_batches)]
     assert [f.get("epoch", 0) for name, f in spans if name == "train"] == of_an_update * 2
-    assert list(run.kept) == []
+    assert list(run.trainer.kept) == []
 
 
 def test_update_of_a_batch_that_is_not_finite_leaves_out_each_pass_and_advances_the_version():
     run = run_in("decoupled_ppo", "two passes")
     books = books_of(run)
     groups = random_groups(3, 3)
-    before = jax.tree.map(np.array, run.state.params)
+    before = jax.tree.map(np.array, run.trainer.state.params)
     micro = stream(run.config, groups)[0]
     micro.batch.advantages[micro.batch.loss_mask] = np.nan
     loop.accumulate(run, micro, books)
     loop.update(run, books)
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.array, run.state.params), before)
-    assert int(run.state.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.array, run.trainer.state.params), before)
+    assert int(run.trainer.state.step) == 1
     assert (run.rows[0]["skipped_updates"], run.rows[0]["skipped_in_a_row"]) == (2, 2)
     row = train(run, books, groups)
     assert (row["skipped_updates"], row["skipped_in_a_row"]) == (2, 0)
@@ -263,12 +275,13 @@ def test_kept_batch_is_on_the_host_with_what_each_policy_said_once():
     config = config_of(epochs=2, publish_every=2, name="tis", proximal="published", kl_coef=0.1)
     run = run_of(config)
     scored = []
-    run.anchors.score = functools.partial(lambda score, batch: scored.append(0) or score(batch), run.anchors.score)
+    anchors = run.trainer.anchors
+    anchors.score = functools.partial(lambda score, batch: scored.append(0) or score(batch), anchors.score)
     books = books_of(run)
     micros = stream(config, random_groups(0, 6))
     for micro in micros:
         loop.accumulate(run, micro, books)
-    kept = list(run.kept)
+    kept = list(run.trainer.kept)
     assert [m for m, _ in kept] == micros and len(scored) == len(micros)
     for micro, anchors in kept:
         assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves((micro.batch, anchors)))
@@ -282,4 +295,4 @@ def test_kept_batch_of_a_single_pass_is_empty():
     run = run_of(config_of())
     for micro in stream(run.config, random_groups(0, 2)):
         loop.accumulate(run, micro, books_of(run))
-    assert list(run.kept) == []
+    assert list(run.trainer.kept) == []

@@ -13,7 +13,8 @@ from configs.sections import MeshConfig
 from learner.devices.mesh import AXES, make_mesh, param_spec
 from learner.model.decoder import init_params
 from learner.model.hf import io as hf_io
-from learner.update.step import AnchorLogprobs, build_steps
+from learner.update.loss_sum import AnchorLogprobs
+from learner.update.step import build_steps
 from tests.learner import eight_devices
 from tests.learner.streams import MODEL, config_of, random_groups, stream
 

@@ -8,8 +8,9 @@ import time
 import psycopg
 import pytest
 
-from bridge.store.open import create_run, find_run, open_store
+from bridge.store.open import FinishedRunError, create_run, find_run, namesakes, open_store
 from bridge.store.postgres import connections, listener
+from bridge.store.postgres.store import PostgresStore
 from bridge.store.protocol import TOPICS, StoreLostError
 from bridge.store.sql.script import StoreClosedError
 from tests.bridge.factories import make_group, make_ticket
@@ -178,6 +179,30 @@ def test_find_run_by_name_and_by_id(place, learner):
         find_run(url, "unheard of")
 
 
+def test_find_run_passes_over_those_that_are_finished(place):
+    learner_url, actor_url = place.engine.url_of(LEARNER), place.engine.url_of(ACTOR)
+    name, old, new = (f"{place.run}-{what}" for what in ("name", "old", "new"))
+
+    def open_(run):
+        return contextlib.closing(PostgresStore(learner_url, run=run))
+
+    create_run(learner_url, run=old, name=name, actor_role=ACTOR)
+    with open_(old) as store:
+        store.lead("here", lease_s=30)
+        store.finish(7)
+    for wanted in (name, old):
+        with pytest.raises(FinishedRunError, match=f"run {wanted} is finished, at step 7"):
+            find_run(actor_url, wanted)
+    create_run(learner_url, run=new, name=name, actor_role=ACTOR)
+    assert find_run(actor_url, name) == new
+    assert namesakes(learner_url, name, run=new) == []
+    with open_(old) as store:
+        store.lead("here", lease_s=30)  # its learner takes it up again
+    assert namesakes(learner_url, name, run=new) == [old] and find_run(actor_url, old) == old
+    with pytest.raises(ValueError, match="2 runs are called"):
+        find_run(actor_url, name)
+
+
 def test_text_that_the_server_can_not_keep_is_a_value_error(learner):
     with pytest.raises(ValueError, match="NUL"):
         learner.fence("x", "why\0not")
@@ -191,3 +216,117 @@ def test_listener_ends_with_the_store(learner):
     learner.close()
     assert not thread.is_alive()
     assert listener.channel_of("a") != listener.channel_of("b") and len(listener.channel_of("x" * 999)) < 63
+
+
+def test_claim_that_gets_no_training_ticket_is_told_to_nobody(learner, actor):
+    """Or actors that ask in vain would keep a learner awake; one that gets one wakes it."""
+    learner.wait(dict.fromkeys(TOPICS, 0), TOPICS, timeout_s=60)
+    learner.put_tickets([make_ticket("probe", kind="probe")])
+    mark = learner.mark()
+    learner.finish(1)
+    learner.wait(mark, ["run"], timeout_s=60)  # notifications come in order: what was told before has come, too
+    mark = learner.mark()
+    assert len(actor.claim("x", limit=4, lease_s=9)) == 1 and actor.claim("x", limit=4, lease_s=9) == []
+    learner.finish(2)
+    learner.wait(mark, ["run"], timeout_s=60)
+    assert learner.mark()["claims"] == mark["claims"]
+    learner.put_tickets([make_ticket("a")])
+    actor.claim("x", limit=4, lease_s=9)
+    learner.wait(mark, ["claims"], timeout_s=60)
+    assert learner.mark()["claims"] == mark["claims"] + 1
+
+
+def block_writers(place, as_actor):
+    """Until it rolls back."""
+    as_actor.execute("BEGIN")
+    as_actor.execute("SELECT lock_run(%s, NULL, '60s')", (place.run,))
+
+
+def wait_until_one_waits(place):
+    while not place.engine.admin.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+        pass
+
+
+def test_calls_of_many_threads_take_turns_on_one_connection(learner, monkeypatch):
+    monkeypatch.setattr(connections, "_TURN_S", 60.0)
+    made = []
+    real = psycopg.connect
+    monkeypatch.setattr(connections.psycopg, "connect", lambda *a, **o: made.append(1) or real(*a, **o))
+    learner._database._connections.drop_idle()
+    start = threading.Barrier(8)
+
+    def call():
+        start.wait()
+        for _ in range(5):
+            learner.counts()
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_call_that_takes_long_holds_up_no_other_and_what_it_took_is_closed_again(place, learner, as_actor, monkeypatch):
+    block_writers(place, as_actor)
+    caller = threading.Thread(target=lambda: learner.put_tickets([make_ticket("a")]))
+    caller.start()
+    wait_until_one_waits(place)
+    assert learner.counts()["open"] == 0  # by another connection
+    as_actor.execute("ROLLBACK")
+    caller.join()
+    kept = learner._database._connections._idle
+    assert len(kept) == 2
+    monkeypatch.setattr(connections, "_IDLE_S", 0.0)
+    assert learner.counts()["open"] == 1
+    (left,) = learner._database._connections._idle
+    assert [c.closed for c, _ in kept if c is not left[0]] == [True]
+
+
+@pytest.fixture
+def crowded(place, postgres):
+    """The URL of a role for the run, and what sets how many connections it may have."""
+    role = "test_crowded"
+    postgres.create_role(role)
+    place.engine.admin.execute(f"GRANT sluice_actor TO {role}")
+    place.engine.admin.execute(f"GRANT {ACTOR} TO {role}")
+
+    def allow(num: int) -> None:
+        place.engine.admin.execute(f"ALTER ROLE {role} CONNECTION LIMIT {num}")
+
+    yield place.engine.url_of(role), allow
+    allow(-1)
+
+
+def test_server_without_a_connection_left_is_waited_for_and_says_what_to_raise(
+    place, learner, as_actor, crowded, caplog
+):
+    url, allow = crowded
+    says = "too many connections for role.*raise max_connections.*2 for each actor and learner.*docs/deploy.md"
+    allow(1)
+    with contextlib.closing(PostgresStore(url, run=place.run, retry_s=60)) as store:
+        learner.put_tickets([make_ticket("a")])
+        with pytest.raises(StoreLostError, match=says):
+            PostgresStore(url, run=place.run, retry_s=0.0)
+        pool: connections.Connections = store._database._connections  # pyright: ignore[reportAttributeAccessIssue]
+        kept = pool._idle[0][0]
+        block_writers(place, as_actor)
+        got = []
+        caller = threading.Thread(target=lambda: got.extend(store.claim("x", limit=1, lease_s=60)))
+        caller.start()
+        wait_until_one_waits(place)
+        caplog.clear()
+        other = threading.Thread(target=lambda: got.append(store.leased("y")))
+        other.start()
+        while "too many connections" not in caplog.text:
+            pass
+        as_actor.execute("ROLLBACK")
+        caller.join()
+        other.join()  # it had the first one's, and lost nothing
+        assert [t.id for t in got if t != set()] == ["a"] and set() in got
+        assert [c for c, _ in pool._idle] == [kept] and not kept.closed
+        mark = store.mark()
+        store.wait(mark, ["tickets"], timeout_s=0.0)
+        allow(2)
+        store.wait(dict.fromkeys(TOPICS, 0), TOPICS, timeout_s=60)  # as soon as it may, it listens

@@ -5,6 +5,7 @@ import contextlib
 import psycopg
 import pytest
 
+from bridge.store.postgres.schema import FoundRun
 from bridge.store.postgres.store import PostgresStore, find_runs, make_run
 from tests.bridge.factories import make_announcement, make_card, make_group, make_ticket
 from tests.bridge.store.engines import ACTOR, LEARNER
@@ -130,14 +131,14 @@ def test_actor_sees_no_row_of_a_run_that_is_not_for_its_role(place, run, as_acto
     with pytest.raises(ValueError, match="no run foreign, or this role may not serve it"):
         PostgresStore(place.engine.url_of(ACTOR), run="foreign")
     assert find_runs(place.engine.url_of(ACTOR), "foreign") == []
-    assert find_runs(place.engine.url_of(LEARNER), "foreign") == ["foreign"]
+    assert find_runs(place.engine.url_of(LEARNER), "foreign") == [FoundRun("foreign", None)]
 
 
 def test_run_that_goes_on_with_another_actor_role_is_served_by_that_one_alone(place):
     learner_url, actor_url = place.engine.url_of(LEARNER), place.engine.url_of(ACTOR)
     for actor_role, found in ((ACTOR, ["moved"]), ("somebody", []), (ACTOR, ["moved"])):
         make_run(learner_url, run="moved", name="moved", actor_role=actor_role)
-        assert find_runs(actor_url, "moved") == found
+        assert [r.run for r in find_runs(actor_url, "moved")] == found
 
 
 def test_learner_leads_only_runs_that_its_role_began(place, run, postgres):

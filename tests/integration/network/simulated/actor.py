@@ -16,7 +16,8 @@ import types
 import numpy as np
 
 from bridge.published import FileEntry
-from bridge.snapshots import chunks, download
+from bridge.snapshots import chunks
+from bridge.snapshots.fetching import download
 from bridge.snapshots.layout import TensorTable
 from configs.schema import Config
 from tests.integration.network.simulated.engine import DIE_AT, SimulatedEngine, die_at
@@ -47,14 +48,14 @@ def watch_downloads() -> None:
     """Dies in the middle of a download, where it is told to: when a first part of it has arrived and is verified."""
     num_chunks = 0
 
-    def has_chunk(data: np.ndarray, file: FileEntry, index: int) -> bool:
+    def is_chunk(chunk: np.ndarray, file: FileEntry, index: int) -> bool:
         nonlocal num_chunks
         num_chunks += 1
         if num_chunks % file.num_chunks:
             die_at("prefetch", num_chunks // file.num_chunks)
-        return chunks.has_chunk(data, file, index)
+        return chunks.is_chunk(chunk, file, index)
 
-    download.has_chunk = has_chunk
+    download.is_chunk = is_chunk
 
 
 def main() -> None:

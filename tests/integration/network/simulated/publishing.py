@@ -9,8 +9,9 @@ from blake3 import blake3
 from bridge import codec, versions
 from bridge.published import Announcement, CardFile, RunCard
 from bridge.secrets import read_token
-from bridge.snapshots.layout import lay_out, place_of
+from bridge.snapshots.layout import place_of
 from bridge.snapshots.signing import sign
+from bridge.snapshots.tensors import lay_out
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.store.protocol import LearnerStore
 from bridge.types import Version
@@ -30,7 +31,7 @@ class Publishing:
 
     def publish(self, version: Version) -> None:
         """Returns when the actors are told."""
-        manifest = self._writer.write(version, model.weights(version, self._told.tensors), dtype=model.DTYPE)
+        manifest = self._writer.write(version, self._told.weights(version), dtype=model.DTYPE)
         sources = (place_of(self._base, self._told.run, version),) if self._base is not None else ()
         announcement, token = Announcement(manifest=manifest, sources=sources), read_token()
         self._store.announce(sign(announcement, token) if token is not None else announcement)
@@ -41,7 +42,14 @@ def publishing(told: Setting, store: LearnerStore) -> Generator[Publishing]:
     """Puts the run's card, serves the snapshots, and closes all that when the block ends."""
     folder = snapshot_folder(told.config)
     store.put_card(*make_card(told))
-    writer = SnapshotWriter(folder, run=told.run, tokenizer_hash=_tokenizer_hash(told), token=read_token())
+    writer = SnapshotWriter(
+        folder,
+        run=told.run,
+        tokenizer_hash=_tokenizer_hash(told),
+        token=read_token(),
+        has_spare=told.config.publish.has_spare_slot,
+        chunk_bytes=told.chunk_bytes,
+    )
     try:
         with _serving(told, folder) as base:
             yield Publishing(told, store, writer, base)
@@ -61,6 +69,7 @@ def _serving(told: Setting, folder: pathlib.Path) -> Generator[str | None]:
         listen=publish.listen,
         scheme=publish.serve,
         reader_wait_s=publish.reader_wait_s,
+        slow_reader_s=publish.slow_reader_s,
         log=told.path / "snapshot_server.log",
     )
     try:

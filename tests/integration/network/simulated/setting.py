@@ -5,7 +5,12 @@ import json
 import os
 import pathlib
 
+import numpy as np
+
+from actor.weights.model_folder import tensor_table
+from bridge.snapshots.chunks import CHUNK_BYTES
 from bridge.snapshots.layout import TensorTable
+from bridge.types import Version
 from configs import overrides
 from configs.run_folder import RunFolder
 from configs.schema import Config
@@ -22,6 +27,7 @@ from configs.sections import (
     SupervisionConfig,
 )
 from tests.integration.network.simulated import model
+from tests.integration.support.models import make_folder, perturbed, read_weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,8 @@ class Setting:
     """Tickets that are out at once."""
     samples_per_group: int = 2
     response_tokens: int = 20
+    length_spread: int = 7
+    """Responses are up to so many tokens longer, each group's in its own way."""
     num_tensors: int = 8
     model_bytes: int = 2**20
     lead_s: float = 3.0
@@ -55,6 +63,10 @@ class Setting:
     retry_s: float = 300.0
     reader_wait_s: float = 10.0
     token_s: float = 0.01
+    is_real: bool = False
+    """Whether actors have real engines: then the model is a small transformer, and all groups are kept."""
+    at_publish: str = "keep"
+    """With real engines: what running requests do when weights are replaced."""
 
     @property
     def path(self) -> pathlib.Path:
@@ -79,7 +91,25 @@ class Setting:
     @property
     def tensors(self) -> TensorTable:
         """The model's tensors."""
+        if self.is_real:
+            return tensor_table(self.model, dtype=model.DTYPE)
         return model.table(num_tensors=self.num_tensors, num_bytes=self.model_bytes)
+
+    def weights(self, version: Version) -> dict[str, np.ndarray]:
+        """What is published as a version."""
+        if self.is_real:
+            return perturbed(read_weights(self.model), seed=version.step)
+        return model.weights(version, self.tensors)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of a snapshot; a download has some of them."""
+        return 256 * 2**10 if self.is_real else CHUNK_BYTES
+
+    @property
+    def kept_groups(self) -> pathlib.Path:
+        """A folder with the groups that real engines made and that were trained."""
+        return self.path / "groups"
 
     @property
     def goal_file(self) -> pathlib.Path:
@@ -115,19 +145,26 @@ class Setting:
             store=StoreConfig(url=self.store_url, lead_s=self.lead_s, retry_s=self.retry_s),
             publish=PublishConfig(
                 when="every",
+                at_publish=self.at_publish,  # pyright: ignore[reportArgumentType]
                 snapshot_dir=self.snapshot_dir,
                 reader_wait_s=self.reader_wait_s,
                 serve="https" if self.listen else "none",
                 listen=self.listen or "127.0.0.1:0",
                 advertise=self.advertise,
             ),
-            actor=ActorConfig(max_num_seqs=4 * self.samples_per_group, lease_s=self.lease_s),
+            actor=ActorConfig(
+                max_num_seqs=4 * self.samples_per_group, lease_s=self.lease_s, enforce_eager=self.is_real
+            ),
             supervision=SupervisionConfig(heartbeat_s=10.0),
         )
 
     def write(self) -> pathlib.Path:
         """Writes it, the run's config and the model into the folder; returns the file."""
-        model.write_folder(self.model, self.tensors)
+        if self.is_real:
+            make_folder(self.model, tied=False)
+            self.kept_groups.mkdir()
+        else:
+            model.write_folder(self.model, self.tensors)
         (self.path / "run").mkdir()
         RunFolder(self.path / "run").run_id_file.write_text(self.run)
         (self.path / "config.json").write_text(overrides.to_json(self.config))

@@ -1,0 +1,130 @@
+"""One ticket, from its requests in the engine to its group in the store."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+from absl import logging
+from jaxtyping import Int32
+
+from actor.admission import Admission
+from actor.bell import Bell
+from actor.fence import Fence
+from actor.group_builder import GroupBuilder
+from actor.holdings import Holdings
+from actor.lanes import Lanes, record
+from actor.race import Race
+from actor.sampling import Sampler
+from actor.verifiers.pool import VerifierError, VerifierPool
+from bridge.store.protocol import FencedError, UnfitGroupError
+from bridge.timeline import Timeline
+from bridge.types import Group, Ticket
+
+MAX_DROPPED_IN_A_ROW = 32
+"""Groups dropped without one success between them; then the verifier is broken and the actor ends."""
+
+
+@dataclasses.dataclass(slots=True)
+class Tally:
+    """What became of tickets so far."""
+
+    num_emitted: int = 0
+    num_emitted_tokens: int = 0
+    """Response tokens of emitted groups; what the engine sampled besides went to waste (races, restarts)."""
+    num_dropped: int = 0
+    """Groups that could not be judged."""
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Serving:
+    """Serves any number of tickets at once."""
+
+    actor: str
+    """The actor's name, which its groups bear."""
+    sampler: Sampler
+    verifiers: VerifierPool
+    decode: Callable[[Int32[np.ndarray, " T"]], str]
+    admission: Admission
+    holdings: Holdings
+    fence: Fence
+    timeline: Timeline
+    max_attempts: int
+    changed: Bell
+    """Rung when a ticket more may fit into the engine."""
+    sample_ended: Bell
+    """Rung when a request has ended."""
+
+    def __post_init__(self) -> None:
+        self.tally = Tally()
+        self._just_served: list[str] = []
+        self._num_dropped_in_a_row = 0
+        self._lanes = Lanes()
+
+    def take_just_served(self) -> list[str]:
+        """Tickets whose last request ended since the last call: the store counts them in the frontier no more."""
+        served, self._just_served = self._just_served, []
+        return served
+
+    async def serve(self, ticket: Ticket) -> None:
+        """Samples, judges and hands in; of redundant samples those count that win the race.
+
+        Raises:
+          ExceptionGroup: of what is no fault of the ticket's (EngineDeadError, FencedError for good, StoreLostError).
+          RuntimeError: nothing can be judged any more.
+        """
+        start_s = served_s = time.time()
+        builder = GroupBuilder(ticket, actor=self.actor, started_s=start_s)
+        race = Race(num_samples=ticket.num_samples, num_requests=ticket.num_requests)
+        requests: list[asyncio.Task[None]] = []
+
+        async def serve_sample(index: int) -> None:
+            nonlocal served_s
+            sample = await self.sampler.sample(ticket, index)
+            served_s = time.time()
+            losers = race.end(index)
+            for loser in losers:
+                requests[loser].cancel()
+            if self.admission.finish_sample(ticket.id, 1 + len(losers)):
+                self._just_served.append(ticket.id)
+            self.changed.ring()
+            self.sample_ended.ring()
+            text = self.decode(sample.tokens)
+            builder.add(index, sample, await self.verifiers.score(text, ticket.task, sample.finish))
+
+        lane = self._lanes.take()
+        try:
+            async with asyncio.TaskGroup() as samples:
+                for index in range(ticket.num_requests):
+                    requests.append(samples.create_task(serve_sample(index)))
+            group = builder.build(finished_s=time.time())
+            await self._emit(group)
+            record(self.timeline, group, lane=lane, served_s=served_s)
+        except* VerifierError as e:
+            await self._drop(ticket, e.exceptions[0])
+        finally:
+            self._lanes.give_back(lane)
+
+    async def _emit(self, group: Group) -> None:
+        try:
+            is_new = await self.holdings.hand_in(group)
+        except (KeyError, UnfitGroupError) as e:  # withdrawn, or another prompt has its id now
+            logging.info("group unwanted ticket=%s: %s", group.ticket_id, e)
+            return
+        except FencedError:
+            await self.fence.look()
+            return
+        self.tally.num_emitted += is_new
+        self.tally.num_emitted_tokens += is_new * sum(r.tokens.size for r in group.rollouts)
+        self._num_dropped_in_a_row = 0
+
+    async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
+        """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times."""
+        self.tally.num_dropped += 1
+        self._num_dropped_in_a_row += 1
+        self.timeline.instant("dropped", ticket=ticket.id, reason=str(reason))
+        logging.error("group dropped ticket=%s reason=%s", ticket.id, reason)
+        if self._num_dropped_in_a_row >= MAX_DROPPED_IN_A_ROW:
+            raise RuntimeError(f"{self._num_dropped_in_a_row} groups in a row could not be judged: {reason}")
+        await self.holdings.give_up(ticket, str(reason), max_attempts=self.max_attempts)

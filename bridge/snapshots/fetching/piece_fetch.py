@@ -1,0 +1,184 @@
+"""One host's piece of a version: from whatever place has it to where it lies in the whole file; all pieces at once.
+
+Chunks that are there already are not fetched again: those of a download that broke off, and those that the version
+before has too. Where the version before lies beside it, the delta is fetched in place of the rest.
+"""
+
+import concurrent.futures
+import dataclasses
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from absl import logging
+
+from bridge.published import PieceEntry, WeightManifest
+from bridge.snapshots.chunks import each_on_all_cores, is_chunk
+from bridge.snapshots.fetching.delta_download import download_delta
+from bridge.snapshots.fetching.download import Chunks, Patience, Stop, StoppedError, Tally, download
+from bridge.snapshots.fetching.places import Place
+from bridge.snapshots.layout import SnapshotError, manifest_path, part_path, read_manifest
+from bridge.snapshots.placement import Placement
+from bridge.types import Version
+
+MAX_AT_ONCE = 16
+"""Pieces that are fetched at the same time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """What a file may hold of a version that is to be fetched into it; each chunk is hashed before it is believed."""
+
+    is_part: bool
+    """Whether a download broke off in it, so that any chunk may be there."""
+    manifest: WeightManifest | None
+    """Of the version that it holds whole."""
+
+    @classmethod
+    def in_file(cls, into: pathlib.Path) -> "Held":
+        """What is written beside a file."""
+        return cls(part_path(into).exists(), held_in(into))
+
+
+class PieceFetch:
+    """The fetch of one piece."""
+
+    def __init__(
+        self,
+        manifest: WeightManifest,
+        piece: PieceEntry,
+        places: Sequence[tuple[str, Callable[[], Place]]],
+        whole: np.ndarray,
+        *,
+        patience: Patience,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+          manifest: the version's, checked.
+          piece: which of its pieces.
+          places: (what to call it, what opens it) of those that have it, the best one first.
+          whole: the whole file's bytes.
+          patience: with places that are slow or fail.
+        """
+        self.piece, self.tally = piece, Tally()
+        self._manifest, self._places, self._whole, self._patience = manifest, places, whole, patience
+        self._placement = Placement(manifest.tensors, piece.blocks)
+
+    def run(self, *, held: Held, before: tuple[Version, np.ndarray] | None, stop: Stop) -> None:
+        """Brings it, and proves that it arrived. Blocks its thread.
+
+        Args:
+          held: what `whole` may hold already.
+          before: another version, and its whole file's bytes.
+          stop: once set, the download ends within a moment.
+
+        Raises:
+          SupersededError, StoppedError, UnreachableError, SnapshotError: as `download`.
+        """
+        file, there = self.piece.file, self._chunks_there(held)
+        missing = [i for i in range(file.num_chunks) if i not in there]
+        missing = self._by_delta(before, missing, stop)
+        chunks = Chunks.of(file, self._placement, self._whole)
+        download(chunks, self._places, wanted=missing, stop=stop, patience=self._patience, tally=self.tally)
+
+    def _chunks_there(self, held: Held) -> set[int]:
+        """The chunks that need not be fetched; each hashed anew, whatever is written of it."""
+        file = self.piece.file
+        candidates: list[int] = []
+        if held.is_part:
+            candidates = list(range(file.num_chunks))
+        elif (old := self._like_piece(held.manifest)) is not None:
+            num_common = min(old.file.num_chunks, file.num_chunks)
+            candidates = [i for i in range(num_common) if old.file.chunk_hash(i) == file.chunk_hash(i)]
+        is_there = each_on_all_cores(self._is_there, candidates)
+        return {i for i, there in zip(candidates, is_there, strict=True) if there}
+
+    def _is_there(self, index: int) -> bool:
+        start, end = self.piece.file.chunk(index)
+        return is_chunk(self._placement.gather(self._whole, start, end), self.piece.file, index)
+
+    def _like_piece(self, manifest: WeightManifest | None) -> PieceEntry | None:
+        """The piece of another version that lies at the same places, in chunks of the same size."""
+        if manifest is None or manifest.tensors != self._manifest.tensors:
+            return None
+        for old in manifest.pieces:
+            if (old.blocks, old.file.chunk_bytes) == (self.piece.blocks, self.piece.file.chunk_bytes):
+                return old
+        return None
+
+    def _by_delta(self, before: tuple[Version, np.ndarray] | None, missing: list[int], stop: Stop) -> list[int]:
+        """Makes what it can from the version before; returns the chunks that are still missing."""
+        delta = self.piece.delta
+        if before is None or delta is None or delta.base_version != before[0] or not missing:
+            return missing
+        try:
+            left = download_delta(
+                self.piece,
+                self._placement,
+                before[1],
+                self._places,
+                self._whole,
+                wanted=missing,
+                stop=stop,
+                patience=self._patience,
+                tally=self.tally,
+            )
+        except StoppedError:
+            raise
+        except SnapshotError as e:
+            version = self._manifest.version
+            logging.warning("delta failed version=%s reason=%s; the full file is fetched", version, e)
+            left = [i for i in missing if not self._is_there(i)]
+        self.tally.num_by_delta = len(missing) - len(left)
+        self.tally.num_failed_deltas = int(bool(left))
+        return left
+
+
+def fetch_all(
+    fetches: Sequence[PieceFetch], *, held: Held, before: tuple[Version, np.ndarray] | None, stop: Stop
+) -> None:
+    """Runs all of them, each in a thread; when one fails the others end soon, and what arrived stays.
+
+    Raises:
+      SnapshotError: what the first one failed with.
+    """
+    if len(fetches) == 1:
+        return fetches[0].run(held=held, before=before, stop=stop)
+    failed = threading.Event()
+    errors: list[BaseException] = []
+
+    def run(fetch: PieceFetch) -> None:
+        try:
+            fetch.run(held=held, before=before, stop=_Any(stop, failed))
+        except BaseException as e:
+            if isinstance(e, SnapshotError) and not isinstance(e, StoppedError):
+                e = type(e)(f"piece of host {fetch.piece.host}: {e}")
+            errors.append(e)
+            failed.set()
+
+    with concurrent.futures.ThreadPoolExecutor(min(MAX_AT_ONCE, len(fetches)), "sluice-piece") as threads:
+        for fetch in fetches:
+            threads.submit(run, fetch)
+    if errors:
+        raise errors[0]
+    return None
+
+
+def held_in(into: pathlib.Path) -> WeightManifest | None:
+    """Which version a file holds, whole and verified; None also where that can't be read."""
+    try:
+        return read_manifest(manifest_path(into))
+    except SnapshotError:  # damaged, or of another build: it is fetched anew
+        return None
+
+
+class _Any:
+    """Set as soon as one of several is."""
+
+    def __init__(self, *events: Stop) -> None:
+        self._events = events
+
+    def is_set(self) -> bool:
+        return any(event.is_set() for event in self._events)

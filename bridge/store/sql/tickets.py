@@ -1,0 +1,161 @@
+"""A run's tickets, as its learner changes and counts them. An older incarnation's change is refused."""
+
+from collections.abc import Iterable, Sequence
+
+from typing_extensions import override
+
+from bridge.store.protocol import LearnerStore
+from bridge.store.sql.fit import fit_of
+from bridge.store.sql.script import Step
+from bridge.store.sql.shared import OPEN, SqlShared, new_call
+from bridge.types import Ticket
+
+_STATES = ("open", "claimed", "done", "acknowledged", "failed")
+_FORGET_GROUPS = "DELETE FROM groups WHERE run = :run AND ticket_id IN [ids]"  # with their payloads, by a trigger
+
+
+class SqlTickets(SqlShared, LearnerStore):
+    """Tickets from where they are put to where their groups are acknowledged, or they are taken back."""
+
+    @override
+    def put_tickets(self, tickets: Iterable[Ticket], *, only_for: str | None = None) -> int:
+        rows = list(tickets)
+        if not rows:
+            return 0
+        call = new_call()
+        insert = """INSERT INTO tickets (run, id, "order", kind, payload, fit, only_for, state, offered_by)
+            VALUES (:run, :id, :order, :kind, :payload, :fit, :only_for, 'open', :call)
+            ON CONFLICT (run, id) DO NOTHING"""
+        steps = [
+            self._step(
+                insert,
+                id=t.id,
+                order=t.order,
+                kind=t.kind,
+                payload=self._encode(t),
+                fit=fit_of(t),
+                only_for=only_for,
+                call=call,
+            )
+            for t in rows
+        ]
+        ids = [t.id for t in rows]
+        return self._write(*steps, self._num_offered(ids, call), guarded=True, changes=("tickets",))[-1][0][0]
+
+    @override
+    def acknowledge(self, ticket_ids: Sequence[str]) -> None:
+        ids = list(ticket_ids)
+        # The ticket itself is small and stays: a learner that falls back to an older checkpoint can have it served
+        # again.
+        self._write(
+            self._step(_FORGET_GROUPS, ids=ids),
+            self._step(
+                """UPDATE tickets SET state = 'acknowledged', actor = NULL, lease_expires_s = NULL
+                WHERE run = :run AND id IN [ids]""",
+                ids=ids,
+            ),
+            guarded=True,
+        )
+
+    @override
+    def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
+        del older_than  # a group is one ticket here
+        ids, call = list(dict.fromkeys(ticket_ids)), new_call()
+        if not ids:
+            return 0
+        new = "run = :run AND id IN [ids] AND coalesce(offered_by, '') <> :call"
+        *_, rows = self._write(
+            self._step(
+                f"""DELETE FROM groups WHERE run = :run
+                AND ticket_id IN (SELECT id FROM tickets WHERE {new})""",
+                ids=ids,
+                call=call,
+            ),
+            self._step(
+                f"""UPDATE runs SET reissued = reissued + (SELECT count(*) FROM tickets WHERE {new})
+                WHERE run = :run""",
+                ids=ids,
+                call=call,
+            ),
+            self._step(f"{OPEN}, offered_by = :call WHERE {new}", ids=ids, call=call),
+            self._num_offered(ids, call),
+            guarded=True,
+            changes=("tickets",),
+        )
+        return rows[0][0]
+
+    @override
+    def withdraw(self, ticket_ids: Sequence[str]) -> None:
+        ids = list(ticket_ids)
+        self._write(
+            self._step(_FORGET_GROUPS, ids=ids),
+            self._step("DELETE FROM tickets WHERE run = :run AND id IN [ids]", ids=ids),
+            guarded=True,
+            changes=("tickets",),
+        )
+
+    @override
+    def withdraw_pinned(self) -> None:
+        self._write(
+            self._step("DELETE FROM groups WHERE run = :run AND kind <> 'train'"),
+            self._step("DELETE FROM tickets WHERE run = :run AND kind <> 'train'"),
+            guarded=True,
+            changes=("tickets",),
+        )
+
+    @override
+    def rewind(self, open_ids: Sequence[str], *, next_order: int, step: int) -> int:
+        ids, call = list(open_ids), new_call()
+        later = """run = :run AND kind = 'train' AND "order" >= :next_order"""
+        params = {"next_order": next_order, "step": step}
+        *_, rows = self._write(
+            self._step(
+                f"""DELETE FROM groups WHERE run = :run AND max_step > :step
+                AND ticket_id IN (SELECT id FROM tickets WHERE {later})""",
+                **params,
+            ),
+            self._step(
+                f"""DELETE FROM tickets WHERE {later}
+                AND id NOT IN (SELECT ticket_id FROM groups WHERE run = :run)""",
+                **params,
+            ),
+            self._step(
+                f"""{OPEN}, offered_by = :call
+                WHERE run = :run AND state = 'acknowledged' AND kind = 'train' AND id IN [ids]""",
+                ids=ids,
+                call=call,
+            ),
+            self._num_offered(ids, call),
+            guarded=True,
+            changes=("tickets",),
+        )
+        return rows[0][0]
+
+    @override
+    def failed(self) -> dict[str, str]:
+        rows = self._read("SELECT id, coalesce(failure, '') FROM tickets WHERE run = :run AND state = 'failed'")
+        # Whoever gave up wrote it: it is shown as one line.
+        return {id_: reason if reason.isprintable() else repr(reason) for id_, reason in rows}
+
+    @override
+    def num_unclaimed(self) -> int:
+        return self._read(
+            """SELECT count(*) FROM tickets
+            WHERE run = :run AND state = 'open' AND kind = 'train' AND only_for IS NULL"""
+        )[0][0]
+
+    @override
+    def counts(self) -> dict[str, int]:
+        rows = self._read(
+            """SELECT state, count(*) FROM tickets WHERE run = :run GROUP BY state
+            UNION ALL SELECT 'reissued', reissued FROM runs WHERE run = :run"""
+        )
+        return dict.fromkeys(_STATES, 0) | {state: int(number) for state, number in rows}
+
+    def _num_offered(self, ids: Sequence[str], call: str) -> Step:
+        """How many of these tickets a call offered; the same when the call is made again."""
+        return self._step(
+            "SELECT count(*) FROM tickets WHERE run = :run AND id IN [ids] AND offered_by = :call",
+            ids=list(ids),
+            call=call,
+        )

@@ -1,0 +1,6 @@
+"""`python -m launch.deploy`."""
+
+from launch import command_line
+from launch.deploy.command import main
+
+command_line.run(main)

@@ -1,0 +1,109 @@
+"""What of a run's config can't work on a cluster, in one line each, before anything is written."""
+
+import dataclasses
+import pathlib
+import re
+import urllib.parse
+
+from bridge.store.postgres.way import check_encrypted, parse, way_of
+from configs.schema import Config
+from launch.deploy.settings import Settings
+
+_MAX_NAME = 40
+"""A pod is named after the run, and its host name has 63 characters at most."""
+
+
+def check_name(config: Config) -> None:
+    """Refuses a run's name that Kubernetes has no objects of.
+
+    Raises:
+      ValueError: it does.
+    """
+    name = config.run.name
+    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > _MAX_NAME:
+        fit = re.sub(r"[^a-z0-9-]+", "-", name.lower()).lstrip("-0123456789")[:_MAX_NAME].rstrip("-") or "run"
+        raise ValueError(
+            f"run.name={name} names Kubernetes objects, so it must be lower-case letters, digits and '-', "
+            f"{_MAX_NAME} at most, and begin with a letter: --config.run.name={fit}"
+        )
+
+
+def check_meeting_places(config: Config) -> None:
+    """Refuses a store or a way of weights that processes on several machines can't meet at.
+
+    Raises:
+      ValueError: says what to set.
+    """
+    url = config.store.url
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise ValueError(
+            f"actors on other machines meet the learner in PostgreSQL, got store.url={url or '(a file)'}: give "
+            "--config.store.url='postgresql://learner@HOST/sluice?sslmode=verify-full', or --one_node"
+        )
+    if not parse(url).get("user"):
+        raise ValueError("store.url names no user; give the learner's, as in postgresql://learner@HOST/sluice?...")
+    way = way_of(url)
+    if way.is_here:
+        raise ValueError(f"store.url={url} is this machine's own: every pod and node would look for it on itself")
+    check_encrypted(way)
+    if config.publish.serve == "http" or (config.publish.serve == "none" and not config.publish.bucket):
+        raise ValueError(
+            f"weights must get to other machines, got publish.serve={config.publish.serve}: give "
+            "--config.publish.serve=https, or --config.publish.bucket=s3://... or gs://..., or --one_node"
+        )
+    for field, bucket in (("publish.bucket", config.publish.bucket), ("store.bucket", config.store.bucket)):
+        if bucket.startswith("file://"):
+            raise ValueError(f"{field}={bucket} is a folder, which other machines don't have; take s3:// or gs://")
+    if config.publish.advertise:
+        raise ValueError(
+            f"publish.advertise={config.publish.advertise} is one address; here each host of the learner has its own, "
+            "and is told so: leave it out"
+        )
+
+
+def on_storage(config: Config, settings: Settings) -> Config:
+    """The config with its run folder on the storage that all hosts share.
+
+    Raises:
+      ValueError: something that is read or written is not on it.
+    """
+    root = pathlib.PurePosixPath(settings.mount if settings.target == "kubernetes" else "/")
+    where = f"below {root}, where the claim is" if settings.target == "kubernetes" else "absolute, on shared storage"
+    run_dir = config.run.dir or (str(root / "runs" / config.run.name) if settings.target == "kubernetes" else "")
+    if not run_dir:
+        raise ValueError("give --config.run.dir=/PATH, on storage that every node shares")
+    paths = {
+        "run.dir": run_dir,
+        "model.path": config.model.path,
+        "prompts.path": config.prompts.path,
+        "prompts.eval_path": config.prompts.eval_path,
+        "loss.reference_path": config.loss.reference_path,
+    }
+    for field, path in paths.items():
+        if path and (root not in pathlib.PurePosixPath(path).parents or ".." in path.split("/")):
+            raise ValueError(f"{field} must be {where}, got {path!r}: --config.{field}={root / 'PATH'}")
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=run_dir))
+
+
+def listening(config: Config, settings: Settings) -> Config:
+    """The config whose learner serves at all addresses of its host, unless it says at which.
+
+    The port is the same on every host; an actor is told each host's own address by the learner.
+    """
+    if config.publish.serve == "none":
+        return config
+    listen = config.publish.listen
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit() or (int(port) and int(port) != settings.port):
+        raise ValueError(f"publish.listen={listen} has another port than --port={settings.port}")
+    everywhere = "0.0.0.0" if host.strip("[]") in ("127.0.0.1", "localhost", "::1") else host
+    return dataclasses.replace(
+        config, publish=dataclasses.replace(config.publish, listen=f"{everywhere}:{settings.port}")
+    )
+
+
+def store_of_actors(config: Config, user: str) -> str:
+    """The store's URL with the actors' login."""
+    parts = urllib.parse.urlsplit(config.store.url)
+    place = parts.netloc.rpartition("@")[2]
+    return urllib.parse.urlunsplit(parts._replace(netloc=f"{urllib.parse.quote(user, safe='')}@{place}"))

@@ -1,0 +1,192 @@
+"""What is to be started, worked out from a run's config and the settings; pure, and the same for every target."""
+
+import dataclasses
+import json
+import math
+import pathlib
+
+from configs.schema import Config
+from launch.deploy import checks, hardware
+from launch.deploy.hardware import Hosts
+from launch.deploy.settings import Settings
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_LEARNER_COPIES, _ACTOR_COPIES = 3, 2
+"""Of the served weights in shared memory: a learner's slots (it looks for room for so many), an actor's copies."""
+_ROOM = 1.05
+_OTHER_SHM_GIB = 2
+"""Of the engine, the collectives, and pulses."""
+_LEAST_GIB = 4
+"""What a process has at least beside its shared memory."""
+_LEAVE_S = 60.0
+"""How long an actor may take to end after it has left: it gives back what it has, and its engine ends."""
+_LOCAL_STOP_S = 60.0
+"""How long launch.local takes to end the rest once the learner has ended."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Seconds of silence after which a process hangs; the flags of `launch.probe`."""
+
+    first_beat_s: float
+    beat_s: float
+    start_s: float
+    work_s: float
+
+    def flags(self) -> list[str]:
+        """For its command line."""
+        return [f"--{name}={value:g}" for name, value in dataclasses.asdict(self).items()]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A run on a cluster."""
+
+    config: Config
+    """As the learner reads it there."""
+    settings: Settings
+    learner: Hosts
+    """Of the learner; with `one_node` the node."""
+    actor: Hosts
+    """Of one actor."""
+    num_actors: int
+    actor_store: str
+    """The store's URL for actors."""
+    learner_shm_gib: int
+    actor_shm_gib: int
+    learner_grace_s: int
+    """From being told to end until it is killed."""
+    actor_grace_s: int
+    learner_bounds: Bounds
+    actor_bounds: Bounds
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.config.run.name
+
+
+def deploy(config: Config, settings: Settings) -> Deployment:
+    """Works it out.
+
+    Raises:
+      ValueError: it can't be; one line says which field or flag.
+    """
+    if settings.target == "kubernetes":
+        checks.check_name(config)
+    config = _with_grace(checks.on_storage(config, settings), settings)
+    if settings.one_node:
+        learner, actor, actor_store = _node(config, settings), hardware.cpu_hosts(), ""
+    else:
+        checks.check_meeting_places(config)
+        config = checks.listening(config, settings)
+        learner, actor = _learner(config, settings), _actor(config, settings)
+        actor_store = checks.store_of_actors(config, settings.actor_user)
+    limits = config.supervision
+    served = _num_params(config, settings) * _BYTES[config.model.served_dtype]
+    deployment = Deployment(
+        config=config,
+        settings=settings,
+        learner=learner,
+        actor=actor,
+        num_actors=settings.num_actors or config.actor.num_engines,
+        actor_store=actor_store,
+        learner_shm_gib=_shm_gib(
+            served, _LEARNER_COPIES + _ACTOR_COPIES * config.actor.num_engines * settings.one_node
+        ),
+        actor_shm_gib=_shm_gib(served, _ACTOR_COPIES),
+        learner_grace_s=math.ceil(settings.grace_s + (_LOCAL_STOP_S if settings.one_node else 0)),
+        actor_grace_s=math.ceil(config.actor.leave_s + _LEAVE_S),
+        learner_bounds=Bounds(
+            first_beat_s=limits.first_heartbeat_s,
+            beat_s=limits.heartbeat_s,
+            start_s=limits.start_s,
+            work_s=limits.work_s,
+        ),
+        actor_bounds=Bounds(
+            first_beat_s=limits.first_heartbeat_s,
+            beat_s=limits.heartbeat_s,
+            # At its own deadline an actor ends itself, and says why.
+            start_s=config.actor.start_timeout_s + limits.heartbeat_s,
+            work_s=limits.engine_s,
+        ),
+    )
+    _check_memory(deployment)
+    return deployment
+
+
+def _with_grace(config: Config, settings: Settings) -> Config:
+    """The config whose learner has as long to stop as the cluster gives it."""
+    return dataclasses.replace(config, supervision=dataclasses.replace(config.supervision, stop_s=settings.grace_s))
+
+
+def _learner(config: Config, settings: Settings) -> Hosts:
+    num_chips = config.mesh.num_devices
+    if settings.learner == "cpu":
+        return hardware.cpu_hosts(count=num_chips)
+    if settings.learner in hardware.TPUS:
+        return hardware.tpu_slice(settings.learner, num_chips=num_chips, topology=settings.topology)
+    return hardware.gpu_hosts(settings.learner, num_gpus=num_chips, is_gke=settings.node_labels == "gke")
+
+
+def _actor(config: Config, settings: Settings) -> Hosts:
+    if settings.actors == "cpu":
+        return hardware.cpu_hosts(memory_gib=8 + config.actor.kv_cache_gib)
+    num_gpus = _gpus_of_an_engine(config)
+    if num_gpus > (most := hardware.gpus_of_a_host(settings.actors)):
+        raise ValueError(
+            f"an engine runs on one host, and {settings.actors} hosts have {most} GPUs, got {num_gpus} "
+            "(actor.tensor_parallel_size, with actor.elastic actor.max_tensor_parallel_size)"
+        )
+    return hardware.gpu_hosts(settings.actors, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
+
+
+def _node(config: Config, settings: Settings) -> Hosts:
+    """The one machine of `launch.local`."""
+    if settings.learner == "cpu":
+        return hardware.cpu_hosts(cpus=4, memory_gib=16 + config.actor.kv_cache_gib * config.actor.num_engines)
+    num_gpus = config.mesh.num_devices + config.actor.num_engines * _gpus_of_an_engine(config)
+    if num_gpus > (most := hardware.gpus_of_a_host(settings.learner)):
+        raise ValueError(
+            f"one {settings.learner} node has {most} GPUs, the learner's mesh and {config.actor.num_engines} engines "
+            f"want {num_gpus} (mesh.*, actor.num_engines, actor.tensor_parallel_size)"
+        )
+    return hardware.gpu_hosts(settings.learner, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
+
+
+def _gpus_of_an_engine(config: Config) -> int:
+    return max(config.actor.tensor_parallel_size, config.actor.max_tensor_parallel_size * config.actor.elastic)
+
+
+def _num_params(config: Config, settings: Settings) -> float:
+    """Of the model: as given, or by the index or the files of its folder, where it is here; 0 for the tiny one."""
+    if settings.num_params or not config.model.path:
+        return settings.num_params
+    folder = pathlib.Path(config.model.path)
+    files = list(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(
+            f"model.path={folder} is not here, so its size is not known, by which memory is asked for: give "
+            "--num_params, as in --num_params=7.6e9"
+        )
+    raw = json.loads((folder / "config.json").read_text())
+    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    return sum(f.stat().st_size for f in files) / _BYTES.get(dtype, 2)
+
+
+def _shm_gib(num_bytes: float, copies: int) -> int:
+    return math.ceil(num_bytes * copies * _ROOM / 2**30) + _OTHER_SHM_GIB
+
+
+def _check_memory(deployment: Deployment) -> None:
+    """Refuses weights whose copies don't fit: shared memory counts as the process's own."""
+    one_node = deployment.settings.one_node
+    roles = {"learner": (deployment.learner, deployment.learner_shm_gib)}
+    if not one_node:
+        roles["actor"] = (deployment.actor, deployment.actor_shm_gib)
+    for role, (host, shm_gib) in roles.items():
+        if host.memory_gib < shm_gib + _LEAST_GIB:
+            raise ValueError(
+                f"{'the node' if one_node else f'a host of the {role}'} ({host.title}) has {host.memory_gib} GiB for "
+                f"it, copies of the weights alone take {shm_gib} GiB of shared memory; take hosts with more"
+            )

@@ -1,0 +1,106 @@
+"""What a deployment needs beside the run's config: where it runs, on what, and what it is called there."""
+
+import dataclasses
+from typing import Literal
+
+from launch.deploy.hardware import GPUS, TPUS
+
+LEARNERS, ACTORS = (*TPUS, *GPUS, "cpu"), (*GPUS, "cpu")
+NODES = (*GPUS, "cpu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """As the command line gives them; `launch/deploy/command.py` has the flags and what each means."""
+
+    target: Literal["kubernetes", "slurm"]
+    one_node: bool = False
+    """Learner and engines on one machine by launch.local: no network, no database."""
+    learner: str = ""
+    """What a learner's host has; of `LEARNERS`. With `one_node` what the node has."""
+    actors: str = ""
+    """What an actor has; of `ACTORS`."""
+    num_actors: int = 0
+    """0: `actor.num_engines`."""
+    topology: str = ""
+    num_params: float = 0.0
+    grace_s: float = 600.0
+    """What a learner that is told to end has for its step and the agreed save."""
+    actor_user: str = "actor"
+    """The actors' login in the store."""
+    port: int = 8443
+    """At which learner hosts serve weights."""
+    # Kubernetes
+    learner_image: str = ""
+    actor_image: str = ""
+    namespace: str = "default"
+    storage_claim: str = ""
+    mount: str = "/sluice"
+    """Where learners find the claim."""
+    service_account: str = ""
+    uid: int = 10001
+    node_labels: Literal["gke", "nvidia"] = "gke"
+    # Slurm
+    python: str = ""
+    actor_python: str = ""
+    keys: str = ""
+    learner_options: tuple[str, ...] = ()
+    actor_options: tuple[str, ...] = ()
+    time: str = "24:00:00"
+
+    def __post_init__(self) -> None:
+        """Refuses what is missing, or can't be: one line says which flag."""
+        self._check_roles()
+        if self.target == "kubernetes":
+            self._check_kubernetes()
+        else:
+            self._check_slurm()
+
+    def _check_roles(self) -> None:
+        wanted = {"learner": (self.learner, NODES if self.one_node else LEARNERS)}
+        if not self.one_node:
+            wanted["actors"] = (self.actors, ACTORS)
+        elif self.actors or self.num_actors:
+            raise ValueError("--one_node has one kind of GPU, named by --learner; its engines are actor.num_engines")
+        for flag, (value, choices) in wanted.items():
+            if value not in choices:
+                raise ValueError(f"--{flag} must be one of {', '.join(choices)}, got {value!r}")
+        if self.topology and self.learner not in TPUS:
+            raise ValueError(f"--topology is of a TPU slice, got --learner={self.learner}")
+        if self.num_actors < 0 or self.num_params < 0:
+            raise ValueError("--num_actors and --num_params must not be negative")
+        if self.grace_s < 30:
+            raise ValueError(f"--grace_s must be at least 30, the time of a step and a save, got {self.grace_s}")
+        if not 0 < self.port < 65536:
+            raise ValueError(f"--port must be from 1 to 65535, got {self.port}")
+
+    def _check_kubernetes(self) -> None:
+        images = {"learner_image": self.learner_image} | ({} if self.one_node else {"actor_image": self.actor_image})
+        for flag, image in images.items():
+            if not image:
+                raise ValueError(f"give --{flag}=REGISTRY/NAME:TAG, built from launch/docker (docs/deploy.md)")
+        if not self.storage_claim:
+            raise ValueError(
+                "give --storage_claim=NAME, a PersistentVolumeClaim that all hosts of the learner may write "
+                "(ReadWriteMany): the run folder, the model and the prompts lie on it"
+            )
+        if not self.mount.startswith("/") or self.mount == "/":
+            raise ValueError(f"--mount must be a folder's absolute path, got {self.mount!r}")
+
+    def _check_slurm(self) -> None:
+        for flag, options in {"learner_option": self.learner_options, "actor_option": self.actor_options}.items():
+            for option in options:
+                if not option or option.startswith("-") or not option.isprintable():
+                    raise ValueError(f"--{flag} is one option of sbatch without its dashes, as in --{flag}=partition=a")
+        if self.learner in TPUS:
+            raise ValueError(
+                f"--target=slurm has learners on GPUs, got --learner={self.learner}; see --target=kubernetes"
+            )
+        for flag, value in {"python": self.python, "keys": self.keys}.items():
+            if not value.startswith("/") and not (flag == "keys" and self.one_node):
+                what = (
+                    "the Python with Sluice"
+                    if flag == "python"
+                    else "the folder with token, certificates and passwords"
+                )
+                raise ValueError(f"give --{flag}=/PATH, {what} as every node sees it (docs/deploy.md), got {value!r}")

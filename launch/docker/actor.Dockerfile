@@ -1,0 +1,32 @@
+# An actor's image: torch and vLLM, and no JAX. From the project's folder:
+#   docker build -f launch/docker/actor.Dockerfile --build-arg DEVICE=gpu -t REGISTRY/sluice-actor:TAG .
+# DEVICE is gpu (NVIDIA: what the extra `actor` of pyproject.toml resolves to) or cpu (launch/lock-cpu.txt, without JAX).
+FROM python:3.11-slim-bookworm
+ARG DEVICE=gpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+# vLLM compiles kernels when it starts.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc g++ libc6-dev libnuma1 tini \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /opt/sluice
+# What it needs, in a layer of its own: it stays as long as these two files do.
+COPY pyproject.toml launch/lock-cpu.txt ./
+RUN if [ "$DEVICE" = cpu ]; then \
+        grep -vE '^(jax|jaxlib|flax|grain|optax|orbax-checkpoint)==' lock-cpu.txt > lock-actor.txt \
+        && pip install --no-cache-dir --no-deps --extra-index-url "$TORCH_INDEX" -r lock-actor.txt \
+        && pip install --no-cache-dir --no-deps -e . ; \
+    else pip install --no-cache-dir -e ".[actor]" ; fi
+
+COPY actor ./actor
+COPY bridge ./bridge
+COPY configs ./configs
+COPY launch ./launch
+COPY learner ./learner
+RUN python -m compileall -q actor bridge configs launch learner \
+    && python -c "import importlib.util as u, launch.actor, launch.probe; assert not u.find_spec('jax')"
+
+USER 10001:10001
+ENTRYPOINT ["tini", "--", "python"]
+CMD ["-m", "launch.actor", "--help"]

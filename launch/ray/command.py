@@ -1,0 +1,69 @@
+"""A run on a Ray cluster: `python -m launch.ray --config=configs/NAME.py [--address=auto] [--learner_on=...] [...]`.
+
+Places the learner's processes and the actors on nodes that have what they ask for, watches them as launch.local does,
+streams their logs and the live view to this terminal, and stops all of them whatever ends it. The run's data goes
+through its store and its snapshots: store.url is a database, publish.serve or publish.bucket is set.
+"""
+
+import os
+import sys
+
+from absl import flags
+from rich.console import Console
+
+from launch import command_line
+from launch.local import CODES
+from launch.summary import finish
+from launch.supervisor import Supervisor
+from launch.trust import check_no_password
+
+_ADDRESS = flags.DEFINE_string("address", "auto", "Of the cluster: host:port of its head, or auto for this node's.")
+_LEARNER_ON = flags.DEFINE_string(
+    "learner_on", "cpu", "What the learner computes on: tpu:v5p:4x4x4 (a slice), gpu[:TYPE] (gpu:H100) or cpu[:CORES]."
+)
+_ACTORS_ON = flags.DEFINE_string("actors_on", "cpu", "What engines compute on: gpu[:TYPE] or cpu[:CORES].")
+_ACTOR_STORE = flags.DEFINE_string(
+    "actor_store", None, "The store's URL as actors' role reaches it; default: store.url. No password in it."
+)
+_PLACE_S = flags.DEFINE_float("place_s", 600.0, "How long the cluster may take to find places for the learner.")
+_LOGS = flags.DEFINE_bool("logs", True, "Show the processes' logs; they are in the run's folder anyway.")
+_OPEN = flags.DEFINE_bool(
+    "allow_open_cluster", False, "Use a cluster that lets in whoever reaches it: without RAY_AUTH_MODE=token."
+)
+
+
+def main() -> int:
+    """Runs to the end; codes as launch.local's."""
+    from launch.ray.cluster import connected  # Ray is loaded only once the flags could be read
+    from launch.ray.crew import RayCrew
+    from launch.ray.resources import check_spread, parse
+
+    console = Console()
+    with command_line.usage_errors():
+        learner_on = parse(_LEARNER_ON.value, flag="learner_on")
+        actors_on = parse(_ACTORS_ON.value, flag="actors_on")
+        prepared = command_line.prepare(("learner",))
+        check_spread(prepared.config)
+        if _ACTOR_STORE.value:
+            check_no_password(_ACTOR_STORE.value)
+        crew = RayCrew(
+            prepared.config,
+            prepared.folder.resolve(),
+            learner_on=learner_on,
+            actors_on=actors_on,
+            actor_store=_ACTOR_STORE.value or prepared.config.store.url,
+            place_s=_PLACE_S.value,
+            console=console if _LOGS.value else None,
+        )
+        parts = connected(_ADDRESS.value, allow_open=_OPEN.value, environ=os.environ)
+    with parts:
+        with command_line.usage_errors():
+            supervisor = Supervisor(prepared, console, crew=crew)
+        ending = supervisor.run()
+    try:
+        finish(prepared, ending)
+    except OSError as e:
+        print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
+    if supervisor.last_error and CODES[ending] in (1, command_line.USAGE_ERROR):
+        print(f"error: {supervisor.last_error}", file=sys.stderr)
+    return CODES[ending]

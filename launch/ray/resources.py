@@ -1,0 +1,116 @@
+"""What the run's processes ask a cluster for: read from flags and config. Pure; nothing of Ray."""
+
+import dataclasses
+import re
+from typing import Literal
+
+from configs.run_folder import is_remote_store
+from configs.schema import Config
+
+_TPU = re.compile(r"tpu:(v\d+\w*):(\d+(?:x\d+)+)")
+_GPU = re.compile(r"gpu(?::([A-Za-z0-9][A-Za-z0-9_-]*))?")
+_CPU = re.compile(r"cpu(?::(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a process computes on."""
+
+    device: Literal["cpu", "gpu", "tpu"]
+    accelerator: str = ""
+    """Of a GPU: Ray's name of the type (H100); empty: any. Of a TPU: its generation (v5p)."""
+    topology: str = ""
+    """Of a TPU slice, in chips: 4x4x4."""
+    num_cpus: int = 1
+    """Cores of a process."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What one process is given, on one node."""
+
+    num_cpus: float
+    num_gpus: float = 0.0
+    accelerator: str = ""
+    num_tpus: float = 0.0
+
+    def bundle(self) -> dict[str, float]:
+        """As a placement group's bundle has it."""
+        named = {"CPU": self.num_cpus, "GPU": self.num_gpus, "TPU": self.num_tpus}
+        if self.accelerator:  # a sliver of what each node with such a device has one of
+            named[f"accelerator_type:{self.accelerator}"] = 0.001
+        return {name: value for name, value in named.items() if value}
+
+    def __str__(self) -> str:
+        """In a few words."""
+        return ", ".join(f"{value:g} {name}" for name, value in self.bundle().items() if ":" not in name) + (
+            f" ({self.accelerator})" if self.accelerator else ""
+        )
+
+
+def parse(text: str, *, flag: str) -> Kind:
+    """`cpu[:CORES]`, `gpu[:TYPE]` or `tpu:GENERATION:TOPOLOGY`.
+
+    Raises:
+      ValueError: it is none of them.
+    """
+    if found := _CPU.fullmatch(text):
+        return Kind(device="cpu", num_cpus=max(1, int(found[1] or 1)))
+    if found := _GPU.fullmatch(text):
+        return Kind(device="gpu", accelerator=found[1] or "")
+    if found := _TPU.fullmatch(text):
+        return Kind(device="tpu", accelerator=found[1], topology=found[2])
+    raise ValueError(f"--{flag} must be cpu[:CORES], gpu[:TYPE] (gpu:H100) or tpu:v5p:4x4x4, got {text!r}")
+
+
+def of_learner(config: Config, kind: Kind) -> Asked:
+    """What each of the learner's processes is given; of a TPU slice Ray itself says what a host has.
+
+    Raises:
+      ValueError: the mesh is not of the slice's chips.
+    """
+    num_devices, num_processes = config.mesh.num_devices, config.learner.num_processes
+    if kind.device == "tpu":
+        num_chips = 1
+        for side in kind.topology.split("x"):
+            num_chips *= int(side)
+        if num_chips != num_devices:
+            raise ValueError(
+                f"a {kind.topology} slice has {num_chips} chips, the mesh is of {num_devices}: change --learner_on or "
+                "mesh.*"
+            )
+    each = num_devices // num_processes
+    if kind.device == "cpu":
+        return Asked(num_cpus=kind.num_cpus)
+    if kind.device == "gpu":
+        return Asked(num_cpus=kind.num_cpus, num_gpus=each, accelerator=kind.accelerator)
+    return Asked(num_cpus=kind.num_cpus, num_tpus=each)
+
+
+def of_actor(config: Config, kind: Kind) -> Asked:
+    """What each actor is given: its engine's devices.
+
+    Raises:
+      ValueError: engines don't run on TPUs.
+    """
+    if kind.device == "tpu":
+        raise ValueError("--actors_on must be gpu[:TYPE] or cpu[:CORES]: engines sample on GPUs")
+    size = config.actor.tensor_parallel_size
+    if kind.device == "cpu":
+        return Asked(num_cpus=max(kind.num_cpus, size))
+    return Asked(num_cpus=kind.num_cpus, num_gpus=size, accelerator=kind.accelerator)
+
+
+def check_spread(config: Config) -> None:
+    """Refuses what would keep processes on several machines from each other.
+
+    Raises:
+      ValueError: says what to set.
+    """
+    if not is_remote_store(config):
+        raise ValueError("on a cluster the store is a database: set store.url=postgresql://...")
+    if not config.publish.leaves_the_machine:
+        raise ValueError(
+            "on a cluster weights go to other machines: set publish.serve=https (with publish.listen and "
+            "publish.advertise), or publish.bucket"
+        )

@@ -1,0 +1,124 @@
+"""Where a learner goes on from: its last checkpoint, or the model that the run began with."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from absl import logging
+from jax.sharding import NamedSharding
+
+from configs.schema import Config
+from learner.checkpoint import CheckpointError, Checkpoints
+from learner.devices.mesh import make_mesh, param_spec
+from learner.model.config import Architecture
+from learner.model.decoder import Params
+from learner.model.hf import io as hf_io
+from learner.trainer import Publishing, Trainer, saved_part
+from learner.update.anchors import Anchors
+from learner.update.kept_batch import KeptBatch
+from learner.update.state import TrainState
+from learner.update.step import Steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Reads Hugging Face folders of the run's model, split over its mesh."""
+
+    config: Config
+    architecture: Architecture
+
+    def load(self, folder: pathlib.Path, dtype: str) -> Params:
+        """A folder's parameters in `dtype`.
+
+        Raises:
+          ValueError: it is another model.
+        """
+        mesh = make_mesh(**self.config.mesh.axes, devices=None)
+        loaded, params = hf_io.load(
+            folder,
+            dtype=dtype,
+            sharding_fn=lambda path, shape: NamedSharding(mesh, param_spec(path, shape, mesh)),
+        )
+        check_same_shapes(loaded, self.architecture, folder)
+        return params
+
+
+def restore(
+    checkpoints: Checkpoints, steps: Steps, weights: Weights, folder: pathlib.Path, model_folder: pathlib.Path
+) -> tuple[int, TrainState, dict[str, Any] | None]:
+    """The latest checkpoint as (step, state, books), or the model's own weights at step 0 and no books.
+
+    Raises:
+      CheckpointError: there are checkpoints, and none is intact or fits.
+    """
+    config, architecture = weights.config, weights.architecture
+
+    def check(books: dict[str, Any]) -> None:
+        check_same("model", _shape_fields(Architecture.from_hf(books["model"])), _shape_fields(architecture), folder)
+        if books["mesh"] != config.mesh.axes:
+            logging.info("the checkpoint is spread anew: its mesh was %s, it is %s", books["mesh"], config.mesh.axes)
+
+    restored = checkpoints.restore_latest(saved_part(steps.abstract_state()), check=check)
+    if restored is None:
+        return 0, steps.init(weights.load(model_folder, config.model.param_dtype)), None
+    step, arrays, books = restored
+    return step, TrainState(**arrays, accumulator=steps.zero_accumulator()), books
+
+
+def trainer_of(
+    config: Config,
+    architecture: Architecture,
+    steps: Steps,
+    state: TrainState,
+    weights: Weights,
+    model_folder: pathlib.Path,
+    *,
+    publisher: Publishing,
+    checkpoints: Checkpoints,
+) -> Trainer:
+    """The trainer of what was restored; every process makes one at the same place, for all load the reference."""
+    reference = pathlib.Path(config.loss.reference_path or model_folder)
+    return Trainer(
+        config=config,
+        architecture=architecture,
+        steps=steps,
+        anchors=Anchors(
+            steps,
+            config,
+            load_reference=lambda: weights.load(reference, config.model.compute_dtype),
+            params=state.params,
+        ),
+        kept=KeptBatch(steps, epochs=config.rounds.epochs),
+        state=state,
+        publisher=publisher,
+        checkpoints=checkpoints,
+    )
+
+
+def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
+    """Compares what a checkpoint was made for with what is to go on from it.
+
+    Raises:
+      CheckpointError: they differ; names the fields.
+    """
+    differing = sorted(k for k in {*saved, *now} if saved.get(k) != now.get(k))
+    if differing:
+        fields = "; ".join(f"{field} was {saved.get(field)!r}, is {now.get(field)!r}" for field in differing)
+        raise CheckpointError(f"the checkpoint of {folder} is of another {what}: {fields}")
+
+
+def check_same_shapes(loaded: Architecture, architecture: Architecture, folder: pathlib.Path) -> None:
+    """A reference may be another checkpoint of the model, not another model.
+
+    Raises:
+      ValueError: its shape differs; names the field.
+    """
+    wanted = _shape_fields(architecture)
+    for name, got in _shape_fields(loaded).items():
+        if got != wanted[name]:
+            raise ValueError(f"loss.reference_path {folder}: {name} is {got!r}, the model's is {wanted[name]!r}")
+
+
+def _shape_fields(config: Architecture) -> dict[str, Any]:
+    """What makes two models compute alike: not the notes in a config.json."""
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.compare}

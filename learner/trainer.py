@@ -1,0 +1,111 @@
+"""What each of the learner's processes has of the model, and all that is done with it.
+
+Every process calls the same methods in the same order, as the leader decides (`learner.commands`): behind each there is
+a program that the devices of all run together.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import Float32
+
+from configs.schema import Config
+from learner.checkpoint import Checkpoints
+from learner.model.config import Architecture
+from learner.model.decoder import Params
+from learner.model.hf import io as hf_io
+from learner.update.anchors import Anchors
+from learner.update.kept_batch import KeptBatch
+from learner.update.packing import MicroBatch, PackedBatch
+from learner.update.placement import whole_on_host
+from learner.update.state import TrainState
+from learner.update.step import Steps
+
+
+class Publishing(Protocol):
+    """Where weights go."""
+
+    def publish(self, params: Params, *, step: int, is_awaited: bool = False) -> Any:
+        """Hands them over; every process calls it at the same place, with its parts of them."""
+        ...
+
+    def let_go(self) -> None:
+        """Before an optimizer step: waits while they are being read where the learner has them."""
+        ...
+
+
+@dataclasses.dataclass
+class Trainer:
+    """The state, the functions that change it, and where it goes."""
+
+    config: Config
+    architecture: Architecture
+    steps: Steps
+    anchors: Anchors
+    kept: KeptBatch
+    state: TrainState
+    publisher: Publishing
+    checkpoints: Checkpoints
+
+    def accumulate(self, micro: MicroBatch) -> None:
+        """Adds a micro-batch's gradient in the first pass over its batch.
+
+        Returns when the one before is done, so that the devices have work while the next is prepared; where none is
+        packed yet, when this one is, so that waiting for groups is not mistaken for computing.
+        """
+        before = self.steps.in_progress
+        batch = self.steps.spread(micro.batch)
+        anchors = self.anchors.score(batch)
+        self.state = self.steps.accumulate(self.state, batch, anchors)
+        self.kept.add(dataclasses.replace(micro, batch=batch) if self.steps.spreads else micro, anchors)
+        jax.block_until_ready(self.steps.in_progress if micro.ends_pack else before)
+
+    def accumulate_again(self, index: int) -> None:
+        """Adds the gradient of the batch's micro-batch of that number, from 0, in a later pass."""
+        micro, anchors = self.kept[index]
+        before = self.steps.in_progress
+        self.state = self.steps.accumulate(self.state, micro.batch, anchors)
+        jax.block_until_ready(before)
+
+    def apply(self, epoch: int) -> dict[str, Any]:
+        """Steps the optimizer, which ends a pass over the batch; the metrics, on the host."""
+        self.publisher.let_go()
+        self.state, metrics = self.steps.apply(self.state, epoch)
+        if epoch == self.config.rounds.epochs - 1:
+            self.kept.clear()
+        return jax.device_get(metrics)
+
+    def discard(self) -> None:
+        """Throws the batch away that is being filled."""
+        self.state = self.steps.discard(self.state)
+        self.kept.clear()
+
+    def score(self, batch: PackedBatch) -> Float32[np.ndarray, "B S"]:
+        """Log pi of each trained token by the current weights, in nats, on the host."""
+        return whole_on_host(self.steps.score(self.state.params, self.steps.spread(batch)))
+
+    def publish(self, step: int, *, is_awaited: bool) -> None:
+        """Hands the current weights over to the publisher; see there."""
+        self.publisher.publish(self.state.params, step=step, is_awaited=is_awaited)
+        self.anchors.publish(self.state.params)
+
+    def save(self, step: int, books: dict[str, Any]) -> None:
+        """Starts a checkpoint of the state as it is between two updates; `books` are the leader's."""
+        self.checkpoints.save(step, saved_part(self.state), books)
+
+    def save_model(self, folder: pathlib.Path, tokenizer_from: pathlib.Path) -> None:
+        """Writes the model in Hugging Face's format."""
+        hf_io.save(folder, self.architecture, self.state.params, tokenizer_from=tokenizer_from)
+
+
+def saved_part(state: TrainState) -> dict[str, Any]:
+    """What a checkpoint holds of the state; it is saved between updates, where the accumulator is empty."""
+    return {
+        "params": state.params,
+        "opt_state": state.opt_state,
+        "step": state.step,
+        "skipped_updates": state.skipped_updates,
+    }

@@ -1,0 +1,154 @@
+"""What `accumulate` differentiates: a micro-batch's weighted sum of token losses, with its statistics."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Float32
+
+from configs.schema import Config
+from configs.sections import LossConfig
+from learner.model.config import Architecture
+from learner.model.decoder import Apply, Params, make_apply, output_head
+from learner.model.logprobs import Head, token_loss_sum, token_scores
+from learner.objective import losses
+from learner.objective.losses import TokenInputs
+from learner.update import diagnostics
+from learner.update.packing import PackedBatch
+from learner.update.segments import segment_means
+
+_LOGIT_BYTES = 512 * 2**20
+"""What a chunk's logits may take on a device, where memory is not shared with anybody."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnchorLogprobs:
+    """A micro-batch's logprobs under the policies that the loss compares with; None where it needs none."""
+
+    reference: Float32[Array | np.ndarray, "B S"] | None = None
+    proximal: Float32[Array | np.ndarray, "B S"] | None = None
+    """Of pi_prox; None in the first pass over a batch where that is the policy itself (`Steps.keeps_logprobs`)."""
+
+
+NO_ANCHORS = AnchorLogprobs()
+
+ProximalPolicy = Literal["frozen", "first_pass", "current"]
+"""Whose logprobs are pi_prox's: a frozen policy's; the policy's own in the first pass over a batch, there the current
+ones, held constant, and in the later passes those; or the current ones, always, where a batch has one pass."""
+
+
+def proximal_policy(config: Config) -> ProximalPolicy | None:
+    """Which one a run's loss is given; None where it needs none."""
+    if not losses.needs(config.loss).proximal:
+        return None
+    if config.steps_per_proximal > config.rounds.epochs:
+        return "frozen"
+    return "first_pass" if config.rounds.epochs > 1 else "current"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LossSum:
+    """The loss of a run's policy on a micro-batch, and its scores of the trained tokens; pure, to be jitted."""
+
+    config: LossConfig
+    proximal: ProximalPolicy | None
+    forward: Apply
+    head: Head
+
+    def __call__(
+        self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs, is_first: Array
+    ) -> tuple[Array, tuple[diagnostics.Stats, Float[Array, "B S"]]]:
+        """The weighted sum of the trained tokens' losses; their statistics and logprobs.
+
+        The output at i - 1 predicts the token at i, so whatever belongs to a token is moved there and back; the
+        first token of a row is never trained.
+        """
+        hidden, head = self._hidden(params, batch), output_head(params)
+        targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
+        inputs = TokenInputs(
+            behavior_logprobs=jnp.asarray(batch.behavior_logprobs),
+            advantages=jnp.asarray(batch.advantages),
+            loss_mask=jnp.asarray(batch.loss_mask),
+            proximal_logprobs=None if anchors.proximal is None else jnp.asarray(anchors.proximal),
+            reference_logprobs=None if anchors.reference is None else jnp.asarray(anchors.reference),
+            sequence_log_ratio=self._sequence_log_ratio(hidden, head, targets, mask, batch),
+        )
+        is_start = jnp.broadcast_to(is_first, batch.tokens.shape) if self.proximal == "first_pass" else None
+
+        def loss(
+            logprobs: Array, entropy: Array, of_token: tuple[TokenInputs, Array, Array | None]
+        ) -> tuple[Array, Any]:
+            inputs, weights, is_start = of_token
+            if self.proximal in ("first_pass", "current"):
+                # Parameters stand still during a pass, so in the first the batch's start is now.
+                proximal = jax.lax.stop_gradient(logprobs)
+                if is_start is not None and inputs.proximal_logprobs is not None:
+                    proximal = jnp.where(is_start, proximal, inputs.proximal_logprobs)
+                inputs = dataclasses.replace(inputs, proximal_logprobs=proximal)
+            result = losses.token_loss(logprobs, entropy, inputs, self.config)
+            return result.loss * weights, (result.clipped, result.kl)
+
+        of_tokens = jax.tree.map(_to_predictor, (inputs, jnp.asarray(batch.token_weights), is_start))
+        total, (scores, (clipped, kl)) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens)
+        logprobs, entropy, clipped, kl = jax.tree.map(_to_token, (*scores, clipped, kl))
+        stats = diagnostics.measure(batch, logprobs=logprobs, entropy=entropy, clipped=clipped, kl=kl, step=step)
+        return total, jax.lax.stop_gradient((stats, logprobs))
+
+    def _sequence_log_ratio(
+        self, hidden: Array, head: Array, targets: Array, mask: Bool[Array, "B S"], batch: PackedBatch
+    ) -> Float[Array, "B S"] | None:
+        """Mean over a sequence's trained tokens of log pi - log mu, at each of them; costs a pass over the head."""
+        if not losses.needs(self.config).sequence_ratio:
+            return None
+        logprobs = _to_token(token_scores(self.head, hidden, head, targets, mask).logprobs)
+        log_ratio = jnp.where(batch.loss_mask, logprobs - batch.behavior_logprobs, 0.0)
+        return segment_means(log_ratio, jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids))
+
+    def score(self, params: Params, batch: PackedBatch) -> Float[Array, "B S"]:
+        """Log pi of each trained token given those before it, at its own position; 0 elsewhere."""
+        hidden = self._hidden(params, batch)
+        targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
+        return _to_token(token_scores(self.head, hidden, output_head(params), targets, mask).logprobs)
+
+    def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
+        return self.forward(params, batch.tokens, batch.positions, batch.segment_ids)
+
+
+def _to_predictor(x: Any) -> Array:
+    """Moves what belongs to the token at i to i - 1."""
+    return jnp.roll(jnp.asarray(x), -1, axis=1)
+
+
+def _to_token(x: Array) -> Array:
+    """The inverse of `_to_predictor`."""
+    return jnp.roll(x, 1, axis=1)
+
+
+def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> LossSum:
+    """Of a run's model, loss and sampling, on its devices."""
+    forward = make_apply(
+        model_config,
+        compute_dtype=config.model.compute_dtype,
+        remat=config.model.remat,
+        attention_path=config.model.attention,
+        max_segments=config.packing.max_row_sequences,
+        mesh=mesh,
+    )
+    head = Head(
+        temperature=config.sampling.temperature,
+        chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
+        mesh=mesh,
+    )
+    return LossSum(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head)
+
+
+def default_logit_chunk(vocab_size: int, mesh: Mesh) -> int:
+    """Tokens a device whose logits exist at once: what stays near a CPU's caches, or a share of a chip's memory."""
+    if mesh.devices.flat[0].platform == "cpu":
+        return 128
+    words = -(-vocab_size // mesh.shape["tensor"])
+    return max(128, 1 << (_LOGIT_BYTES // (4 * words)).bit_length() - 1)

@@ -1,0 +1,93 @@
+"""Actors without engines, each process many of them: some hand groups in, others have full engines and only look.
+
+    python -m tests.bench.cluster.actors produce URL RUN NAME NUM_SAMPLES NUM_TOKENS
+    python -m tests.bench.cluster.actors look URL RUN NAME NUM_ACTORS
+
+Those that look do what an actor's duties do, as often as the duties' own constants say.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+
+from actor.duties.changes import GAP_S
+from actor.duties.ending import LOOK_S
+from actor.duties.leases import LEASED_S
+from actor.duties.weights import ANNOUNCED_S
+from actor.limits import Limits
+from bridge.store.open import open_store
+from bridge.store.sql.store import SqlStore
+from bridge.types import Heartbeat
+from tests.bridge.factories import make_group, make_report, make_rollout
+
+LEASE_S = 30.0
+
+
+def produce(url: str, run: str, name: str, num_samples: int, num_tokens: int) -> None:
+    """Serves one ticket after the other until it is killed."""
+    rollouts = (make_rollout(num_tokens),) * num_samples
+    with contextlib.closing(open_store(url, run=run)) as store:
+        while True:
+            mark = store.mark()
+            for ticket in (tickets := store.claim(name, limit=1, lease_s=600)):
+                store.put_group(make_group(ticket, actor=name, rollouts=rollouts))
+            if not tickets:
+                store.wait(mark, ("tickets",), timeout_s=1.0)
+
+
+def look(url: str, run: str, name: str, num_actors: int) -> None:
+    """So many actors, until it is killed."""
+    for i in range(num_actors):
+        threading.Thread(target=_serve_full, args=(url, run, f"{name}-{i}"), daemon=True).start()
+        time.sleep(Limits(lease_s=LEASE_S).heartbeat_s / num_actors)  # not all at the same moment
+    threading.Event().wait()
+
+
+def _serve_full(url: str, run: str, name: str) -> None:
+    with contextlib.closing(open_store(url, run=run)) as store:
+        due = dict.fromkeys(_EVERY_S, time.monotonic())
+        while True:
+            mark = store.mark()
+            for what, at_s in due.items():
+                if at_s <= time.monotonic():
+                    _do(store, name, what)
+                    due[what] = time.monotonic() + _EVERY_S[what]
+            store.wait(mark, ("tickets", "weights"), timeout_s=max(0.0, min(due.values()) - time.monotonic()))
+            now = store.mark()
+            if now["tickets"] != mark["tickets"]:
+                due["leased"] = 0.0
+            if now["weights"] != mark["weights"]:
+                due["announced"] = 0.0
+            time.sleep(GAP_S)
+
+
+_EVERY_S = {
+    "leased": LEASED_S,
+    "announced": ANNOUNCED_S,
+    "finished": LOOK_S,
+    "beat": Limits(lease_s=LEASE_S).heartbeat_s,
+    "renew": LEASE_S / 3,
+}
+
+
+def _do(store: SqlStore, name: str, what: str) -> None:
+    if what == "leased":
+        store.leased(name)
+    elif what == "announced":
+        store.announced()
+    elif what == "finished":
+        store.finished()
+    elif what == "renew":
+        store.renew(name, ["none"], lease_s=LEASE_S)
+    else:
+        store.heartbeat(Heartbeat(process=name, role="actor", pid=1, time_s=time.time(), report=make_report()))
+        store.engines()
+
+
+if __name__ == "__main__":
+    kind, *given, last = sys.argv[1:]
+    if kind == "produce":
+        produce(given[0], given[1], given[2], int(given[3]), int(last))
+    else:
+        look(given[0], given[1], given[2], int(last))

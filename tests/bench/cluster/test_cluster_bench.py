@@ -1,0 +1,48 @@
+"""What the bench predicts, by hand, and that its clients do what it says."""
+
+from typing import Any
+
+import pytest
+
+from launch.plan.cluster.profile import StoreProfile
+from tests.bench.cluster.figure import variants
+from tests.bench.cluster.measured import Case, groups_per_s
+from tests.bench.cluster.predicted import predicted_download_s, predicted_groups_per_s
+from tests.integration.support.store_torture import Urls
+
+
+def case_of(**fields) -> Case:
+    sizes: dict[str, Any] = dict(
+        engine="sqlite", num_samples=2, num_tokens=100, num_producers=2, num_lookers=0, num_groups=5
+    )
+    return Case(**(sizes | fields))
+
+
+def test_groups_of_a_store_without_other_costs_are_one_over_their_seconds():
+    # 2 x (100 x 13 + 110) + 2 x 4 + 140 bytes; each group is claimed once.
+    store = StoreProfile(group_s=0.1, byte_s=1e-4, claim_call_s=0.05)
+    assert predicted_groups_per_s(store, case_of()) == pytest.approx(1 / (0.1 + 2968e-4 + 0.05), rel=1e-3)
+
+
+def test_actors_that_look_take_their_part_of_the_store():
+    # 12 actors with 5.6 reads a second each: leases, announcements, the end, and one with every heartbeat.
+    store = StoreProfile(group_s=0.1, read_s=0.005)
+    looks = 12 * (1 + 4 + 0.1 + 0.5) * 0.005
+    got = predicted_groups_per_s(store, case_of(num_lookers=10))
+    assert got == pytest.approx((1 - looks) / 0.1, rel=1e-3)
+
+
+def test_a_download_is_as_long_as_its_bytes_on_the_link():
+    assert predicted_download_s(606_160_896, link_bytes_per_s=100e6) == pytest.approx(6.0616, rel=1e-3)
+
+
+def test_a_store_ten_times_as_fast_is_that_in_all_its_seconds():
+    last = variants({"group_s": 0.5, "read_s": 0.25, "max_connections": 100})[-1]
+    assert "profile.store.group_s=0.05" in last and "profile.store.read_s=0.025" in last
+
+
+@pytest.mark.integration
+@pytest.mark.heavy
+def test_groups_come_from_producers_beside_actors_that_look(tmp_path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    assert groups_per_s(Urls(learner=url, actor=url), case_of(num_lookers=3)) > 0

@@ -1,0 +1,215 @@
+"""Runs a schedule on the fleet, and has the planner predict it from what was known before."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from launch.plan.profiles import LearnerProfile, LengthProfile, Profile, PublishProfile
+from launch.plan.sim_engine import NEVER, SimEngine
+from launch.plan.simulate import simulate
+from tests.bench.engines.batch_rollout import deal
+from tests.bench.engines.fleet_process import STORE_LOOK_S
+from tests.bench.engines.oracle import Work, batches_s, rollouts_s
+from tests.bench.engines.setups import NUM_ENGINES, Setup, engine_profile
+from tests.bench.rig.replay import HashRewards
+from tests.bench.rig.rig import Result, Rig
+
+SPARE = 8
+"""Prompts asked for, over those of the rounds: filtering takes more, and so do races."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A schedule on the fleet."""
+
+    name: str
+    rounds_s: list[float]
+    """Measured: of each round from its first ticket to its last group; of `rollpacker` and `serial`, to its update."""
+    predicted_s: float
+    """A round's mean, by the planner."""
+    ideal_s: float | None = None
+    """A round's mean with greedy dispatch that costs nothing (`oracle`); None where there is training."""
+    samples: int = 0
+    max_lag: int = 0
+    tickets: tuple[int, int] = (0, 0)
+    """Claims that the least and the most busy engine answered."""
+    late_s: float = 0.0
+    """How late the fleet's process was, 95th percentile."""
+
+    @property
+    def mean_s(self) -> float:
+        return statistics.fmean(self.rounds_s)
+
+
+def rollout_s(result: Result) -> list[float]:
+    """Of each round of one update, from its first ticket to the last group that it trains.
+
+    That was there when the last micro-batch began. What ended later had lost a race.
+    """
+    seconds = []
+    for step in range(len(result.steps)):
+        issued = min(e["ts"] for e in result.events if e["name"] == "issue" and e["args"]["step"] == step)
+        trained = max(e["ts"] for e in result.events if e["name"] == "train" and e["args"]["step"] == step)
+        ends = [e["ts"] + e["dur"] for e in _judged(result) if e["args"]["round"] == step]
+        seconds.append((max(end for end in ends if end <= trained) - issued) / 1e6)
+    return seconds
+
+
+def trained_s(result: Result) -> list[float]:
+    """Of each round, from its first ticket to its last update."""
+    return [row["round/rollout_to_train_end_s"] for row in result.rounds]
+
+
+def tickets_of(result: Result) -> tuple[int, int]:
+    """The fewest and the most that one engine answered."""
+    counts = {e["pid"]: 0 for e in result.events if str(e["args"].get("name", "")).startswith("actor-")}
+    for event in _judged(result):
+        counts[event["pid"]] += 1
+    return min(counts.values(), default=0), max(counts.values(), default=0)
+
+
+def publish_costs(result: Result) -> PublishProfile:
+    """Of all versions but the first, which finds the actors with nothing to do: medians over versions and engines."""
+    published = sorted((e["ts"], e["dur"]) for e in result.events if e["name"] == "publish")[1:]
+    after = published[0][0] if published else math.inf
+    pauses = [e for e in result.events if e["name"] == "pause" and e["ts"] >= after]
+    if not pauses:
+        raise ValueError("no version but the first was published and served")
+    gaps = [p["ts"] - max(ts + dur for ts, dur in published if ts <= p["ts"]) for p in pauses]
+    return PublishProfile(
+        export_s=statistics.median(dur for _, dur in published) / 1e6,
+        prefetch_s=max(0.0, statistics.median(gaps)) / 1e6,
+        pause_s=statistics.median(p["dur"] for p in pauses) / 1e6,
+    )
+
+
+def _judged(result: Result) -> list[dict[str, Any]]:
+    return [e for e in result.events if e["name"] == "reward" and e["args"]["kind"] == "train"]
+
+
+def profile_of(setup: Setup, problems: Sequence[tuple[list[int], str]], **fields: Any) -> Profile:
+    """The planner's input: the engines' and the lengths, which are both chosen, and what training costs."""
+    lengths = _lengths(setup, problems)
+    return Profile(
+        engine=engine_profile(),
+        response_tokens=LengthProfile(kind="groups", groups=tuple(lengths)),
+        prompt_tokens=LengthProfile(kind="groups", groups=tuple((len(tokens),) for tokens, _ in problems)),
+        num_engines=NUM_ENGINES,
+        claim_s=STORE_LOOK_S / 2,
+        zero_variance_groups=setup.flat_share,
+        **{"learner": LearnerProfile(seconds_per_token=1e-9), "publish": PublishProfile(), **fields},
+    )
+
+
+def predict_rounds_s(setup: Setup, profile: Profile, num_rounds: int) -> float:
+    """A round's mean, from its first ticket to its last update."""
+    config = setup.config(num_rounds)
+    outcome = simulate(config, profile, num_updates=config.run.num_updates)
+    return outcome.round_mean("rollout_to_train_end_s")
+
+
+def predict_batches_s(setup: Setup, problems: Sequence[tuple[list[int], str]], num_rounds: int) -> float:
+    """A round's mean in the batch rollout, on the planner's simulated engines."""
+    rewards = HashRewards(setup.flat_share)
+    numbers = iter(range(len(problems)))
+    config = setup.config(1)
+    seconds = []
+    for _ in range(num_rounds):
+        num_missing, round_s = config.rounds.groups_per_round, 0.0
+        while num_missing:
+            batch = [next(numbers) for _ in range(num_missing)]
+            round_s += _batch_s(setup, [problems[n][0] for n in batch], config.rounds.samples_per_group)
+            num_missing = sum(rewards.is_flat(problems[n][1]) for n in batch)
+        seconds.append(round_s)
+    return statistics.fmean(seconds)
+
+
+def work_of(setup: Setup, problems: Sequence[tuple[list[int], str]]) -> Work:
+    """The oracle's input: the lengths, which groups are filtered out, and the engines."""
+    rounds, rewards = setup.config(1).rounds, HashRewards(setup.flat_share)
+    return Work(
+        lengths=_lengths(setup, problems),
+        is_flat=[rewards.is_flat(answer) for _, answer in problems],
+        num_groups=rounds.groups_per_round,
+        num_samples=rounds.samples_per_group,
+        by_sample=setup.unit == "sample",
+        profile=engine_profile(),
+        num_engines=NUM_ENGINES,
+    )
+
+
+def _lengths(setup: Setup, problems: Sequence[tuple[list[int], str]]) -> list[tuple[int, ...]]:
+    requests = setup.config(1).rounds.requests_per_group
+    return [
+        tuple(setup.lengths.tokens(np.asarray(tokens, np.int32), i) for i in range(requests)) for tokens, _ in problems
+    ]
+
+
+def _batch_s(setup: Setup, prompts: Sequence[list[int]], num_samples: int) -> float:
+    engines = [SimEngine(engine_profile()) for _ in range(NUM_ENGINES)]
+    for number, engine in enumerate(deal(len(prompts), NUM_ENGINES)):
+        for index in range(num_samples):
+            engines[engine].add(
+                0.0,
+                f"{number}.{index}",
+                priority=number,
+                prompt_tokens=len(prompts[number]),
+                response_tokens=setup.lengths.tokens(np.asarray(prompts[number], np.int32), index),
+            )
+    last_s = 0.0
+    for engine in engines:
+        while (at_s := engine.next_event_s()) < NEVER:
+            if engine.advance(at_s):
+                last_s = max(last_s, at_s)
+    return last_s
+
+
+def problems_of(rig: Rig, setup: Setup, num_rounds: int) -> list[tuple[list[int], str]]:
+    """The prompts that so many rounds may take, in the order of their tickets."""
+    config = setup.config(num_rounds)
+    share = 1 - setup.flat_share
+    return rig.problems(config, int(num_rounds * config.rounds.groups_issued / share * 1.5) + SPARE)
+
+
+def run_batches(rig: Rig, setup: Setup, num_rounds: int) -> Row:
+    """The batch rollout."""
+    problems = problems_of(rig, setup, num_rounds)
+    request = {"do": "roll_out", "session": setup.session(num_rounds).to_json(), "problems": problems}
+    return Row(
+        name=setup.name,
+        rounds_s=rig.ask_actor(request)["rounds_s"],
+        predicted_s=predict_batches_s(setup, problems, num_rounds),
+        ideal_s=statistics.fmean(batches_s(work_of(setup, problems), num_rounds=num_rounds)),
+    )
+
+
+def run_rollouts(rig: Rig, setup: Setup, num_rounds: int) -> Row:
+    """A schedule of ours, by what its rollouts take; the first round, in which the learner compiles, is left out."""
+    result = rig.run(setup.session(1 + num_rounds))
+    problems = problems_of(rig, setup, 1 + num_rounds)
+    predicted_s = predict_rounds_s(setup, profile_of(setup, problems), num_rounds)
+    ideal_s = statistics.fmean(rollouts_s(work_of(setup, problems), num_rounds=1 + num_rounds)[1:])
+    return dataclasses.replace(_row(setup, result, rollout_s(result)[1:], predicted_s), ideal_s=ideal_s)
+
+
+def run_training(rig: Rig, setup: Setup, num_rounds: int, passes_per_token: float, **costs: Any) -> Row:
+    """A schedule of ours, by what its rounds take with their training."""
+    result = rig.run(setup.session(num_rounds, passes_per_token=passes_per_token))
+    profile = profile_of(setup, problems_of(rig, setup, num_rounds), **costs)
+    return _row(setup, result, trained_s(result), predict_rounds_s(setup, profile, num_rounds))
+
+
+def _row(setup: Setup, result: Result, rounds_s: list[float], predicted_s: float) -> Row:
+    return Row(
+        name=setup.name,
+        rounds_s=rounds_s,
+        predicted_s=predicted_s,
+        samples=result.num_samples,
+        max_lag=result.max_lag,
+        tickets=tickets_of(result),
+        late_s=result.late_s,
+    )

@@ -1,0 +1,86 @@
+"""Processes that a campaign keeps alive, as a cluster's scheduler would: watched by their pulse, started again."""
+
+import contextlib
+import os
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from launch.processes import lifeline
+from launch.processes.child import Child
+from launch.processes.vigil import Bounds
+from tests.integration.network.namespaces import Host
+
+
+class Kept(Child):
+    """A process on a host of the network; what it is told may change between two lives."""
+
+    def __init__(
+        self,
+        name: str,
+        host: Host,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: pathlib.Path,
+        mark: str,
+        bounds: Bounds,
+    ) -> None:
+        """Not started.
+
+        Args:
+          name: the process's.
+          host: where it runs.
+          module: what `python -m` runs.
+          arguments: of its command.
+          env: added to its environment.
+          log: where its output goes.
+          mark: by which it and what it starts are found.
+          bounds: for how long it may be silent.
+        """
+        super().__init__(name, list(arguments), log, devices="", mark=f"{mark}{name}", bounds=bounds)
+        self.host, self.mark, self.module, self.arguments, self.env = host, f"{mark}{name}", module, arguments, env
+        self.ends: list[str] = []
+        """How its lives ended."""
+        self.num_orphans = 0
+
+    def command(self) -> list[str]:
+        """With shared memory of the host's own."""
+        own = ("sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', self.host.shm)
+        env = ("env", *(f"{k}={v}" for k, v in self.env.items()))
+        return self.host.command(*own, *env, sys.executable, "-P", "-m", self.module, *self.arguments)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def below(self, word: str) -> int | None:
+        """The process below this one that has the word in its command line or title."""
+        for pid in sorted(lifeline.descendants(self.pid)):
+            if word in command_line(pid):
+                return pid
+        return None
+
+
+def marked(mark: str) -> list[int]:
+    """Live processes whose environment has the mark, read from the kernel; zombies are none."""
+    found: list[int] = []
+    needle = f"{lifeline.MARK}={mark}".encode()
+    for entry in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                values = (entry / "environ").read_bytes().split(b"\0")
+                if any(v.startswith(needle) for v in values):
+                    found.append(int(entry.name))
+    return found
+
+
+def command_line(pid: int) -> str:
+    """A process's arguments and title; empty where it is gone."""
+    try:
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return f"{words} {pathlib.Path(f'/proc/{pid}/comm').read_text().strip()}"
+    except OSError:
+        return ""

@@ -1,0 +1,123 @@
+"""The real actor's command, with gates in its phases, and with the small engine where it is told so.
+
+FAULTS_ENGINE=numpy python -m tests.bench.faults.watched_actor --store=... (the rest is launch.actor's)
+
+What is wrapped only stands still where the bench wants it to (`gates`); what it does is `launch.actor`'s own.
+"""
+
+import asyncio
+import functools
+import os
+import pathlib
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+from actor.weights.source import RemoteSource
+from bridge.published import FileEntry, WeightManifest
+from bridge.snapshots import chunks
+from bridge.snapshots.fetching import download
+from bridge.snapshots.layout import TensorTable
+from bridge.store.sql.store import SqlStore
+from configs.schema import Config
+from tests.bench.faults.engine import NumpyEngine
+from tests.bench.faults.gates import reach
+
+ENGINE, TOKEN_S = "FAULTS_ENGINE", 0.02
+_POLL_S = 0.01
+
+
+def watch_store() -> None:
+    """`emitting`: a group is about to be handed in, or the store has it and the actor was not told."""
+    put = SqlStore.put_group
+
+    @functools.wraps(put)
+    def watched(self: SqlStore, group: Any) -> bool:
+        reach("emitting", "begin")
+        is_new = put(self, group)
+        reach("emitting", "end")
+        return is_new
+
+    SqlStore.put_group = watched
+
+
+def watch_source() -> None:
+    """`prefetching`: a version was announced, a chunk of it is there, all of it is. A chunk may be told to be bad."""
+    fetch = RemoteSource.fetch
+
+    @functools.wraps(fetch)
+    async def watched(self: RemoteSource, manifest: WeightManifest) -> pathlib.Path:
+        reach("prefetching", "begin")
+        path = await fetch(self, manifest)
+        reach("prefetching", "end")
+        return path
+
+    def is_chunk(chunk: np.ndarray, file: FileEntry, index: int) -> bool:
+        if reach("prefetching", "middle") == "corrupt":
+            chunk = chunk.copy()
+            chunk[chunk.size // 2] ^= 1
+        return chunks.is_chunk(chunk, file, index)
+
+    RemoteSource.fetch = watched
+    download.is_chunk = is_chunk
+
+
+def use_numpy_engine() -> None:
+    """Puts the small engine in vLLM's place."""
+
+    def start(path: pathlib.Path, config: Config, *, expected: TensorTable) -> NumpyEngine:
+        limit = config.actor.max_num_seqs
+        return NumpyEngine(path, expected=expected, max_num_seqs=limit, token_s=TOKEN_S, reach=reach)
+
+    module = types.ModuleType("actor.vllm.engine")
+    module.__dict__["VllmEngine"] = types.SimpleNamespace(start=start)
+    sys.modules["actor.vllm.engine"] = module
+
+
+def watch_vllm() -> None:
+    """`generating`: requests are in the engine; `swapping`: before the pause, in it, after it."""
+    from actor.vllm.engine import VllmEngine
+
+    call, swap = VllmEngine._call, VllmEngine.swap_weights
+    looking: list[asyncio.Task[None]] = []
+
+    async def look(engine: VllmEngine) -> None:
+        while True:
+            if engine._active:
+                reach("generating", "middle")
+            await asyncio.sleep(_POLL_S)
+
+    async def called(self: VllmEngine, action: str, path: pathlib.Path, manifest: WeightManifest) -> None:
+        if action == "load":
+            reach("swapping", "middle")
+        await call(self, action, path, manifest)
+
+    @functools.wraps(swap)
+    async def swapped(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest) -> Any:
+        if not looking:
+            looking.append(asyncio.create_task(look(self)))
+        reach("swapping", "begin")
+        timings = await swap(self, path, manifest)
+        reach("swapping", "end")
+        return timings
+
+    VllmEngine._call, VllmEngine.swap_weights = called, swapped
+
+
+def main() -> None:
+    """Runs `launch.actor` as its command would."""
+    watch_store()
+    watch_source()
+    if os.environ.get(ENGINE) == "numpy":
+        use_numpy_engine()
+    else:
+        watch_vllm()
+    from launch import actor, command_line
+
+    command_line.run(actor.main)
+
+
+if __name__ == "__main__":
+    main()

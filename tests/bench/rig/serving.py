@@ -1,0 +1,97 @@
+"""A fresh `Actor` on an engine that outlives it, for one session."""
+
+import asyncio
+import contextlib
+
+from actor.admission import Admission
+from actor.duties import STANDARD_DUTIES
+from actor.limits import Limits
+from actor.loop import Actor
+from actor.verifiers.pool import VerifierPool
+from actor.weights.client import WeightClient
+from actor.weights.local_copy import LocalCopy
+from actor.weights.model_folder import ModelFolder
+from actor.weights.source import LocalSource
+from bridge.store.sqlite import SqliteStore
+from bridge.timeline import Timeline
+from configs.run_folder import RunFolder, run_id, snapshot_folder
+from configs.schema import Config
+from tests.bench.rig.load import LoadLog
+from tests.bench.rig.replay import HashRewards, ReplayEngine
+from tests.bench.rig.session import Session
+
+
+async def serve(
+    name: str,
+    session: Session,
+    replay: ReplayEngine,
+    model: ModelFolder,
+    load: LoadLog | None,
+    *,
+    lag_bound: int | None = None,
+) -> None:
+    """Serves a session's store until it is cancelled; the engine is left as it is.
+
+    Args:
+      name: the actor's.
+      session: whose.
+      replay: the engine.
+      model: what it serves.
+      load: looks at the engine meanwhile, if it is to.
+      lag_bound: see `Actor`.
+    """
+    config = session.config
+    snapshots = snapshot_folder(config)
+    with contextlib.ExitStack() as parts:
+        copy = LocalCopy(snapshots, name)
+        parts.callback(copy.close)
+        store = SqliteStore(RunFolder(session.folder).store)
+        parts.callback(store.close)
+        timeline = Timeline(RunFolder(session.folder).events, name)
+        parts.callback(timeline.close)
+        weights = WeightClient(
+            LocalSource(
+                snapshots,
+                copy.file,
+                run=run_id(session.folder),
+                tokenizer_hash=model.tokenizer_hash,
+                expected=model.tensors,
+            ),
+            replay,
+            timeline=timeline,
+        )
+        parts.callback(weights.close)
+        verifiers = _verifiers(session, config)
+        actor = Actor(
+            name,
+            store=store,
+            engine=replay,
+            weights=weights,
+            verifiers=verifiers,  # pyright: ignore[reportArgumentType]
+            decode=model.decode,
+            admission=Admission.of(config),
+            timeline=timeline,
+            limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),
+            drains=config.publish.at_publish == "drain",
+            lag_bound=lag_bound,
+        )
+        watching = asyncio.create_task(load.watch()) if load is not None else None
+        try:
+            await actor.run(STANDARD_DUTIES)
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await replay.settle()
+            await verifiers.close()
+
+
+def _verifiers(session: Session, config: Config) -> VerifierPool | HashRewards:
+    if session.rewards == "hash":
+        return HashRewards(session.flat_share)
+    return VerifierPool(
+        num_workers=config.actor.verifier_workers,
+        timeout_s=config.actor.verifier_timeout_s,
+        retries=config.actor.verifier_retries,
+        truncated=config.prompts.truncated,
+        own=(config.prompts.verifier,),
+    )

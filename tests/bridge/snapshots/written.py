@@ -1,0 +1,59 @@
+"""Small versions of weights, written and looked at."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from bridge.published import FileEntry, TensorEntry, WeightManifest
+from bridge.snapshots.chunks import is_chunk
+from bridge.snapshots.placement import Placement, whole_blocks
+from bridge.snapshots.writer import (
+    SnapshotWriter,
+    map_tensors,
+)
+from bridge.types import Version
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+KEYS: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}
+
+
+def at(step: int, incarnation: int = 0) -> Version:
+    return Version(incarnation=incarnation, step=step)
+
+
+def weights(step: int, num_values: int = 100) -> dict[str, np.ndarray]:
+    return {
+        "norm": np.full(3, step, np.float32),
+        "layer.0": np.arange(num_values, dtype=np.float32) + step,
+        "scalar": np.array(step, np.float32),
+    }
+
+
+def publish(writer: SnapshotWriter, step: int, **sizes) -> WeightManifest:
+    return writer.write(at(step), weights(step, **sizes), dtype="float32")
+
+
+def assert_holds(path: Path, manifest: WeightManifest, want: dict[str, np.ndarray]) -> None:
+    got = map_tensors(path, manifest)
+    assert got.keys() == want.keys()
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name])
+
+
+def has_chunk(data: np.ndarray, file: FileEntry, index: int) -> bool:
+    """Whether a chunk's place in a file's bytes holds that chunk."""
+    start, end = file.chunk(index)
+    return is_chunk(data[start:end], file, index)
+
+
+def flat(num_bytes: int) -> Placement:
+    """Of a piece that is the whole file, of so many bytes or a few more."""
+    size = -(-num_bytes // 4)
+    tensor = TensorEntry(name="w", dtype="float32", shape=(size,), offset_bytes=0, num_bytes=4 * size)
+    return Placement([tensor], whole_blocks([tensor]))
+
+
+def slot_path(folder: Path, manifest: WeightManifest) -> Path:
+    return folder / manifest.pieces[0].file.name

@@ -1,0 +1,172 @@
+"""A learner and an actor started from rendered Kubernetes objects: their commands, variables, volumes and probes.
+
+Names of the cluster lead to this machine, in a namespace of its own; certificates are for the names, with the wildcard
+that docs/deploy.md asks for. Weights travel over HTTPS, groups through PostgreSQL behind TLS.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from launch import certificates, command_line
+from launch.probe import HUNG
+from learner.metrics import read_rows
+from tests.integration.support.jobs import SMALL
+from tests.integration.support.pods import Cluster, Container, config_map, pods_of
+from tests.integration.support.processes import REPO, wait_until
+
+pytestmark = pytest.mark.integration
+
+START_S = 400.0
+DATABASE, LEARNER = "db.example", "trial-learner-0-0.trial.default.svc"
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Rendered:
+    """A rendered trial, with the storage, secrets and database that it names."""
+
+    def __init__(
+        self, root: pathlib.Path, data: pathlib.Path, model: pathlib.Path, parts: contextlib.ExitStack
+    ) -> None:
+        self.root, self.parts = root, parts
+        try:
+            self.cluster = Cluster(root, [DATABASE, LEARNER])
+        except (OSError, FileNotFoundError) as e:
+            pytest.skip(str(e))
+        parts.callback(self.cluster.close)
+        self.keys, self.storage = root / "keys", root / "storage"
+        certificates.make(self.keys, [DATABASE, "*.trial.default.svc"], days=1)
+        shutil.copytree(model, self.storage / "model")
+        self._store(data / "deployed")
+        self._render()
+        passwords = {f"trial-{r}": (data / "deployed" / f"{r}.pgpass").read_text() for r in ("learner", "actor")}
+        self._passwords = {name: line.strip().rpartition(":")[2] for name, line in passwords.items()}
+
+    def _store(self, folder: pathlib.Path) -> None:
+        self.port = free_port()
+        serve = [f"--dir={folder}", f"--listen=127.0.0.1:{self.port}", f"--advertise={DATABASE}"]
+        tls = [f"--cert={self.keys}/server.pem", f"--key={self.keys}/server.key"]
+        log = self.root / "store.log"
+        store = self.run("store", [sys.executable, "-m", "launch.store_server", *serve, *tls], {}, is_clean=False)
+        wait_until(lambda: "serving at" in log.read_text() or store.poll() is not None, "the store serves")
+        assert store.poll() is None, log.read_text()
+
+    def _render(self) -> None:
+        fields = SMALL | {
+            "run.name": "trial",
+            "run.num_updates": 4,
+            "evaluation.num_problems": 8,
+            "model.path": "/sluice/model",
+            "store.url": f"postgresql://learner@{DATABASE}:{self.port}/sluice?sslmode=verify-full",
+            "publish.serve": "https",
+            "actor.enforce_eager": True,
+        }
+        flags = ["target=kubernetes", f"out={self.root}/out", "learner=cpu", "actors=cpu", "num_params=1e6"]
+        flags += ["learner_image=a:1", "actor_image=b:1", "storage_claim=shared", f"port={free_port()}"]
+        subprocess.run(
+            [sys.executable, "-m", "launch.deploy", "--config=configs/tiny.py"]
+            + [f"--config.{k}={v}" for k, v in fields.items()]
+            + [f"--{flag}" for flag in flags],
+            cwd=REPO,
+            env=os.environ | {"PYTHONPATH": str(REPO)},
+            check=True,
+        )
+
+    def container(self, role: str) -> Container:
+        """A role's, with its volumes made."""
+        folders = {name: self.root / role / name for name in ("scratch", "shm", "config", "shared", "tls")}
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+        (folders["config"] / "config.json").write_text(
+            config_map(self.root / "out").replace('"/sluice/', f'"{self.storage}/')
+        )
+        for to, name in (("token", "token"), ("ca.pem", "ca.pem"), ("store-ca.pem", "ca.pem")):
+            shutil.copy(self.keys / name, folders["shared"] / to)
+        for to, name in (("tls.crt", "server.pem"), ("tls.key", "server.key")):
+            shutil.copy(self.keys / name, folders["tls"] / to)
+        return Container(
+            pods_of(self.root / "out")[role],
+            volumes=folders | {"storage": self.storage},
+            passwords=self._passwords,
+            fields={INDEX: "0", "metadata.name": "trial-actors-0"},
+        )
+
+    def start(self, role: str) -> "tuple[Container, subprocess.Popen[bytes]]":
+        """A role's container."""
+        container = self.container(role)
+        return container, self.run(role, container.command(), container.environment)
+
+    def run(self, name, command, environment, *, is_clean: bool = True) -> "subprocess.Popen[bytes]":
+        process = self.cluster.start(command, self.root / f"{name}.log", environment, is_clean=is_clean)
+        self.parts.callback(_end, process)
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text(errors="replace")
+
+    def probe(self, container: Container, name: str) -> int:
+        return self.cluster.call(container.probe(name), container.environment)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def rendered(tmp_path, data_folder, model):
+    with contextlib.ExitStack() as parts:
+        yield Rendered(tmp_path, data_folder, model, parts)
+
+
+def test_learner_from_a_rendered_pod_leads_lives_and_stops_when_it_is_told(rendered):
+    container, learner = rendered.start("learner")
+    run = rendered.storage / "runs" / "trial"
+
+    def is_up() -> bool:
+        assert learner.poll() is None, rendered.log("learner")[-3000:]
+        assert rendered.probe(container, "livenessProbe") == 0
+        return f"url=https://{LEARNER}:" in rendered.log("learner") and (run / "checkpoints").exists()
+
+    wait_until(is_up, "the learner is up", deadline_s=START_S)
+    learner.terminate()
+    assert learner.wait(120) == command_line.STOPPED, rendered.log("learner")[-3000:]
+    assert rendered.probe(container, "livenessProbe") == 0, "one that is gone is the cluster's to start, not hung"
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_run_from_rendered_pods_is_trained_to_its_end(rendered):
+    at_learner, learner = rendered.start("learner")
+    at_actor, actor = rendered.start("actor")
+    assert rendered.probe(at_actor, "readinessProbe") == HUNG, "its engine is not there yet"
+
+    def is_ready() -> bool:
+        for role, process in (("learner", learner), ("actor", actor)):
+            assert process.poll() is None, rendered.log(role)[-3000:]
+        return rendered.probe(at_actor, "readinessProbe") == 0
+
+    wait_until(is_ready, "the actor is ready", deadline_s=START_S)
+    assert rendered.probe(at_actor, "livenessProbe") == rendered.probe(at_learner, "livenessProbe") == 0
+    wait_until(lambda: learner.poll() is not None or actor.poll() is not None, "the end", deadline_s=START_S)
+    assert learner.wait(60) == 0, rendered.log("learner")[-3000:]
+    assert actor.wait(60) == 0, rendered.log("actor")[-3000:]
+    rows = read_rows(rendered.storage / "runs" / "trial" / "metrics.jsonl")
+    assert [r["step"] for r in rows if r["kind"] == "step"] == [1, 2, 3, 4]

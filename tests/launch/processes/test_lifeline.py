@@ -1,0 +1,133 @@
+"""Real processes: what dies with its parent, and what is found by its mark."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.processes import lifeline
+from tests.integration.support.jobs import is_alive
+from tests.integration.support.processes import REPO, wait_until
+
+STATE = "import sys; sys.stdin.read()"
+WITH_A_CHILD = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {STATE!r}])
+print(child.pid, flush=True)
+child.wait()
+"""
+STOPPED_CHILD = """
+import os, signal
+from launch.processes.lifeline import die_with_parent
+die_with_parent()
+print(os.getpid(), flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+PARENT = f"""
+import os, subprocess, sys
+from launch.processes import lifeline
+child = subprocess.Popen([sys.executable, "-c", {STOPPED_CHILD!r}], env=os.environ | lifeline.environment("m:x"))
+child.wait()
+"""
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def start(code: str, **env: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        env=os.environ | {"PYTHONPATH": str(REPO)} | env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def waiting():
+    """`waiting(mark)` starts a process with that mark (or none) that does nothing until it is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def call(mark: str = "", code: str = STATE) -> subprocess.Popen[bytes]:
+        started.append(start(code, **({lifeline.MARK: mark} if mark else {})))
+        return started[-1]
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_die_with_parent_stopped_child_ends_with_its_killed_parent(waiting):
+    parent = waiting(code=PARENT)
+    child = int(parent.stdout.readline())
+    try:
+        wait_until(lambda: state(child) == "T", "the child is stopped")
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not is_alive(child), "the child's end", deadline_s=20)
+    finally:
+        if is_alive(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_die_with_parent_whose_parent_is_gone_already_ends_at_once():
+    done = subprocess.run(
+        [sys.executable, "-c", "import launch.processes.lifeline as l; l.die_with_parent(); print('lived')"],
+        cwd=REPO,
+        env=os.environ | {"PYTHONPATH": str(REPO), lifeline.VARIABLE: "1"},  # not ours
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+def test_end_marked_kills_those_with_the_mark_stopped_or_not_and_no_others(waiting):
+    ours, stopped = waiting("run-1:learner"), waiting("run-1:actor-0")
+    others = [waiting("run-10:learner"), waiting("run-2:actor-0"), waiting()]
+    stopped.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state(stopped.pid) == "T", "one is stopped")
+    ended = lifeline.end_marked(lambda mark: mark.startswith("run-1:"))
+    assert {(e.pid, e.mark) for e in ended} == {(ours.pid, "run-1:learner"), (stopped.pid, "run-1:actor-0")}
+    assert ours.wait(20) == stopped.wait(20) == -signal.SIGKILL
+    assert [p.poll() for p in others] == [None] * 3
+    assert lifeline.end_marked(lambda mark: mark.startswith("run-1:")) == []
+
+
+def test_end_marked_finds_what_a_marked_process_started(waiting):
+    parent = waiting("run-1:actor-0", WITH_A_CHILD)
+    grandchild = int(parent.stdout.readline())
+    assert {e.pid for e in lifeline.end_marked(lambda mark: mark == "run-1:actor-0")} == {parent.pid, grandchild}
+    wait_until(lambda: not is_alive(grandchild), "its end")
+
+
+def test_end_marked_another_process_that_got_the_id_meanwhile_lives(waiting, monkeypatch):
+    innocent = waiting()
+    # What was found under its id had our mark a moment ago.
+    monkeypatch.setattr(lifeline, "_marked", iter_once([lifeline.Marked(innocent.pid, "run-1:learner", "python")]))
+    lifeline.end_marked(lambda mark: mark.startswith("run-1:"), deadline_s=0.1)
+    assert innocent.poll() is None
+
+
+def iter_once(found: list[lifeline.Marked]):
+    rounds = [found]
+    return lambda: iter(rounds.pop() if rounds else [])
+
+
+def test_stopped_below_sees_stopped_descendants_only(waiting):
+    parent, other = waiting("run-1:a", WITH_A_CHILD), waiting()
+    grandchild = int(parent.stdout.readline())
+    assert lifeline.stopped_below(parent.pid) == set()
+    for pid in (grandchild, other.pid):
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda pid=pid: state(pid) == "T", "it is stopped")
+    assert lifeline.stopped_below(os.getpid()) >= {grandchild, other.pid}
+    assert lifeline.stopped_below(parent.pid) == {grandchild}
+    lifeline.kill_below(other.pid, parent.pid)  # not below it
+    lifeline.kill_below(grandchild, parent.pid)
+    assert parent.wait(20) == 0 and is_alive(other.pid)

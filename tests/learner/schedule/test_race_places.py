@@ -1,0 +1,76 @@
+"""What the learner says of a race that the engines have too few places for."""
+
+from typing import Any
+
+import pytest
+
+from bridge.types import Heartbeat, Version
+from configs.schema import Config
+from configs.sections import ActorConfig, RoundsConfig
+from learner.schedule.race_places import RacePlaces
+from tests.bridge.factories import make_report
+
+RACE = RoundsConfig(groups_per_round=32, samples_per_group=8, overprovision_prompts=1.25)
+"""320 requests."""
+
+
+class Store:
+    """Its clock stands at 1000."""
+
+    def __init__(self) -> None:
+        self.beats: list[Heartbeat] = []
+
+    def now_s(self) -> float:
+        return 1000.0
+
+    def heartbeats(self) -> list[Heartbeat]:
+        return self.beats
+
+
+def beat(number: int, places: int | None, *, time_s: float = 999.0, is_leaving: bool = False) -> Heartbeat:
+    report = None if places is None else make_report(max_sequences=places, is_leaving=is_leaving)
+    version = Version(incarnation=0, step=0)
+    return Heartbeat(process=f"far-{number}", role="actor", pid=1, time_s=time_s, version=version, report=report)
+
+
+@pytest.fixture
+def store() -> Any:
+    return Store()
+
+
+def places_of(store: Any, rounds: RoundsConfig = RACE) -> RacePlaces:
+    return RacePlaces(Config(preset="test", rounds=rounds, actor=ActorConfig(max_num_seqs=64)), store)
+
+
+def test_too_few_engines_are_told_once_for_each_number_of_places(store):
+    races = places_of(store)
+    store.beats = [beat(n, 64) for n in range(4)]
+    said = races.look()
+    assert said is not None and "with 4 engines the 320 requests of a round race for 256 places" in said
+    assert "it wants 5 engines of 64 sequences" in said
+    assert races.look() is None
+    store.beats = [beat(n, 64) for n in range(5)]
+    assert races.look() is None
+    store.beats = [beat(0, 64), beat(1, 200)]
+    assert "with 2 engines the 320 requests of a round race for 264 places" in (races.look() or "")
+
+
+@pytest.mark.parametrize(
+    "beats",
+    [
+        [],
+        [beat(0, 64), beat(1, None)],
+        [beat(0, None)],
+        [beat(0, 64, is_leaving=True)],
+        [beat(0, 64, time_s=980.0)],
+        [Heartbeat(process="learner", role="learner", pid=1, time_s=999.0)],
+    ],
+)
+def test_nothing_is_said_while_engines_start_or_none_serves(store, beats):
+    store.beats = beats
+    assert places_of(store).look() is None
+
+
+def test_nothing_is_said_where_nothing_races(store):
+    store.beats = [beat(0, 1)]
+    assert places_of(store, RoundsConfig(groups_per_round=32, samples_per_group=8)).look() is None
