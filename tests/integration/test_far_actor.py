@@ -25,7 +25,9 @@ from tests.launch.test_joining import OTHER, TOKEN, Place
 pytestmark = pytest.mark.integration
 
 START_S = 400.0
+NUM_UPDATES = 60
 SMALL = jobs.SMALL | {
+    "run.num_updates": NUM_UPDATES,
     "evaluation.num_problems": 8,
     "publish.full_every": 4,
     "publish.serve": "https",
@@ -184,8 +186,8 @@ def test_run_whose_actors_join_late_and_leave_is_trained_to_its_end(machines, mo
 
     rows = machines.steps()
     trained = [group for row in rows for group in row["groups"]]
-    assert [row["step"] for row in rows] == list(range(1, 13)) and 1 <= step_then < 12
-    assert len(trained) == len(set(trained)) == 12 * 2
+    assert [row["step"] for row in rows] == list(range(1, NUM_UPDATES + 1)) and 1 <= step_then < NUM_UPDATES
+    assert len(trained) == len(set(trained)) == NUM_UPDATES * 2
     for name in ("far-1", "far-2"):
         spans = [e["name"] for e in timeline.read(machines.root / name / "events")]
         assert {"rollout", "prefetch", "pause"} <= set(spans), name

@@ -13,17 +13,18 @@ NUM_ROUNDS = 3
 
 
 def test_rolloutpipe_run_goes_on_when_its_actor_is_killed_inside_a_round(tmp_path: Path, model: Path):
-    job = jobs.start_long_rounds(tmp_path / "run", model)
+    # Rounds of seconds, so that what looks at the run late still finds it inside the second one or the third.
+    job = jobs.start_long_rounds(tmp_path / "run", model, updates_per_round=32)
     try:
-        job.wait_for_step(11)  # inside the second round of eight updates
+        job.wait_for_step(34)
         jobs.sigkill(job.pid("actor"))
         output = job.finish()
     finally:
         job.end()
     assert "actor-0 was killed by signal 9" in output
-    jobs.check_every_group_trained_once(job, num_updates=24, per_update=2)
+    jobs.check_every_group_trained_once(job, num_updates=32 * NUM_ROUNDS, per_update=2)
     # The round's weights stayed the same over the death of its actor.
-    assert [r["lag/max"] for r in job.rows("step")] == list(range(8)) * NUM_ROUNDS
+    assert [r["lag/max"] for r in job.rows("step")] == list(range(32)) * NUM_ROUNDS
 
 
 def test_pipelinerl_run_killed_learner_and_killed_actor_train_every_group_once(tmp_path: Path, model: Path):
@@ -33,7 +34,7 @@ def test_pipelinerl_run_killed_learner_and_killed_actor_train_every_group_once(t
         config="configs/pipelinerl.py:tiny",
         admission__width=0,
         admission__sequences=24,
-        run__num_updates=60,
+        run__num_updates=160,
         checkpoint__every_n_steps=8,
         sampling__max_response_tokens=12,
     )
@@ -48,7 +49,7 @@ def test_pipelinerl_run_killed_learner_and_killed_actor_train_every_group_once(t
         output = job.finish()
     finally:
         job.end()
-    jobs.check_every_group_trained_once(job, num_updates=60, per_update=2, by_window=True)
+    jobs.check_every_group_trained_once(job, num_updates=160, per_update=2, by_window=True)
     assert "learner was killed by signal 9" in output and "actor-0 was killed by signal 9" in output
     incarnations = [r["incarnation"] for r in job.rows("step")]
     assert incarnations == sorted(incarnations) and set(incarnations) == {0, 1}

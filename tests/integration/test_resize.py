@@ -27,8 +27,8 @@ def test_engine_restarted_with_other_limits_rejoins_and_those_it_cannot_have_are
     job = jobs.start(
         tmp_path / "run",
         model,
-        run__num_updates=32,
-        rounds__groups_per_round=16,
+        run__num_updates=128,
+        rounds__groups_per_round=64,
         sampling__max_response_tokens=40,
         model__max_tokens=64,
         actor__max_restarts=0,  # what is asked for is no failure
@@ -57,11 +57,11 @@ def test_engine_restarted_with_other_limits_rejoins_and_those_it_cannot_have_are
     assert "the engine did not start with the limits of" in (job.folder / "logs" / "actor-0.log").read_text()
     assert [e["args"]["max_num_seqs"] for e in job.events("start engine")] == [32, 4, 10**9, 32]
     assert len(job.events("leave")) == 2
-    jobs.check_every_group_trained_once(job, num_updates=32, per_update=2)
-    assert [r["lag/max"] for r in job.rows("step")] == list(range(8)) * 4  # the round's weights stayed the same
+    jobs.check_every_group_trained_once(job, num_updates=128, per_update=2)
+    assert [r["lag/max"] for r in job.rows("step")] == list(range(32)) * 4  # the round's weights stayed the same
     # No response was begun in vain: each group's rollout is there once.
     tickets = [e["args"]["ticket"] for e in job.events("rollout") if e["args"]["kind"] == "train"]
-    assert len(tickets) == len(set(tickets)) == 64
+    assert len(tickets) == len(set(tickets)) == 256
 
 
 @pytest.mark.parametrize("at_publish", ["drain", "abort_and_resume"])

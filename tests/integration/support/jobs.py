@@ -117,13 +117,13 @@ def start(folder: Path, model: Path, *, config: str = "configs/tiny.py", cwd: Pa
     return start_command(folder, fields, config=config, cwd=cwd, output=subprocess.PIPE)
 
 
-def start_long_rounds(folder: Path, model: Path) -> Job:
-    """Starts rolloutpipe with three rounds of eight frontiers of 40 tokens, one after the other."""
+def start_long_rounds(folder: Path, model: Path, *, updates_per_round: int = 8) -> Job:
+    """Starts rolloutpipe with three rounds of frontiers of 40 tokens, one after the other."""
     return start(
         folder,
         model,
-        run__num_updates=24,
-        rounds__groups_per_round=16,
+        run__num_updates=3 * updates_per_round,
+        rounds__groups_per_round=2 * updates_per_round,
         sampling__max_response_tokens=40,
         model__max_tokens=64,
     )
