@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from actor.weights.local_copy import sweep
@@ -35,11 +35,15 @@ class Crew(Protocol):
         """One for each engine, by index."""
         ...
 
-    def open(self) -> list[str]:
+    def open(self, is_over: Callable[[], bool]) -> list[str]:
         """Before the first start: takes care of what an earlier one left; returns what to say of it.
+
+        Args:
+          is_over: whether the run was told to end; looked at wherever this, or a later start, waits.
 
         Raises:
           OSError: there is no place for them.
+          InterruptedError: the run was told to end.
         """
         ...
 
@@ -112,8 +116,9 @@ class LocalCrew:
             bounds=actor_bounds(self._config),
         )
 
-    def open(self) -> list[str]:
+    def open(self, is_over: Callable[[], bool]) -> list[str]:
         """Ends what a killed start of this very run left, before its names are claimed; ours is the run's lock."""
+        del is_over  # nothing here waits for long
         return [
             f"ended process {one.pid} ({one.title}) of {one.mark.removeprefix(self._mark)}, left by an earlier start "
             "of this run"

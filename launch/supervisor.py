@@ -72,7 +72,7 @@ class Supervisor:
         """Starts, watches and stops the processes."""
         previous = {n: signal.signal(n, self._interrupt) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
-            for line in self._crew.open():
+            for line in self._crew.open(lambda: self._interrupted):
                 self._tell(line)
             for child in self._children:
                 child.start()
@@ -80,6 +80,8 @@ class Supervisor:
                 with rich.live.Live(console=self._console, refresh_per_second=4, screen=False) as live:
                     return self._watch(lambda rows: live.update(self._view.render()))
             return self._watch(self._say)
+        except InterruptedError:  # while it waited for places
+            return Ending.INTERRUPTED
         except OSError as e:  # a log that can't be written, a process that not even SIGKILL ends
             self.last_error = command_line.one_line(e)
             return Ending.FAILED

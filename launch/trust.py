@@ -3,6 +3,8 @@
 from bridge.secrets import TOKEN_FILE, Token
 from bridge.store.open import sqlite_path
 from bridge.store.postgres.way import parse, way_of
+from configs import extension
+from configs.schema import Config
 
 
 def check_trust(url: str, token: Token | None) -> None:
@@ -17,6 +19,12 @@ def check_trust(url: str, token: Token | None) -> None:
             f"a run of another machine needs its token, by which its weights are known: set {TOKEN_FILE} to a file "
             "with it"
         )
+
+
+def allowing(config: Config) -> list[str]:
+    """Flags by which an actor may import the code that a config names, for whoever has it before him and starts one."""
+    verifier = config.prompts.verifier
+    return [f"--allow_module={verifier}"] if extension.is_own(verifier) else []
 
 
 def check_no_password(url: str) -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from configs import extension
 from launch.deploy.deployment import Bounds, Deployment
+from launch.trust import allowing
 
 
 def learner(deployment: Deployment, *, config: str, address: str, coordinator: str, index: str) -> list[str]:
@@ -27,13 +27,11 @@ def learner(deployment: Deployment, *, config: str, address: str, coordinator: s
 
 def actor(deployment: Deployment, *, name: str, work_dir: str) -> list[str]:
     """Of one actor: a name of its own, and a folder of its own that outlives its process."""
-    verifier = deployment.config.prompts.verifier
     return [
         *("-m", "launch.actor", f"--store={deployment.actor_store}", f"--run={deployment.run}", f"--name={name}"),
         # Limits of its engine are found again by the process that takes its place.
         *(f"--work_dir={work_dir}", f"--limits={work_dir}/limits.json", "--wait_for_learner"),
-        # Whoever renders this has the config before him.
-        *([f"--allow_module={verifier}"] if extension.is_own(verifier) else []),
+        *allowing(deployment.config),
     ]
 
 

@@ -11,6 +11,10 @@ TOGETHER_S = 15.0
 """How long the others may take to end by themselves once one has died: it is they who know where they are."""
 
 
+class LostError(Exception):
+    """What a process was to run on is gone. Its `returncode` says so, too, and its next start is elsewhere."""
+
+
 class Process(Protocol):
     """What a supervisor asks of a role of the run; see `Child`, which is one on this machine."""
 
@@ -51,7 +55,8 @@ class Group:
         Args:
           role: of all.
           members: by index.
-          meeting: called before each start: host:port at which they meet.
+          meeting: called before each start: host:port at which they meet. Its LostError is the first member's, which
+            counts as dead from then on.
           clock: monotonic, in seconds.
         """
         self.role, self._members, self._meeting, self._clock = role, members, meeting, clock
@@ -89,9 +94,12 @@ class Group:
         return self._telling().returncode
 
     def start(self, more: Sequence[str] = ()) -> None:
-        """Starts all."""
+        """Starts all, or none where the first one is lost: then they begin anew as after a death."""
         self._broken_s = None
-        meeting = self._meeting()
+        try:
+            meeting = self._meeting()
+        except LostError:
+            return
         count = len(self._members)
         for index, member in enumerate(self._members):
             member.num_restarts = self.num_restarts

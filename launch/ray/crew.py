@@ -4,7 +4,7 @@ import os
 import pathlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -16,11 +16,12 @@ from configs import extension
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from launch.crew import actor_bounds, learner_bounds, run_mark, with_cpu_devices
-from launch.processes.group import Group, Process
+from launch.processes.group import Group, LostError, Process
 from launch.ray.berths import LearnerBerths, Place, check_hosts
-from launch.ray.remote_child import RemoteChild
+from launch.ray.remote_child import RemoteChild, answered
 from launch.ray.resources import Kind, of_actor, of_learner
 from launch.ray.station import HERE
+from launch.trust import allowing
 
 SECRET_FILES = (TOKEN_FILE, CERTIFICATE, KEY, CA, "PGPASSFILE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY")
 """Name files, which each node must have; nothing of what is in them passes through the cluster."""
@@ -62,26 +63,33 @@ class RayCrew:
         self._learner_asked, self._actor_asked = of_learner(config, learner_on), of_actor(config, actors_on)
         self._mark = run_mark(folder)
         self._berths: LearnerBerths | None = None
+        self._is_over: Callable[[], bool] = lambda: False
         self._learners = [self._learner(i) for i in range(config.learner.num_processes)]
         self.learner: Process = (
             Group("learner", self._learners, meeting=self._meeting) if len(self._learners) > 1 else self._learners[0]
         )
         self.actors: Sequence[Process] = [self._actor(i) for i in range(config.actor.num_engines)]
 
-    def open(self) -> list[str]:
+    def open(self, is_over: Callable[[], bool]) -> list[str]:
         """Takes the learner's nodes, all or none, and sees that they have the run's folder.
+
+        A TPU slice is looked for by Ray itself, which does not look at `is_over` meanwhile.
 
         Raises:
           TimeoutError: the cluster has no place for all of the learner.
+          InterruptedError: `is_over`.
           OSError: one of its nodes does not see the run's folder.
         """
+        self._is_over = is_over
         count = len(self._learners)
         name = f"sluice-{self._config.run.name}-learner"
         end_s = time.monotonic() + self._place_s
         try:
             self._berths = LearnerBerths(self._learner_on, self._learner_asked, count, name=name, place_s=self._place_s)
-            ray.get(self._berths.group.ready(), timeout=max(0.0, end_s - time.monotonic()))
-        except TimeoutError:  # Ray's own, too
+            answered(self._berths.group.ready(), wait_s=max(0.0, end_s - time.monotonic()), is_over=is_over)
+        except ray.exceptions.RayError as e:
+            raise OSError(f"the cluster gave the learner no place: {extension.one_line(e)}") from e
+        except TimeoutError:
             raise TimeoutError(
                 f"the cluster has no place for the learner, {count} x ({self._learner_asked}), within "
                 f"{self._place_s:.0f} s; it has {_has()} in all"
@@ -138,6 +146,7 @@ class RayCrew:
                 f"--work_dir={HERE}/work",
                 "--leave_s=0",
                 "--wait_for_learner",
+                *allowing(self._config),
             ],
             self._run.log(role),
             berth=Place(
@@ -156,9 +165,9 @@ class RayCrew:
 
     def _meeting(self) -> str:
         """host:port at the first process's node."""
-        station = self._learners[0].station()
-        _, address, _ = ray.get(station.where.remote(), timeout=self._place_s)
-        return f"{address}:{ray.get(station.free_port.remote(), timeout=self._place_s)}"
+        first = self._learners[0]
+        _, address, _ = first.ask(lambda station: station.where.remote(), self._is_over)
+        return f"{address}:{first.ask(lambda station: station.free_port.remote(), self._is_over)}"
 
     def _check_folder(self) -> list[str]:
         """Puts a file into the run's folder, and has each of the learner's nodes read it."""
@@ -167,8 +176,13 @@ class RayCrew:
         said: list[str] = []
         try:
             for one in self._learners:
-                host, address, _ = ray.get(one.station().where.remote(), timeout=self._place_s)
-                if not ray.get(one.station().sees.remote(str(proof), content), timeout=self._place_s):
+                try:
+                    host, address, _ = one.ask(lambda station: station.where.remote(), self._is_over)
+                    is_seen = one.ask(lambda station: station.sees.remote(str(proof), content), self._is_over)
+                except LostError as e:
+                    said.append(str(e))  # its start is elsewhere
+                    continue
+                if not is_seen:
                     raise OSError(
                         f"node {host} ({address}) does not see {self._folder}: give --config.run.dir a folder that "
                         "the driver and all of the learner's nodes share"

@@ -12,7 +12,9 @@ import ray.exceptions
 from rich.console import Console
 
 from bridge.pulse import Doing
+from configs.extension import one_line
 from launch.processes.child import END_S, SAID, telling_line
+from launch.processes.group import LostError
 from launch.ray.station import Look
 
 LOOK_EVERY_S = 0.5
@@ -94,16 +96,35 @@ class RemoteChild:
         return Doing(self._seen.doing)
 
     def station(self) -> Any:
-        """A handle of its station; takes a place for it where it has none."""
+        """A handle of its station; takes a place for it where it has none, or has lost it."""
+        if self._lost:
+            self._leave()
+            self._lost = ""
         if self._station is None:
-            self._station = self._berth.take()
+            self._station, self._is_begun = self._berth.take(), False
         return self._station
+
+    def ask(self, call: Callable[[Any], Any], is_over: Callable[[], bool]) -> Any:
+        """What its station answers to a call, once there is a place for it.
+
+        Raises:
+          TimeoutError: there was no place for it for too long.
+          InterruptedError: `is_over`.
+          LostError: the station is gone, or failed.
+        """
+        try:
+            return answered(call(self.station()), wait_s=self._place_s, is_over=is_over, clock=self._clock)
+        except ray.exceptions.RayError as e:
+            self._lose(e)
+            raise LostError(f"{self.role}: {self._lost}") from e
+        except TimeoutError:
+            raise TimeoutError(self._no_place()) from None
 
     def start(self, more: Sequence[str] = ()) -> None:
         """Starts it where it was, or, where that is gone, in another place."""
-        self.hung, self._lost, self._seen, self._asked = "", "", _WAITING, None
-        self._began_s, self._is_begun = self._clock(), True
         station = self.station()
+        self.hung, self._seen, self._asked = "", _WAITING, None
+        self._began_s, self._is_begun = self._clock(), True
         self._starting = station.start.remote([*self._arguments, *more], num_restarts=self.num_restarts)
 
     def end_if_hung(self) -> bool:
@@ -169,7 +190,7 @@ class RemoteChild:
                 while seen.returncode is not None and (more := _answer(self._station.look.remote())).log:
                     self._keep(more.log)
                 self._seen, self.hung = seen, seen.hung
-        except ray.exceptions.RayActorError as e:
+        except ray.exceptions.RayError as e:
             self._lose(e)
 
     def _check_place(self) -> None:
@@ -179,15 +200,24 @@ class RemoteChild:
             ray.get(self._starting)
             self._starting = None
         elif self._clock() - self._began_s > self._place_s:
-            raise TimeoutError(
-                f"the cluster had no place for {self.name} ({self._berth}) within {self._place_s:.0f} s; `ray status` "
-                "shows what it has"
-            )
+            raise TimeoutError(self._no_place())
 
-    def _lose(self, error: ray.exceptions.RayActorError) -> None:
-        self._lost = f"its node or its station is gone ({str(error).splitlines()[0][:120]})"
+    def _no_place(self) -> str:
+        return (
+            f"the cluster had no place for {self.name} ({self._berth}) within {self._place_s:.0f} s; `ray status` "
+            "shows what it has"
+        )
+
+    def _lose(self, error: ray.exceptions.RayError) -> None:
+        if isinstance(error, ray.exceptions.RayTaskError):  # the station lives, and is to leave nothing there
+            self._lost = f"its node failed it ({one_line(error.cause)[:120]})"
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(self._station.close.remote(), timeout=END_S)
+        else:
+            self._lost = f"its node or its station is gone ({one_line(error)[:120]})"
         self._keep(f"{self.name}: {self._lost}\n".encode())
         self._starting = self._asked = None
+        self.hung = ""
 
     def _call(self, answer: Any) -> None:
         """Waits for it; a station that is gone has nothing left to do."""
@@ -216,6 +246,31 @@ class RemoteChild:
         for line in lines:
             text = line.decode(errors="replace")
             self._console.print(f"{self.role} | {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def answered(
+    answer: Any, *, wait_s: float, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+) -> Any:
+    """What Ray answers, once it does.
+
+    Args:
+      answer: Ray's reference to it.
+      wait_s: for how long.
+      is_over: looked at meanwhile: whether to wait no longer.
+      clock: monotonic, in seconds.
+
+    Raises:
+      TimeoutError: it did not.
+      InterruptedError: `is_over`.
+      RayError: what came instead.
+    """
+    end_s = clock() + wait_s
+    while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - clock())))[0]:
+        if is_over():
+            raise InterruptedError("told to end while it waited for a place")
+        if clock() >= end_s:
+            raise TimeoutError(f"no answer within {wait_s:.0f} s")
+    return ray.get(answer)
 
 
 def _answer(look: Any) -> Look:

@@ -1,0 +1,176 @@
+"""Processes whose node, or whose station there, is gone or fails; and a driver that is told to end while it waits."""
+
+import errno
+import io
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bridge.pulse import Doing
+from configs import overrides
+from configs.run_folder import set_up_run
+from configs.schema import Config
+from configs.sections import (
+    ActorConfig,
+    LearnerConfig,
+    MeshConfig,
+    PackingConfig,
+    PromptsConfig,
+    PublishConfig,
+    RunConfig,
+    StoreConfig,
+)
+from launch.command_line import Prepared
+from launch.ray.resources import parse
+from launch.supervisor import Ending, Supervisor
+from tests.launch.ray.fake_ray import SILENCE, Berths, FakeStation, put_in
+
+pytest.importorskip("ray")
+import ray.exceptions
+
+from launch.ray import crew as ray_crew
+from launch.ray import remote_child
+from launch.ray.crew import RayCrew
+from launch.ray.remote_child import RemoteChild
+from launch.ray.station import Look
+
+CPU = parse("cpu", flag="learner_on")
+PLACE_S = 600.0
+GONE = ray.exceptions.RayActorError()
+NO_SPACE = ray.exceptions.RayTaskError(
+    "Station.start()", "a traceback", OSError(errno.ENOSPC, "No space left on device")
+).as_instanceof_cause()
+RUNS, ENDED = Look(None, 7, Doing.WORKING, "", b""), Look(0, 7, Doing.WORKING, "", b"")
+
+
+def well(look: Look | Callable[[], Look], **given: object) -> FakeStation:
+    """A station whose node is as it should be."""
+    return FakeStation(**{"where": ("node", "10.0.0.1", "3.12"), "free_port": 7000, "sees": True, "look": look} | given)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (remote_child, ray_crew):
+        put_in(monkeypatch, module)
+    monkeypatch.setattr(remote_child, "LOOK_EVERY_S", 0.01)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepared:
+    config = Config(
+        preset="test",
+        run=RunConfig(dir=str(tmp_path / "run")),
+        mesh=MeshConfig(fsdp=2),
+        packing=PackingConfig(rows=2),
+        learner=LearnerConfig(num_processes=2),
+        actor=ActorConfig(max_restarts=2),
+        prompts=PromptsConfig(verifier="judge:score"),
+        store=StoreConfig(url="postgresql://learner@store.example/sluice"),
+        publish=PublishConfig(bucket="file:///shared"),
+    )
+    return Prepared(config, set_up_run(config), tmp_path / "model")
+
+
+def crew_of(
+    prepared: Prepared,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Berths,
+    second: Berths,
+    actor: Berths,
+    *,
+    ready: object = 0,
+) -> RayCrew:
+    """The run's: where its two learner processes and its actor may be, and what is heard of the learner's places."""
+    berths = SimpleNamespace(group=SimpleNamespace(ready=lambda: ready), close=lambda: None)
+    monkeypatch.setattr(ray_crew, "LearnerBerths", lambda *_, **__: berths)
+    made = RayCrew(
+        prepared.config,
+        prepared.folder,
+        learner_on=CPU,
+        actors_on=CPU,
+        actor_store="postgresql://actor@store.example/sluice",
+        place_s=PLACE_S,
+        console=None,
+    )
+    for child, places in zip((*made._learners, *made.actors), (first, second, actor), strict=True):
+        assert isinstance(child, RemoteChild)
+        child._berth = places
+    return made
+
+
+def run(prepared: Prepared, crew: RayCrew) -> tuple[Ending, str, str]:
+    """How it ended, what was said, and the last error."""
+    said = io.StringIO()
+    one = Supervisor(prepared, Console(file=said, width=300), crew=crew)
+    return one.run(), said.getvalue(), one.last_error
+
+
+def test_actors_may_import_the_verifier_that_the_drivers_user_named(prepared, monkeypatch):
+    from launch import joining
+
+    (actor,) = crew_of(prepared, monkeypatch, *(Berths(),) * 3).actors
+    assert isinstance(actor, RemoteChild)
+    allowed = [a.removeprefix("--allow_module=") for a in actor._arguments if a.startswith("--allow_module=")]
+    card: Any = SimpleNamespace(name="mine", config=overrides.to_json(prepared.config))
+    assert joining.config_of(card, {}, allowed).prompts.verifier == "judge:score"
+
+
+def test_learner_whose_station_is_lost_before_its_start_begins_anew_elsewhere(prepared, monkeypatch):
+    first = Berths(well(RUNS, free_port=GONE), well(ENDED))
+    crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
+    ending, said, _ = run(prepared, crew)
+    assert ending is Ending.DONE and not first.left
+    assert "its node or its station is gone" in said and "starting it again (1)" in said
+
+
+def test_learner_that_finds_no_station_that_lives_is_started_again_as_often_as_the_config_says(prepared, monkeypatch):
+    first = Berths(*(well(RUNS, free_port=GONE) for _ in range(4)))
+    crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
+    ending, _, last_error = run(prepared, crew)
+    assert ending is Ending.FAILED and len(first.left) == 1
+    assert "its node or its station is gone" in last_error and "(after 2 restarts" in last_error
+
+
+def test_station_that_is_lost_while_the_folder_is_looked_for_is_replaced_at_the_start(prepared, monkeypatch):
+    first = Berths(well(RUNS, sees=GONE), well(ENDED))
+    crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
+    ending, said, _ = run(prepared, crew)
+    assert ending is Ending.DONE and not first.left
+    assert "learner: its node or its station is gone" in said and "starting it again" not in said
+
+
+def test_actor_whose_node_has_no_space_is_started_again_and_the_run_goes_on(prepared, monkeypatch):
+    full = well(RUNS, start=NO_SPACE)
+    places = Berths(full, well(ENDED))
+    learner = well(lambda: RUNS if places.left else ENDED)  # done once the actor is elsewhere
+    crew = crew_of(prepared, monkeypatch, Berths(learner), Berths(well(ENDED)), places)
+    ending, said, _ = run(prepared, crew)
+    assert ending is Ending.DONE
+    assert "actor-0 was killed by signal 9: its node failed it (OSError: [Errno 28] No space left on device" in said
+    assert "close" in full.calls  # the station lives: what it has there goes
+
+
+@pytest.mark.parametrize("silent", ["group", "where", "free_port"])
+def test_driver_that_is_interrupted_while_it_waits_for_the_cluster_ends(prepared, monkeypatch, silent):
+    def interrupt(waits_s: float) -> None:
+        waited.append(waits_s)
+        signal.raise_signal(signal.SIGINT)
+
+    waited: list[float] = []
+    put_in(monkeypatch, remote_child, waiting=interrupt)
+    places = Berths(well(ENDED, **{silent: SILENCE}))
+    crew = crew_of(
+        prepared,
+        monkeypatch,
+        places,
+        *(Berths(well(ENDED)) for _ in range(2)),
+        ready=SILENCE if silent == "group" else 0,
+    )
+    ending, said, _ = run(prepared, crew)
+    assert ending is Ending.INTERRUPTED and "stopping in order" in said
+    assert len(waited) == 1 and waited[0] < 1.0 < PLACE_S
