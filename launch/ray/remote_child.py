@@ -134,8 +134,9 @@ class RemoteChild:
 
     def ask_to_stop(self) -> None:
         """SIGTERM, if it runs."""
-        if self._station is not None and self.returncode is None:
-            self._station.ask_to_stop.remote()
+        with contextlib.suppress(TimeoutError):  # it has no place
+            if self._station is not None and self.returncode is None:
+                self._station.ask_to_stop.remote()
 
     def kill_after(self, is_over: Callable[[], bool]) -> None:
         """Waits until it has ended or the wait is over, then kills it, and gives the place back."""

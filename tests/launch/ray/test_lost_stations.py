@@ -174,3 +174,11 @@ def test_driver_that_is_interrupted_while_it_waits_for_the_cluster_ends(prepared
     ending, said, _ = run(prepared, crew)
     assert ending is Ending.INTERRUPTED and "stopping in order" in said
     assert len(waited) == 1 and waited[0] < 1.0 < PLACE_S
+
+
+def test_process_for_which_there_is_no_place_any_more_ends_the_run_with_a_line(prepared, monkeypatch):
+    first = Berths(well(RUNS, start=SILENCE))
+    crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))
+    crew._learners[0]._place_s = 0.0
+    ending, _, last_error = run(prepared, crew)
+    assert ending is Ending.FAILED and "the cluster had no place for learner (1 CPU) within 0 s" in last_error
