@@ -65,7 +65,20 @@ def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> li
 
 def of_process(address: str, process_id: int) -> str:
     """An address with its place-holders filled in for one of the learner's processes."""
-    return address.replace("{process_id}", str(process_id)).replace("{host}", socket.getfqdn())
+    return address.replace("{process_id}", str(process_id)).replace("{host}", host_name())
+
+
+def host_name() -> str:
+    """This machine's name in full, as `hostname -f` says it and others find it; in short where nobody knows it in full.
+
+    Not `socket.getfqdn`: that asks for the name of the address, which may be localhost, or another network's.
+    """
+    name = socket.gethostname()
+    try:
+        full = socket.getaddrinfo(name, None, flags=socket.AI_CANONNAME)[0][3]
+    except OSError:
+        return name
+    return name if not full or full.partition(".")[0] == "localhost" else full
 
 
 def split_address(address: str) -> tuple[str, int]:

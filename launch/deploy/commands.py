@@ -12,7 +12,8 @@ def learner(deployment: Deployment, *, config: str, address: str, coordinator: s
     Args:
       deployment: of which run.
       config: the config's JSON file there.
-      address: under which actors reach this host.
+      address: under which actors reach a host, with {process_id} or {host} where each fills in its own: the words are
+        the same for all, and so is the config that each of them writes into the run's folder.
       coordinator: host:port of process 0.
       index: this process's; as the shell or Kubernetes puts it in.
     """

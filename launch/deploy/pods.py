@@ -28,7 +28,7 @@ def learner_pod(deployment: Deployment) -> Json:
     arguments = commands.learner(
         deployment,
         config=f"{CONFIG}/config.json",
-        address=f"{name}-learner-0-$({INDEX}).{domain}",
+        address=f"{name}-learner-0-{{process_id}}.{domain}",
         coordinator=f"{name}-learner-0-0.{domain}:{COORDINATOR_PORT}",
         index=f"$({INDEX})",
     )

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
@@ -25,7 +26,10 @@ from tests.integration.support.processes import REPO, wait_until
 pytestmark = pytest.mark.integration
 
 START_S = 400.0
-DATABASE, LEARNER = "db.example", "trial-learner-0-0.trial.default.svc"
+DATABASE = "db.example"
+LEARNERS = [f"trial-learner-0-{index}.trial.default.svc" for index in range(2)]
+ADDRESSES = [f"127.0.1.{index}" for index in range(2)]
+"""Of the learner's hosts: each listens at the same port."""
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -39,11 +43,16 @@ class Rendered:
     """A rendered trial, with the storage, secrets and database that it names."""
 
     def __init__(
-        self, root: pathlib.Path, data: pathlib.Path, model: pathlib.Path, parts: contextlib.ExitStack
+        self,
+        root: pathlib.Path,
+        data: pathlib.Path,
+        model: pathlib.Path,
+        parts: contextlib.ExitStack,
+        fields: Mapping[str, object],
     ) -> None:
         self.root, self.parts = root, parts
         try:
-            self.cluster = Cluster(root, [DATABASE, LEARNER])
+            self.cluster = Cluster(root, {DATABASE: "127.0.0.1"} | dict(zip(LEARNERS, ADDRESSES, strict=True)))
         except (OSError, FileNotFoundError) as e:
             pytest.skip(str(e))
         parts.callback(self.cluster.close)
@@ -51,7 +60,7 @@ class Rendered:
         certificates.make(self.keys, [DATABASE, "*.trial.default.svc"], days=1)
         shutil.copytree(model, self.storage / "model")
         self._store(data / "deployed")
-        self._render()
+        self._render(fields)
         passwords = {f"trial-{r}": (data / "deployed" / f"{r}.pgpass").read_text() for r in ("learner", "actor")}
         self._passwords = {name: line.strip().rpartition(":")[2] for name, line in passwords.items()}
 
@@ -64,7 +73,7 @@ class Rendered:
         wait_until(lambda: "serving at" in log.read_text() or store.poll() is not None, "the store serves")
         assert store.poll() is None, log.read_text()
 
-    def _render(self) -> None:
+    def _render(self, more: Mapping[str, object]) -> None:
         fields = SMALL | {
             "run.name": "trial",
             "run.num_updates": 4,
@@ -72,7 +81,9 @@ class Rendered:
             "model.path": "/sluice/model",
             "store.url": f"postgresql://learner@{DATABASE}:{self.port}/sluice?sslmode=verify-full",
             "publish.serve": "https",
+            "publish.listen": "127.0.1.{process_id}:0",
             "actor.enforce_eager": True,
+            **more,
         }
         flags = ["target=kubernetes", f"out={self.root}/out", "learner=cpu", "actors=cpu", "num_params=1e6"]
         flags += ["learner_image=a:1", "actor_image=b:1", "storage_claim=shared", f"port={free_port()}"]
@@ -85,9 +96,9 @@ class Rendered:
             check=True,
         )
 
-    def container(self, role: str) -> Container:
-        """A role's, with its volumes made."""
-        folders = {name: self.root / role / name for name in ("scratch", "shm", "config", "shared", "tls")}
+    def container(self, role: str, index: int = 0) -> Container:
+        """One of a role's, with its volumes made."""
+        folders = {name: self.root / f"{role}-{index}" / name for name in ("scratch", "shm", "config", "shared", "tls")}
         for folder in folders.values():
             folder.mkdir(parents=True)
         (folders["config"] / "config.json").write_text(
@@ -101,13 +112,13 @@ class Rendered:
             pods_of(self.root / "out")[role],
             volumes=folders | {"storage": self.storage},
             passwords=self._passwords,
-            fields={INDEX: "0", "metadata.name": "trial-actors-0"},
+            fields={INDEX: f"{index}", "metadata.name": f"trial-actors-{index}"},
         )
 
-    def start(self, role: str) -> "tuple[Container, subprocess.Popen[bytes]]":
-        """A role's container."""
-        container = self.container(role)
-        return container, self.run(role, container.command(), container.environment)
+    def start(self, role: str, index: int = 0) -> "tuple[Container, subprocess.Popen[bytes]]":
+        """One of a role's containers."""
+        container = self.container(role, index)
+        return container, self.run(f"{role}-{index}", container.command(), container.environment)
 
     def run(self, name, command, environment, *, is_clean: bool = True) -> "subprocess.Popen[bytes]":
         process = self.cluster.start(command, self.root / f"{name}.log", environment, is_clean=is_clean)
@@ -133,7 +144,13 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 @pytest.fixture
 def rendered(tmp_path, data_folder, model):
     with contextlib.ExitStack() as parts:
-        yield Rendered(tmp_path, data_folder, model, parts)
+        yield Rendered(tmp_path, data_folder, model, parts, {})
+
+
+@pytest.fixture
+def rendered_hosts(tmp_path, data_folder, model):
+    with contextlib.ExitStack() as parts:
+        yield Rendered(tmp_path, data_folder, model, parts, {"mesh.fsdp": 2})
 
 
 def test_learner_from_a_rendered_pod_leads_lives_and_stops_when_it_is_told(rendered):
@@ -141,32 +158,51 @@ def test_learner_from_a_rendered_pod_leads_lives_and_stops_when_it_is_told(rende
     run = rendered.storage / "runs" / "trial"
 
     def is_up() -> bool:
-        assert learner.poll() is None, rendered.log("learner")[-3000:]
+        assert learner.poll() is None, rendered.log("learner-0")[-3000:]
         assert rendered.probe(container, "livenessProbe") == 0
-        return f"url=https://{LEARNER}:" in rendered.log("learner") and (run / "checkpoints").exists()
+        return f"url=https://{LEARNERS[0]}:" in rendered.log("learner-0") and (run / "checkpoints").exists()
 
     wait_until(is_up, "the learner is up", deadline_s=START_S)
     learner.terminate()
-    assert learner.wait(120) == command_line.STOPPED, rendered.log("learner")[-3000:]
+    assert learner.wait(120) == command_line.STOPPED, rendered.log("learner-0")[-3000:]
     assert rendered.probe(container, "livenessProbe") == 0, "one that is gone is the cluster's to start, not hung"
+
+
+def test_hosts_of_a_rendered_learner_serve_at_an_address_each_and_stop_together(rendered_hosts):
+    at_hosts, hosts = zip(*(rendered_hosts.start("learner", index) for index in range(2)), strict=True)
+
+    def are_up() -> bool:
+        for index, host in enumerate(hosts):
+            assert host.poll() is None, rendered_hosts.log(f"learner-{index}")[-3000:]
+            assert rendered_hosts.probe(at_hosts[index], "livenessProbe") == 0
+        served = [f"url=https://{LEARNERS[i]}:" in rendered_hosts.log(f"learner-{i}") for i in range(2)]
+        return all(served) and (rendered_hosts.storage / "runs" / "trial" / "checkpoints").exists()
+
+    wait_until(are_up, "both hosts are up", deadline_s=START_S)
+    hosts[1].terminate()
+    for index, host in enumerate(hosts):
+        assert host.wait(120) == command_line.STOPPED, rendered_hosts.log(f"learner-{index}")[-3000:]
 
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_run_from_rendered_pods_is_trained_to_its_end(rendered):
-    at_learner, learner = rendered.start("learner")
-    at_actor, actor = rendered.start("actor")
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_run_from_rendered_pods_is_trained_to_its_end(num_hosts, request):
+    rendered = request.getfixturevalue("rendered" if num_hosts == 1 else "rendered_hosts")
+    pods = {f"learner-{index}": rendered.start("learner", index) for index in range(num_hosts)}
+    pods["actor-0"] = at_actor, _ = rendered.start("actor")
     assert rendered.probe(at_actor, "readinessProbe") == HUNG, "its engine is not there yet"
 
     def is_ready() -> bool:
-        for role, process in (("learner", learner), ("actor", actor)):
-            assert process.poll() is None, rendered.log(role)[-3000:]
+        for name, (_, process) in pods.items():
+            assert process.poll() is None, rendered.log(name)[-3000:]
         return rendered.probe(at_actor, "readinessProbe") == 0
 
     wait_until(is_ready, "the actor is ready", deadline_s=START_S)
-    assert rendered.probe(at_actor, "livenessProbe") == rendered.probe(at_learner, "livenessProbe") == 0
-    wait_until(lambda: learner.poll() is not None or actor.poll() is not None, "the end", deadline_s=START_S)
-    assert learner.wait(60) == 0, rendered.log("learner")[-3000:]
-    assert actor.wait(60) == 0, rendered.log("actor")[-3000:]
+    for container, _ in pods.values():
+        assert rendered.probe(container, "livenessProbe") == 0
+    wait_until(lambda: any(p.poll() is not None for _, p in pods.values()), "the end", deadline_s=START_S)
+    for name, (_, process) in pods.items():
+        assert process.wait(60) == 0, rendered.log(name)[-3000:]
     rows = read_rows(rendered.storage / "runs" / "trial" / "metrics.jsonl")
     assert [r["step"] for r in rows if r["kind"] == "step"] == [1, 2, 3, 4]

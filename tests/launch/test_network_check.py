@@ -1,10 +1,12 @@
 """What would show weights to others, or be reached by nobody, is refused before anything starts."""
 
+import socket
+
 import pytest
 
 from configs.schema import Config
 from configs.sections import PublishConfig, StoreConfig
-from launch.network_check import check_network, split_address
+from launch.network_check import check_network, of_process, split_address
 
 REMOTE = StoreConfig(url="postgresql://learner@db.example/sluice?sslmode=verify-full")
 
@@ -70,6 +72,29 @@ def test_https_with_token_and_certificate_may_be_anywhere(environ):
     assert check_network(config_of(REMOTE, serve="https", listen="10.0.0.5:8443"), environ) == []
     # Several learner processes on one machine.
     assert check_network(config_of(REMOTE, serve="https", listen="10.0.0.5:844{process_id}"), environ) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ("node-a.example", "node-a.example"),
+        ("node-a", "node-a"),
+        ("localhost", "node-a"),  # 127.0.0.1 localhost node-a
+        ("localhost.localdomain", "node-a"),
+        ("", "node-a"),
+        (None, "node-a"),
+    ],
+)
+def test_host_in_an_address_is_the_machines_name_for_others(found, wanted, monkeypatch):
+    def getaddrinfo(host, *_, **__):
+        if found is None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, found, ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-a")
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "gethostbyaddr", lambda name: ("localhost", [], ["127.0.0.1"]))
+    assert of_process("https://{host}:844{process_id}", 3) == f"https://{wanted}:8443"
 
 
 def test_address_is_split():

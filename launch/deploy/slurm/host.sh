@@ -1,8 +1,8 @@
 # One host of the learner; srun starts it on each.
 set -uo pipefail
 here="$1" coordinator="$2"
-address="$(hostname -f)" index="$SLURM_PROCID"
-export address coordinator index
+index="$SLURM_PROCID"
+export coordinator index
 # shellcheck source=settings.sh
 . "$here/settings.sh"
 learner_command

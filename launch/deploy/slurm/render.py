@@ -69,7 +69,7 @@ def settings(deployment: Deployment) -> str:
         )
     shared = dict(commands.secrets(values.keys))
     learner = commands.learner(
-        deployment, config="$(here)/config.json", address="$(address)", coordinator="$(coordinator)", index="$(index)"
+        deployment, config="$(here)/config.json", address="{host}", coordinator="$(coordinator)", index="$(index)"
     )
     actor = commands.actor(deployment, name="$(name)", work_dir="$(work_dir)")
     serves = deployment.config.publish.serve != "none"

@@ -7,6 +7,7 @@ that nothing of what was rendered is changed but the paths of volumes, and tini,
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -73,14 +74,15 @@ class Container:
 class Cluster:
     """A namespace in which names are this machine's, for as long as this object is open."""
 
-    def __init__(self, root: pathlib.Path, names: list[str]) -> None:
-        """Makes it.
+    def __init__(self, root: pathlib.Path, addresses: Mapping[str, str]) -> None:
+        """Makes it, with an address of this machine's for each name.
 
         Raises:
           OSError: this user may not.
         """
         hosts = root / "hosts"
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"127.0.0.1 {name}\n" for name in names))
+        local = f"127.0.0.1 localhost\n127.0.0.1 {socket.gethostname()}\n"  # as a pod finds itself
+        hosts.write_text(local + "".join(f"{address} {name}\n" for name, address in addresses.items()))
         script = f"ip link set lo up && mount --bind {hosts} /etc/hosts && echo ready && exec cat"
         self._holder = subprocess.Popen(
             ["unshare", "--mount", "--net", "sh", "-c", script],

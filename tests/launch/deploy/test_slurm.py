@@ -76,7 +76,7 @@ def test_options_of_the_user_stand_in_place_of_what_a_clouds_host_has(options, w
 )
 def test_rendered_commands_are_ones_that_the_programs_take(case, function, tmp_path):
     write(tmp_path, case)
-    variables = "here=/h address=a.example coordinator=a:1 index=0 name=actor-3 work_dir='/t m p'"
+    variables = "here=/h coordinator=a:1 index=0 name=actor-3 work_dir='/t m p'"
     shown = subprocess.run(
         ["bash", "-uc", f"{variables}; . ./settings.sh; {function}; printf '%s\\0' \"${{command[@]}}\""],
         cwd=tmp_path,
@@ -86,7 +86,7 @@ def test_rendered_commands_are_ones_that_the_programs_take(case, function, tmp_p
     ).stdout.split("\0")[:-1]
     assert shown[0] == "/shared/sluice/.venv/bin/python"
     given = parse(shown[1:])
-    assert given == ({"publish.advertise": "https://a.example:8443"} if function == "learner_command" else {})
+    assert given == ({"publish.advertise": "https://{host}:8443"} if function == "learner_command" else {})
     if function == "actor_command":
         assert "--work_dir=/t m p" in shown
 
