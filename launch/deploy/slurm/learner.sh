@@ -22,6 +22,7 @@ is_done() {  # actors that serve hear of it from the store; those that start, or
 }
 
 for ((try = 0; try <= max_restarts; try++)); do
+  [ -z "$leaving" ] || break  # told in the pause
   began=$SECONDS
   rm -f "$stopped"
   run_step --kill-on-bad-exit=1 --ntasks="${#nodes[@]}" --ntasks-per-node=1 bash "$here/host.sh" "$here" "$coordinator"

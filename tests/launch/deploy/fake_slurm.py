@@ -7,6 +7,7 @@ Slurm knows; `scancel --signal` reaches a step's tasks. What was called is in `c
 import contextlib
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -93,6 +94,18 @@ while not told:
 time.sleep(0.3)  # a second signal would be heard
 sys.exit(int(code))
 """
+SIGNAL_BEFORE = """
+signal_before() {{
+  [ "$1" = {command} ] || return 0
+  trap - DEBUG
+  for file in {lives}; do
+    until [ -e "$file" ]; do sleep 0.05; done
+  done
+  kill -s {name} $$
+}}
+set -o functrace
+trap 'signal_before "$BASH_COMMAND"' DEBUG
+"""
 PROGRAMS = {
     "srun": SRUN,
     "squeue": SQUEUE,
@@ -150,6 +163,12 @@ class FakeSlurm:
     def set_state(self, state: str) -> None:
         """Of the job, as `squeue` says it."""
         (self.folder / "state").write_text(f"{state}\n")
+
+    def signal_before(self, command: str, name: str, *, num_waiting: int = 0) -> None:
+        """A signal to a job's script just before it first comes to a command, once so many processes wait."""
+        lives = " ".join(f'"$FAKE/waits-{life + 1}"' for life in range(num_waiting))
+        with open(self.out / "settings.sh", "a") as settings:
+            settings.write(SIGNAL_BEFORE.format(command=shlex.quote(command), name=name, lives=lives))
 
     def tell_steps(self) -> None:
         """SIGTERM to the tasks of the job's step, and not to its script: `scancel --signal=TERM JOB`, a preemption."""

@@ -192,6 +192,31 @@ def test_learner_that_somebody_ends_is_not_queued_again(tmp_path):
     assert not [c for c in slurm.called("scancel") if "--name" in c]
 
 
+def requeued(slurm):
+    return [c for c in slurm.called("scontrol") if "requeue" in c]
+
+
+@pytest.mark.parametrize("name", ["USR1", "TERM"])
+def test_learner_that_hears_the_end_between_two_tries_starts_no_other_one(name, tmp_path):
+    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["1", "137", "0", "0"])
+    slurm.signal_before('sleep "$pause_s"', name)
+    code, out = slurm.end(slurm.start("learner.sbatch"))
+    assert "it starts again" in out and len(slurm.called("srun")) == 1
+    assert (code, len(requeued(slurm))) == ((0, 1) if name == "USR1" else (137, 0))
+    assert not slurm.finished.exists() and not slurm.called("scancel")
+
+
+@pytest.mark.parametrize("name", ["USR1", "TERM"])
+@pytest.mark.parametrize(("job", "num_processes"), [("learner", 2), ("actors", 1), ("node", 1)])
+def test_step_whose_end_comes_as_it_is_started_is_told_once(job, num_processes, name, tmp_path):
+    deployment = one_node("slurm") if job == "node" else gpus_alone("slurm")
+    slurm = FakeSlurm(tmp_path / "slurm", deployment, script=["wait"] * num_processes)
+    slurm.signal_before("srun=$!", name, num_waiting=num_processes)
+    slurm.end(slurm.start(f"{job}.sbatch"))
+    assert slurm.calls.count("told") == num_processes
+    assert len(slurm.called("srun")) == 1 and len(requeued(slurm)) == (name == "USR1")
+
+
 def names(slurm):
     return [a for c in slurm.called("python") for a in shlex.split(c) if a.startswith("--name=")]
 
