@@ -60,7 +60,6 @@ def learner_jobset(deployment: Deployment) -> Json:
         "metadata": metadata,
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": deployment.run, "publishNotReadyAddresses": True},
-            "coordinator": {"replicatedJob": "learner", "jobIndex": 0, "podIndex": 0},
             "successPolicy": {"operator": "All"},
             "failurePolicy": {
                 "maxRestarts": _MAX_RESTARTS,

@@ -26,12 +26,6 @@ JOBSET = _object(
             subdomain=_NAME,
             publishNotReadyAddresses={"type": "boolean"},
         ),
-        coordinator=_object(
-            ["replicatedJob"],
-            replicatedJob=_NAME,
-            jobIndex={"type": "integer", "minimum": 0},
-            podIndex={"type": "integer", "minimum": 0},
-        ),
         successPolicy=_object(
             ["operator"], operator={"enum": ["All", "Any"]}, targetReplicatedJobs={"type": "array", "items": _NAME}
         ),

@@ -136,6 +136,18 @@ def test_actors_are_a_deployment_of_a_gpu_each_under_their_pods_name():
     assert "--name=$(SLUICE_NAME)" in one["containers"][0]["args"]
 
 
+def test_longest_name_of_a_run_leaves_room_for_what_jobset_and_the_network_make_of_it():
+    name = "r" * 40
+    made = config(run__name=name, actor__num_engines=2)
+    jobset = objects(deploy(made, settings(KUBERNETES, learner="v5p", actors="h100")))[f"JobSet/{name}"]
+    (job,) = jobset["spec"]["replicatedJobs"]
+    host = f"{name}-{job['name']}-0-{job['template']['spec']['completions'] - 1}"
+    labels = [host, jobset["spec"]["network"]["subdomain"]]
+    if "coordinator" in jobset["spec"]:  # JobSet gives each pod a label with this one's name in full
+        labels.append(f"{name}-{job['name']}-0-0.{jobset['spec']['network']['subdomain']}")
+    assert [label for label in labels if len(label) > 63] == []
+
+
 def test_learner_on_gpus_takes_whole_hosts_and_actors_as_many_as_an_engine_wants():
     found = pods(gpus_alone())
     assert found["learner"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
