@@ -5,12 +5,14 @@
 `launch.profile_machine` measures both stores with groups of 3 KB and 2 MB; from that alone the planner predicts the
 groups a second of other sizes and numbers of producers, and beside actors that hand nothing in and look as often as
 real ones do. Each is then measured, by other clients. A download over a slow link is predicted from the link's rate and
-held against `tests.bench.publish`'s. Writes `results/cluster.{json,md,png}`, and the store that it measured into the
-figure's profile, `docs/cluster_profile.json`.
+held against `tests.bench.publish`'s. Writes `results/cluster.{json,md,png}`, and, on a machine that was quiet when it
+began (no more load than cores), the store that it measured into the figure's profile, `docs/cluster_profile.json`, and
+the table of `docs/cluster_plan.md` after it.
 """
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -22,6 +24,7 @@ from launch.profile_machine.store import measure_store
 from tests.bench.cluster.figure import draw
 from tests.bench.cluster.measured import Case, groups_per_s
 from tests.bench.cluster.predicted import predicted_download_s, predicted_groups_per_s
+from tests.bench.cluster.said import keep
 from tests.bench.rig import report
 from tests.integration.support.processes import REPO
 from tests.integration.support.store_torture import Urls
@@ -31,7 +34,7 @@ WORST_FACTOR, WORST_DOWNLOAD_FACTOR = 2.0, 1.25
 """Aims, chosen before anything was measured: predicted over measured, or the other way round."""
 LINK_BYTES_PER_S = 100_000_000
 """Of `tests/bench/publish/link.py`."""
-PROFILE = REPO / "docs" / "cluster_profile.json"
+PROFILE, PAGE = REPO / "docs" / "cluster_profile.json", REPO / "docs" / "cluster_plan.md"
 COLUMNS = (
     "store",
     "group, samples x tokens",
@@ -103,10 +106,14 @@ def _finish(stores: dict[str, StoreProfile], rows: list[list[str]], factors: dic
     worst = {engine: max(values) for engine, values in factors.items() if values}
     of_download = max(took_s / predicted_s, predicted_s / took_s)
     profile = json.loads(PROFILE.read_text()) | {"store": dataclasses.asdict(stores["postgres"])}
+    kept = "The figure is drawn with the PostgreSQL measured here, which nothing else is told."
     if (folder := report.results_folder()) is not None:
         if folder == report.RESULTS:
-            PROFILE.write_text(json.dumps(profile, indent=1) + "\n")
+            load, num_cores = report.conditions()["load_at_start"], os.cpu_count() or 1
+            kept = keep(profile, PROFILE, PAGE, load=load, num_cores=num_cores) + " The figure is drawn with it."
+            profile = json.loads(PROFILE.read_text())
         draw(profile, folder / "cluster.png")
+    print(kept, flush=True)
     report.finish(
         "cluster",
         title="Store and network: predicted and measured, and what gives out first",
@@ -116,8 +123,7 @@ def _finish(stores: dict[str, StoreProfile], rows: list[list[str]], factors: dic
             "The stores as `launch.profile_machine` found them, seconds of the store's time: "
             + "; ".join(f"{name} {_constants(store)}" for name, store in stores.items())
             + ".",
-            "The figure is drawn with the PostgreSQL measured here; `docs/cluster_plan.md` says where the rest of its "
-            "profile is from.",
+            f"{kept} `docs/cluster_plan.md` says where the rest of its profile is from.",
         ],
         values={f"worst_factor_{engine}": value for engine, value in worst.items()}
         | {"worst_factor_download": of_download},
