@@ -13,8 +13,8 @@ from launch.plan.sim_engine import NEVER, SimEngine
 from launch.plan.simulate import simulate
 from tests.bench.engines.batch_rollout import deal
 from tests.bench.engines.fleet_process import STORE_LOOK_S
-from tests.bench.engines.oracle import Work, batches_s, rollouts_s
-from tests.bench.engines.setups import NUM_ENGINES, Setup, engine_profile
+from tests.bench.engines.oracle import Work, batches_s, rollouts_s, trainings_s
+from tests.bench.engines.setups import NUM_ENGINES, TRAINED, Setup, engine_profile
 from tests.bench.rig.replay import HashRewards
 from tests.bench.rig.rig import Result, Rig
 
@@ -28,11 +28,11 @@ class Row:
 
     name: str
     rounds_s: list[float]
-    """Measured: of each round from its first ticket to its last group; of `rollpacker` and `serial`, to its update."""
+    """Measured: of each round from its first ticket to its last group; with training, to its update."""
     predicted_s: float
     """A round's mean, by the planner."""
     ideal_s: float | None = None
-    """A round's mean with greedy dispatch that costs nothing (`oracle`); None where there is training."""
+    """A round's mean with greedy dispatch that costs nothing (`oracle`); None where nothing is compared."""
     samples: int = 0
     max_lag: int = 0
     tickets: tuple[int, int] = (0, 0)
@@ -139,6 +139,7 @@ def work_of(setup: Setup, problems: Sequence[tuple[list[int], str]]) -> Work:
         by_sample=setup.unit == "sample",
         profile=engine_profile(),
         num_engines=NUM_ENGINES,
+        prompt_tokens=[len(tokens) for tokens, _ in problems],
     )
 
 
@@ -197,10 +198,30 @@ def run_rollouts(rig: Rig, setup: Setup, num_rounds: int) -> Row:
 
 
 def run_training(rig: Rig, setup: Setup, num_rounds: int, passes_per_token: float, **costs: Any) -> Row:
-    """A schedule of ours, by what its rounds take with their training."""
+    """A schedule of ours, by what its rounds take with their training; the oracle knows those of `TRAINED`."""
     result = rig.run(setup.session(num_rounds, passes_per_token=passes_per_token))
-    profile = profile_of(setup, problems_of(rig, setup, num_rounds), **costs)
-    return _row(setup, result, trained_s(result), predict_rounds_s(setup, profile, num_rounds))
+    problems = problems_of(rig, setup, num_rounds)
+    row = _row(
+        setup, result, trained_s(result), predict_rounds_s(setup, profile_of(setup, problems, **costs), num_rounds)
+    )
+    return dataclasses.replace(row, ideal_s=ideal_s(setup, problems, num_rounds, **costs)) if setup in TRAINED else row
+
+
+def ideal_s(
+    setup: Setup, problems: Sequence[tuple[list[int], str]], num_rounds: int, *, learner: LearnerProfile, **other: Any
+) -> float:
+    """A round's mean with its training, by the oracle; nothing but tokens takes time, so no `other` costs do."""
+    del other
+    rounds = setup.config(1).rounds
+    return statistics.fmean(
+        trainings_s(
+            work_of(setup, problems),
+            num_started=rounds.groups_issued,
+            seconds_per_token=learner.seconds_per_token,
+            is_streamed=rounds.train_start == "group_ready",
+            num_rounds=num_rounds,
+        )
+    )
 
 
 def _row(setup: Setup, result: Result, rounds_s: list[float], predicted_s: float) -> Row:

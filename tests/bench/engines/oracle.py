@@ -7,7 +7,8 @@ that a schedule has got is what tells a scheduler's fault from a bound of the se
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float64
@@ -33,15 +34,45 @@ class Work:
     """Requests go to engines one by one; else a group's to one engine."""
     profile: EngineProfile
     num_engines: int
+    prompt_tokens: Sequence[int] = ()
+    """Of each prompt: they are trained too."""
 
 
 def rollouts_s(work: Work, *, num_rounds: int) -> list[float]:
     """Seconds of rounds one after the other."""
-    seconds, first = [], 0
+    prompts = itertools.count()
+    return [_Round(work, prompts).run(work.num_groups) for _ in range(num_rounds)]
+
+
+def trainings_s(
+    work: Work, *, num_started: int, seconds_per_token: float, is_streamed: bool, num_rounds: int
+) -> list[float]:
+    """The same to the end of training, with tail batching (RollPacker, section 3) if more groups start than are wanted.
+
+    Those that a round left are put off; when they are a round's worth, they are one, of K requests each and no more.
+
+    Args:
+      work: its groups are trained, one after the other, each with its K responses and as many times its prompt.
+      num_started: groups of a short round.
+      seconds_per_token: trained.
+      is_streamed: a group is trained as soon as it is complete; else all when the last one is.
+      num_rounds: short and long.
+    """
+    prompts, put_off, seconds = itertools.count(), collections.deque[int](), []
+    long = dataclasses.replace(work, lengths=[mine[: work.num_samples] for mine in work.lengths])
     for _ in range(num_rounds):
-        took_s, num_taken = _Round(work, first).run()
-        seconds.append(took_s)
-        first += num_taken
+        if len(put_off) >= work.num_groups:
+            one = _Round(long, iter([put_off.popleft() for _ in range(work.num_groups)]))
+            rollout_s = one.run(work.num_groups)
+        else:
+            one = _Round(work, prompts)
+            rollout_s = one.run(num_started)
+        put_off.extend(one.left)
+        now_s = 0.0
+        for prompt, (complete_s, num_tokens) in one.complete.items():
+            num_tokens += work.num_samples * work.prompt_tokens[prompt]
+            now_s = max(now_s, complete_s if is_streamed else rollout_s) + num_tokens * seconds_per_token
+        seconds.append(now_s)
     return seconds
 
 
@@ -62,39 +93,51 @@ def batches_s(work: Work, *, num_rounds: int) -> list[float]:
 
 
 class _Round:
-    """A round's rollout from its first prompt on."""
+    """A round's rollout."""
 
-    def __init__(self, work: Work, first: int) -> None:
-        self._work, self._first, self._next = work, first, first
+    def __init__(self, work: Work, prompts: Iterator[int]) -> None:
+        self._work, self._prompts = work, prompts
+        self._taken: list[int] = []
+        self.complete: dict[int, tuple[float, int]] = {}
+        """Prompts whose groups are, in that order: since when, and their responses' tokens."""
         self._speeds = _speeds(work.profile)
         self._engines: list[dict[tuple[int, int], float]] = [{} for _ in range(work.num_engines)]
         """Tokens to go of what each runs, by prompt and request."""
         self._waiting: collections.deque[list[tuple[int, int]]] = collections.deque()
         self._num_ended: collections.Counter[int] = collections.Counter()
+        self._num_tokens: collections.Counter[int] = collections.Counter()
 
-    def run(self) -> tuple[float, int]:
-        """Seconds, and prompts taken."""
-        work, now_s, num_complete = self._work, 0.0, 0
-        self._take(work.num_groups)
-        while num_complete < work.num_groups:
+    @property
+    def left(self) -> list[int]:
+        """Prompts that had begun when the round was complete."""
+        return [prompt for prompt in self._taken if prompt not in self.complete and not self._work.is_flat[prompt]]
+
+    def run(self, num_started: int) -> float:
+        """Seconds."""
+        work, now_s = self._work, 0.0
+        self._take(num_started)
+        while len(self.complete) < work.num_groups:
             self._dispatch()
             step_s = min(min(e.values()) / self._speeds[len(e)] for e in self._engines if e)
             now_s += step_s
-            for prompt in self._advance(step_s):
+            for prompt, index in self._advance(step_s):
+                if len(self.complete) == work.num_groups:
+                    break
                 self._num_ended[prompt] += 1
+                self._num_tokens[prompt] += work.lengths[prompt][index]
                 if self._num_ended[prompt] == work.num_samples:
                     self._drop(prompt)
                     if work.is_flat[prompt]:
                         self._take(1)
                     else:
-                        num_complete += 1
-        return now_s, self._next - self._first
+                        self.complete[prompt] = (now_s, self._num_tokens[prompt])
+        return now_s
 
     def _take(self, num_prompts: int) -> None:
-        for _ in range(num_prompts):
-            requests = [(self._next, i) for i in range(len(self._work.lengths[self._next]))]
+        for prompt in itertools.islice(self._prompts, num_prompts):
+            self._taken.append(prompt)
+            requests = [(prompt, i) for i in range(len(self._work.lengths[prompt]))]
             self._waiting.extend([r] for r in requests) if self._work.by_sample else self._waiting.append(requests)
-            self._next += 1
 
     def _dispatch(self) -> None:
         while self._waiting:
@@ -103,8 +146,8 @@ class _Round:
                 return
             engine |= {(n, i): float(self._work.lengths[n][i]) for n, i in self._waiting.popleft()}
 
-    def _advance(self, step_s: float) -> Iterable[int]:
-        """Moves all on; gives the prompt of each request that ends, and is not dropped by an earlier one's end."""
+    def _advance(self, step_s: float) -> Iterable[tuple[int, int]]:
+        """Moves all on; gives each request that ends, and is not dropped by an earlier one's end."""
         ended = []
         for engine in self._engines:
             made = step_s * self._speeds[len(engine)]
@@ -114,7 +157,7 @@ class _Round:
         for prompt, index in ended:
             for engine in self._engines:
                 if engine.pop((prompt, index), None) is not None:
-                    yield prompt
+                    yield prompt, index
 
     def _drop(self, prompt: int) -> None:
         self._waiting = collections.deque(r for r in self._waiting if r[0][0] != prompt)

@@ -113,14 +113,20 @@ REPLICATED = Setup(name="single samples", samples=MANY, unit="sample")
 ALL_COUNT = Setup(name="K requests", lengths=STRAGGLERS, unit="sample")
 REDUNDANT = Setup(name="1.25 K requests", lengths=STRAGGLERS, unit="sample", rounds={"overprovision_samples": ETA})
 SERIAL = Setup(name="serial", rounds={"train_start": "round_complete"})
-ROLLPACKER = Setup(name="rollpacker", rounds={"overprovision_prompts": ETA, "overprovision_samples": ETA})
+RACES = {"overprovision_prompts": ETA, "overprovision_samples": ETA}
+TAIL_BATCHING = Setup(name="tail batching", rounds={**RACES, "train_start": "round_complete"})
+ROLLPACKER = Setup(name="tail batching, streamed", rounds=RACES)
 PAIRS = {
     "queue_scheduling_speedup": (BATCH, QUEUE),
     "replication_speedup": (WHOLE, REPLICATED),
     "redundant_speedup": (ALL_COUNT, REDUNDANT),
-    "rollpacker_speedup": (SERIAL, ROLLPACKER),
+    "rollpacker_speedup": (SERIAL, TAIL_BATCHING),
+    "rollpacker_and_streaming_speedup": (SERIAL, ROLLPACKER),
 }
-"""Result's key -> what is compared with what."""
+"""Result's key -> what is compared with what. Tail batching alone differs from `serial` in nothing else; the last pair
+differs in two mechanisms, as training that hides behind the rollout gains without any tail batching."""
+TRAINED = (SERIAL, TAIL_BATCHING, ROLLPACKER)
+"""Those compared with their training; the others by their rollouts."""
 ROLLOUTPIPE = Setup(name="rolloutpipe", policy="frontier", groups_per_update=8)
 ROLL_FLASH = Setup(
     name="roll_flash", by_window=True, unit="sample", rounds={"overprovision_samples": ETA}, groups_per_update=8

@@ -10,11 +10,24 @@ import pytest
 
 from bridge.types import Sampling, Version
 from launch.plan.engine_profile import EngineProfile
+from launch.plan.profiles import LearnerProfile
 from tests.bench.engines import measure
-from tests.bench.engines.__main__ import table_of, values_of
+from tests.bench.engines.__main__ import AIMS, remarks_of, table_of, values_of
 from tests.bench.engines.batch_rollout import roll_out
 from tests.bench.engines.measure import Row
-from tests.bench.engines.setups import BATCH, NUM_ENGINES, PAIRS, QUEUE, ROLL_FLASH, K, R, engine_profile
+from tests.bench.engines.setups import (
+    BATCH,
+    NUM_ENGINES,
+    PAIRS,
+    QUEUE,
+    ROLL_FLASH,
+    SERIAL,
+    TAIL_BATCHING,
+    K,
+    R,
+    engine_profile,
+)
+from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import HashRewards
 
@@ -105,6 +118,28 @@ def test_publish_costs_are_of_all_versions_but_the_first():
     assert (costs.export_s, costs.prefetch_s, costs.pause_s) == (1.0, 0.5, 0.25)
 
 
+def test_tail_batching_is_compared_with_what_differs_in_nothing_else():
+    before, after = (setup.config(1) for setup in PAIRS["rollpacker_speedup"])
+    races = {"overprovision_prompts": 1.25, "overprovision_samples": 1.25}
+    assert dataclasses.replace(before.rounds, **races) == after.rounds
+    assert dataclasses.replace(before, rounds=after.rounds, preset=after.preset) == after
+
+
+def test_ideal_of_tail_batching_is_of_short_and_long_rounds_and_their_training(monkeypatch):
+    # Of 40 prompts the last 8 take ten tokens, all others one: four short rounds of a second, and a long one of ten.
+    profile = EngineProfile(running=(1.0, 32.0), tokens_per_s=(1.0, 32.0), max_num_seqs=32)
+    monkeypatch.setattr(measure, "engine_profile", lambda: profile)
+    monkeypatch.setattr(Lengths, "tokens", lambda self, prompt, index: 10 if prompt[0] % 40 >= R else 1)
+    problems = [([n, 0, 0], "") for n in range(200)]
+    learner = LearnerProfile(seconds_per_token=0.001)
+    cost = R * K * 0.001  # of a token of each response, and there are three of the prompt besides
+    serial = measure.ideal_s(SERIAL, problems, 1, learner=learner, publish=None)
+    assert serial == pytest.approx(1 + 4 * cost)
+    assert measure.ideal_s(TAIL_BATCHING, problems, 5, learner=learner) == pytest.approx(
+        (4 * (1 + 4 * cost) + 10 + 13 * cost) / 5
+    )
+
+
 def test_values_are_each_pairs_speed_up_measured_and_predicted():
     names = {s.name for pair in PAIRS.values() for s in pair}
     rows = {name: Row(name=name, rounds_s=[2.0], predicted_s=2.0) for name in names}
@@ -115,11 +150,15 @@ def test_values_are_each_pairs_speed_up_measured_and_predicted():
     cells = {line[0]: line for line in table_of(rows).rows}
     assert cells[QUEUE.name][4] == "2.50" and cells[BATCH.name][4] == ""
     assert not any(key.endswith(("ideal", "gain_share")) for key in values)
+    assert "rollpacker_and_streaming_speedup" in values and "rollpacker_and_streaming_speedup" not in AIMS
     for name, ideal_s in ((BATCH.name, 4.0), (QUEUE.name, 1.0)):
         rows[name] = dataclasses.replace(rows[name], ideal_s=ideal_s)
     values = values_of(rows)
     assert values["queue_scheduling_speedup_ideal"] == 4.0
     assert values["queue_scheduling_speedup_gain_share"] == pytest.approx(0.5)  # 1.5 of 3
+    rows = {name: dataclasses.replace(row, ideal_s=float(2 + n)) for n, (name, row) in enumerate(rows.items())}
+    said = "\n".join(remarks_of(values_of(rows)))
+    assert all(f"`{key}` " in said for key in PAIRS)
 
 
 def test_paced_engine_with_a_version_samples_without_an_update():
