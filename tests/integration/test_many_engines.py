@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from tests.integration.support.processes import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.usefixtures("all_cores")]
 
-TWO: dict[str, Any] = {"actor__num_engines": 2, "evaluation__num_problems": 32, "publish__probe_every_n_publishes": 0}
+NUM_HELD_OUT = 32
+TWO: dict[str, Any] = {
+    "actor__num_engines": 2,
+    "evaluation__num_problems": NUM_HELD_OUT,
+    "publish__probe_every_n_publishes": 0,
+}
 
 
 def makers(job: jobs.Job) -> dict[str, int]:
@@ -79,7 +85,7 @@ def test_two_engines_serve_one_run_and_one_that_is_killed_is_started_again_alone
 @pytest.mark.parametrize(
     ("preset", "fields"),
     [
-        ("rollpacker", dict(run__num_updates=5, rounds__groups_per_round=8, rounds__groups_per_update=8)),
+        ("rollpacker", dict(rounds__groups_per_round=8, rounds__groups_per_update=8)),
         ("roll_flash", dict(rounds__overprovision_samples=1.5)),
         ("rolloutpipe", {}),
     ],
@@ -87,12 +93,24 @@ def test_two_engines_serve_one_run_and_one_that_is_killed_is_started_again_alone
 def test_schedules_over_two_engines_train_every_update_whole(
     tmp_path: Path, model: Path, preset: str, fields: dict[str, Any]
 ):
-    given: dict[str, Any] = {"run__num_updates": 12} | TWO | fields
+    # It goes on until both have made something, however late one of them begins, and is then told to stop.
+    given: dict[str, Any] = {"run__num_updates": 4000} | TWO | fields
     job = jobs.start(tmp_path / "run", model, config=f"configs/{preset}.py:tiny", **given)
+
+    def have_made() -> bool:
+        assert job.process.poll() is None, f"the job ended\n{job.logs()}"
+        if len(job.rows("step")) < 12:
+            return False
+        made = handed_in(job)
+        return len(made) == 2 and min(made.values()) > NUM_HELD_OUT  # which one of them may have had all of
+
     try:
-        job.finish()
+        wait_until(have_made, f"groups of both\n{job.logs()}", deadline_s=600)
+        job.process.send_signal(signal.SIGINT)
+        job.process.communicate(timeout=120)
     finally:
         job.end()
+    assert job.process.returncode == 130
     rows = job.rows("step")
     trained = [group for row in rows for group in row["groups"]]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(trained) == len(set(trained))
