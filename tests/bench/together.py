@@ -45,7 +45,7 @@ from tests.integration.support.jobs import Job, sigkill, start_command
 CONFIG = "configs/tiny.py"
 NUM_ENGINES, NUM_LEARNERS, KILLED = 3, 2, "actor-1"
 NUM_UPDATES, NUM_SMALL = 240, 24
-"""The preset's own, and of `--small`: three rounds."""
+"""The preset's own, and of `--small`: three rounds, which end before a killed engine is back."""
 SAME = {"actor.lease_s": 5}
 """Of all runs: a killed actor's groups are made again soon, else its round waits for them half a minute."""
 MANY: dict[str, object] = {"actor.num_engines": NUM_ENGINES, "learner.num_processes": NUM_LEARNERS, "mesh.fsdp": 2}
@@ -201,10 +201,10 @@ class _Watch:
             while job.process.poll() is None:
                 if time.monotonic() - self._start_s > DEADLINE_S:
                     raise RuntimeError(f"not at its end after {DEADLINE_S:.0f} s:\n{self._tail()}")
-                if at_half and not self._killed_at and (step := len(job.rows("step"))) >= half:
+                if at_half and not self._killed_at and len(job.rows("step")) >= half:
                     at_half()
                     sigkill(int(re.findall(rf"{KILLED}: pid (\d+)", self._said.read_text())[-1]))
-                    self._killed_at = step
+                    self._killed_at = len(job.rows("step"))  # `at_half` may take a while
                 time.sleep(1.0)
         finally:
             job.end()
