@@ -2,7 +2,7 @@
 
 On a machine with GPUs whoever is not told (`mesh.devices`, `actor.devices`) gets what the other leaves: the learner the
 first of them, as many as its mesh has; then each engine the next ones, as many as it takes. One engine that nothing is
-left for shares them with the learner, as on a machine with one GPU.
+left for shares them with the learner, and so do all on a machine with one GPU.
 
 On a machine without, several engines are bound to cores of their own: two on the same cores hold each other up, most of
 all while they start. The learner is not bound: it works where engines leave time.
@@ -84,6 +84,7 @@ def place(config: Config, machine: Machine) -> Placement:
     learner = _ids(config.mesh.devices)
     if config.actor.devices:
         groups: Sequence[tuple[str, ...]] = config.actor.device_groups
+        learner = learner or _left_by_engines(config, machine.gpus)
     elif machine.gpus:
         learner, groups = _split(config, machine.gpus, learner)
     else:
@@ -136,12 +137,38 @@ def _split(
         size = min(len(left) // num_engines, config.actor.max_devices_per_engine)
         return found, [tuple(left[i * size : (i + 1) * size]) for i in range(num_engines)]
     if num_engines == 1:
-        return learner, [()]  # both see all, as they would without us
+        # Both see all, as they would without us; but a part is said, and so is what several processes divide.
+        is_all = len(found) == len(gpus) and config.learner.num_processes == 1
+        return learner or (() if is_all else found), [()]
     raise ValueError(
         f"actor.num_engines={num_engines} engines of {least} devices each (actor.tensor_parallel_size) want "
         f"{num_engines * least} beside the learner's {len(found)}, this machine shows {len(gpus)}; take fewer engines, "
         "or say who shares what with actor.devices and mesh.devices"
     )
+
+
+def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:
+    """The learner's devices beside those that actor.devices names; of a machine with one GPU that one, whoever has it.
+
+    Nothing is said of a machine without GPUs.
+    """
+    num_wanted = config.mesh.num_devices
+    if not gpus or len(gpus) == num_wanted == 1:
+        return tuple(gpus)
+    named = {d for group in config.actor.device_groups for d in group}
+    if other := sorted(d for d in named if d.isdigit() != gpus[0].isdigit()):
+        raise ValueError(
+            f"actor.devices names {', '.join(other)}, this machine's devices are {', '.join(gpus)} here: which of them "
+            "are left for the learner can't be told; give mesh.devices too"
+        )
+    left = [d for d in gpus if d not in named]
+    if len(left) < num_wanted:
+        raise ValueError(
+            f"actor.devices={config.actor.devices!r} leaves the learner {len(left)} of this machine's {len(gpus)} "
+            f"devices, its mesh wants {num_wanted}; name fewer there, or say with mesh.devices which ones it takes or "
+            "shares"
+        )
+    return tuple(left[:num_wanted])
 
 
 def bind_to_cores(cores: Sequence[int]) -> None:

@@ -11,8 +11,8 @@ class MeshConfig:
     """The learner's device mesh; the product must be the number of devices."""
 
     devices: str = ""
-    """CUDA_VISIBLE_DEVICES of a learner that launch.local starts. Empty: as many as the mesh has, where this machine
-    has GPUs enough for the engines too (`launch/placement.py`), else what launch.local sees."""
+    """CUDA_VISIBLE_DEVICES of a learner that launch.local starts. Empty: the first that actor.devices does not name, as
+    many as the mesh has, where this machine has GPUs enough (`launch/placement.py`), else what launch.local sees."""
     data: int = 1
     """Whole copies of the parameters."""
     fsdp: int = 1

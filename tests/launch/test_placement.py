@@ -4,12 +4,13 @@ import dataclasses
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from configs.schema import Config
-from configs.sections import ActorConfig, MeshConfig
-from launch import placement
+from configs.sections import ActorConfig, LearnerConfig, MeshConfig
+from launch import crew, placement
 from launch.placement import Machine, of_one_engine, place
 
 MESH = MeshConfig()
@@ -43,10 +44,18 @@ def placed(num_gpus: int, *, mesh: MeshConfig = MESH, num_cores: int = 4, **acto
             ["4,5", "6,7"],
         ),
         (8, dict(mesh=MeshConfig(devices="6,7", fsdp=2), num_engines=3), "6,7", ["0", "1", "2"]),
-        # What is said is done.
-        (8, dict(devices="2;3;4,5", num_engines=3, elastic=True, max_tensor_parallel_size=2), "", ["2", "3", "4,5"]),
+        # What is said is done, and the learner gets the first of the others.
+        (8, dict(devices="2;3;4,5", num_engines=3, elastic=True, max_tensor_parallel_size=2), "0", ["2", "3", "4,5"]),
+        (4, dict(devices="2;3", num_engines=2), "0", ["2", "3"]),
+        (4, dict(mesh=MeshConfig(fsdp=2), devices="0;2", num_engines=2), "1,3", ["0", "2"]),
+        (2, dict(mesh=MeshConfig(devices="0"), devices="0;1", num_engines=2), "0", ["0", "1"]),
         (0, dict(devices="GPU-a1;GPU-b2", num_engines=2), "", ["GPU-a1", "GPU-b2"]),
-        (1, dict(devices="0;0", num_engines=2, gpu_memory_utilization=0.3), "", ["0", "0"]),
+        # A machine's one GPU is of all.
+        (1, dict(devices="0"), "0", ["0"]),
+        (1, dict(devices="0;0", num_engines=2, gpu_memory_utilization=0.3), "0", ["0", "0"]),
+        # One engine that nothing is left for sees all; the learner no more than its mesh has.
+        (2, dict(mesh=MeshConfig(fsdp=2)), "", [""]),
+        (3, dict(mesh=MeshConfig(fsdp=2), tensor_parallel_size=2), "0,1", [""]),
     ],
 )
 def test_place_gives_learner_and_engines_devices_of_their_own(num_gpus, given, learner, engines):
@@ -59,6 +68,42 @@ def test_place_too_few_devices_are_refused_in_one_line():
     ) as e:
         placed(4, mesh=MeshConfig(fsdp=2), num_engines=3, tensor_parallel_size=2)
     assert "this machine shows 4" in str(e.value) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "mesh", "devices", "said"),
+    [
+        (2, MeshConfig(), "0;1", "leaves the learner 0 of this machine's 2 devices, its mesh wants 1"),
+        (4, MeshConfig(fsdp=2), "1;2,3", "leaves the learner 1 of this machine's 4 devices, its mesh wants 2"),
+        (1, MeshConfig(fsdp=2), "0;0", "leaves the learner 0 of this machine's 1 devices, its mesh wants 2"),
+        (4, MeshConfig(), "GPU-a1;GPU-b2", "names GPU-a1, GPU-b2, this machine's devices are 0, 1, 2, 3 here"),
+    ],
+)
+def test_place_engines_that_leave_the_learner_too_few_are_refused_in_one_line(num_gpus, mesh, devices, said):
+    engines: Any = dict(num_engines=2, max_tensor_parallel_size=2, elastic=True, gpu_memory_utilization=0.3)
+    with pytest.raises(ValueError, match=said) as e:
+        placed(num_gpus, mesh=mesh, devices=devices, **engines)
+    assert "mesh.devices" in str(e.value) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "actor", "each"),
+    [
+        (4, dict(devices="2;3", num_engines=2), ["0", "1"]),
+        (4, dict(num_engines=2), ["0", "1"]),
+        (6, dict(devices="0,1", tensor_parallel_size=2), ["2", "3"]),
+        (2, {}, ["0", "1"]),  # the engine has them too
+    ],
+)
+def test_learner_of_two_processes_gives_each_its_part_of_the_devices(tmp_path, monkeypatch, num_gpus, actor, each):
+    shown = {}
+    config = Config(
+        preset="test", actor=ActorConfig(**actor), mesh=MeshConfig(fsdp=2), learner=LearnerConfig(num_processes=2)
+    )
+    monkeypatch.setattr(crew, "run_mark", lambda folder: "a run's:")
+    monkeypatch.setattr(crew, "Child", lambda role, *_, devices, **__: shown.setdefault(role, devices))
+    crew.LocalCrew(config, tmp_path, machine(num_gpus))
+    assert [devices for role, devices in sorted(shown.items()) if role.startswith("learner")] == each
 
 
 @pytest.mark.parametrize(
@@ -85,6 +130,12 @@ def test_warnings_name_devices_that_two_engines_share():
     first, second = place(config, machine(2)).warnings()
     assert "learner and actor-2 both have device 1" in first
     assert second == "warning: device 0 is of actor-0 and actor-1"
+
+
+def test_warnings_name_the_one_device_of_a_machine_that_all_have():
+    config = Config(preset="test", actor=ActorConfig(devices="0"), mesh=MESH)
+    (said,) = place(config, machine(1)).warnings()
+    assert "learner and actor-0 both have device 0" in said
 
 
 @pytest.mark.parametrize(
