@@ -164,16 +164,18 @@ def set_up_run(config: Config) -> pathlib.Path:
 
     Raises:
       ValueError: see `check_run_folder`; or the folder can't be made, or written into.
+      OSError: it was set up before, and can't be written into now.
     """
     check_run_folder(config)
     run = RunFolder(pathlib.Path(config.run_dir))
+    refusal = OSError if run.model_path_file.is_file() else ValueError
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         replace_file(run.config_file, to_json(config).encode())
         if not run.run_id_file.is_file() or not run.run_id_file.read_text().strip():
             replace_file(run.run_id_file, f"{uuid.uuid4().hex[:12]}\n".encode())
     except OSError as e:
-        raise ValueError(
+        raise refusal(
             f"the run folder {run.path} can't be made or written: {e.strerror} ({e.filename}); "
             "choose another --config.run.dir"
         ) from e

@@ -102,7 +102,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # while the engine is being built there is nothing to bring in order
         signal.signal(number, lambda *_: sys.exit(0))
     with contextlib.ExitStack() as parts:
-        with command_line.usage_errors():
+        with command_line.start_errors():
             try:
                 # Who waits for a learner, for hours perhaps, gets on with its start.
                 joined = _join(lambda: pulse.work(Doing.STARTING))

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging as stdlib_logging
 import pathlib
+import sqlite3
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NoReturn
@@ -31,9 +32,12 @@ USAGE_ERROR = 2
 STOPPED = 3
 """Exit code of a learner that was asked to stop before its run was done."""
 BUSY = 4
-"""Exit code of a process that waited too long for another one, as for the store's lock; starting it again may help."""
+"""Exit code of a process that waited too long for another one, as for the store's lock, or whose start met a disk or a
+network that fails; starting it again may help."""
 SUPERSEDED = 5
 """Exit code of a learner in whose place another one leads the run: it must not be started again."""
+_PASSING = (OSError, sqlite3.OperationalError)
+"""What a disk or a network that fails raises; the second, where the store is on that disk."""
 RESIZE = 75
 """Exit code of an actor that wants to be started again, with other limits of its engine; no failure."""
 
@@ -91,6 +95,7 @@ def prepare(roles: Collection[str]) -> Prepared:
 
     Raises:
       ValueError: one line that says what is wrong; nothing was changed.
+      OSError: a disk fails, or has no room for a run that has begun.
     """
     from launch import preflight  # the learner's reading code: not for an actor's process
     from launch.tiny_model import cached_tiny_model
@@ -204,6 +209,31 @@ def usage_errors() -> Iterator[None]:
         _end(e)
 
 
+@contextlib.contextmanager
+def start_errors() -> Iterator[None]:
+    """`usage_errors` of a process that others start again: a disk or a network that fails says nothing of its input.
+
+    The code is `start_code`'s.
+    """
+    try:
+        yield
+    except (ValueError, FileNotFoundError, TimeoutError) as e:
+        _end(e, code=start_code(e))
+    except _PASSING as e:
+        end(f"{one_line(e)}; make room, or mend what it names, and start again", start_code(e))
+
+
+def start_code(error: BaseException) -> int:
+    """The exit code of a process of the run that this ended while it started.
+
+    `USAGE_ERROR`, after which nobody starts it again, only where what it was given is wrong, or isn't there; `BUSY`
+    where that may pass; 1 of a bug.
+    """
+    if isinstance(error, (ValueError, FileNotFoundError)):
+        return USAGE_ERROR
+    return BUSY if isinstance(error, _PASSING) else 1
+
+
 def one_line(error: BaseException) -> str:
     """What an error says; the system's own with the file first."""
     text = str(error)
@@ -216,6 +246,11 @@ def _is_ours(pathname: str) -> bool:
     return pathlib.Path(pathname).is_relative_to(_PROJECT) and "site-packages" not in pathname
 
 
-def _end(error: Exception, *, code: int = USAGE_ERROR) -> NoReturn:
-    print(f"error: {one_line(error)}", file=sys.stderr)
+def end(said: str, code: int) -> NoReturn:
+    """Ends the process with a line on stderr."""
+    print(f"error: {said}", file=sys.stderr)
     sys.exit(code)
+
+
+def _end(error: Exception, *, code: int = USAGE_ERROR) -> NoReturn:
+    end(one_line(error), code)

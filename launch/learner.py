@@ -28,8 +28,7 @@ _NUM_PROCESSES = flags.DEFINE_integer(
 )
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.")
 _START = "start"
-"""The channel on which the leader says that the run's folder is set up, or nothing: then it can't be."""
-_SET_UP = b"set up"
+"""The channel on which the leader says the code that setting the run's folder up ended with; 0: it is set up."""
 
 
 def main() -> int:
@@ -38,7 +37,7 @@ def main() -> int:
     pulse = Pulse.of_this_process()
     pulse.start()
     command_line.log_to_stderr()
-    with command_line.usage_errors():
+    with command_line.start_errors():
         prepared, hosts = _join()
     if not hosts.is_leader:
         return _follow(prepared, hosts, pulse)
@@ -65,7 +64,8 @@ def _join() -> "tuple[command_line.Prepared, Hosts]":
     """The run, set up by the first process of the learner, and all of them.
 
     Raises:
-      ValueError: one line says what is wrong.
+      ValueError, OSError: one line says what is wrong.
+      SystemExit: the first process could not set it up.
       TimeoutError: not all came in time.
     """
     from learner.hosts.hosts import OneHost
@@ -95,18 +95,22 @@ def _set_up(hosts: "Hosts", *, start_s: float) -> command_line.Prepared:
     """The run, by the leader, and then as the others find it.
 
     Raises:
-      ValueError: one line says what is wrong, here or at the leader.
+      ValueError, OSError: here it can't be used; one line says why.
+      SystemExit: the leader could not, and this process ends with its code.
       HostLostError: the leader said nothing.
     """
-    start, prepared = hosts.channel(_START), None
-    if hosts.is_leader:
-        try:
-            prepared = command_line.prepare(("learner",))
-        finally:
-            start.broadcast(_SET_UP if prepared is not None else b"", timeout_s=start_s)
-    elif start.broadcast(None, timeout_s=start_s) != _SET_UP:
-        raise ValueError("the learner's process 0 could not set the run up; it says why")
-    return prepared or command_line.prepare(("learner",))
+    start = hosts.channel(_START)
+    if not hosts.is_leader:
+        if code := int(start.broadcast(None, timeout_s=start_s)):
+            command_line.end("the learner's process 0 could not set the run up; it says why", code)
+        return command_line.prepare(("learner",))
+    try:
+        prepared = command_line.prepare(("learner",))
+    except BaseException as e:
+        start.broadcast(b"%d" % command_line.start_code(e), timeout_s=start_s)
+        raise
+    start.broadcast(b"0", timeout_s=start_s)
+    return prepared
 
 
 def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
@@ -123,7 +127,7 @@ def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
 
     parts = contextlib.ExitStack()
     try:
-        with command_line.usage_errors():
+        with command_line.start_errors():
             outlets = _outlets(prepared, parts, lead.hosts)
             run = open_run(
                 prepared.config, prepared.folder, prepared.model_folder, pulse=pulse, outlets=outlets, lead=lead
@@ -163,7 +167,7 @@ def _follow(prepared: command_line.Prepared, hosts: "Hosts", pulse: Pulse) -> in
 
     parts = contextlib.ExitStack()
     try:
-        with command_line.usage_errors():
+        with command_line.start_errors():
             outlets = _outlets(prepared, parts, hosts)
             follower = join_run(
                 prepared.config, prepared.folder, prepared.model_folder, hosts=hosts, pulse=pulse, outlets=outlets

@@ -90,12 +90,13 @@ def check_folders(config: Config, model_folder: pathlib.Path) -> None:
 
     Raises:
       ValueError: one line that says which folder, why, and which field names it.
+      OSError: the same of a folder that a run which has begun can't write to.
     """
     _check_is_folder(model_folder, "model.path")
     if config.loss.reference_path:
         _check_is_folder(pathlib.Path(config.loss.reference_path), "loss.reference_path")
-    _check_writable(pathlib.Path(config.run_dir), "--config.run.dir")
-    _check_writable(snapshot_root(config), "publish.snapshot_dir")
+    _check_writable(config, pathlib.Path(config.run_dir), "--config.run.dir")
+    _check_writable(config, snapshot_root(config), "publish.snapshot_dir")
 
 
 def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
@@ -104,14 +105,14 @@ def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
     Those of this run that are there already are written over.
 
     Raises:
-      ValueError: there is too little.
+      ValueError: there is too little; OSError, if the run has begun.
     """
     num_bytes = _num_file_bytes(model_folder) * _BYTES[config.model.served_dtype] // _BYTES[_file_dtype(model_folder)]
     existing = _existing(snapshot_root(config))
     free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
     num_copies = 2 + config.actor.num_engines
     if free < num_copies * num_bytes:
-        raise ValueError(
+        raise _refusal(config)(
             f"{existing} has {free / 2**30:.1f} GiB free, snapshots need about {num_copies * num_bytes / 2**30:.1f} "
             f"GiB (two, and a copy for each of {config.actor.num_engines} engines); set publish.snapshot_dir to a "
             "folder with room"
@@ -124,7 +125,7 @@ def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
     Those that are there already have their room, also where they turned out larger or smaller than is reckoned here.
 
     Raises:
-      ValueError: it does not.
+      ValueError: it does not; OSError, if the run has begun.
     """
     run, every = RunFolder(pathlib.Path(config.run_dir)), config.checkpoint.every_n_steps
     saves = list(run.checkpoints.glob("*"))
@@ -138,7 +139,7 @@ def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
     # The rest is of saves that were killed; they are made again.
     free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
     if free < num_bytes:
-        raise ValueError(
+        raise _refusal(config)(
             f"{existing} has {free / 2**30:.1f} GiB for the run's checkpoints, {num_saves} more at once need about "
             f"{num_bytes / 2**30:.1f} GiB; make room, or choose another --config.run.dir"
         )
@@ -214,7 +215,13 @@ def _check_is_folder(folder: pathlib.Path, field: str) -> None:
         raise ValueError(f"no model folder {str(folder)!r} ({field})")
 
 
-def _check_writable(folder: pathlib.Path, field: str) -> None:
+def _refusal(config: Config) -> type[Exception]:
+    """What a disk without room is: wrong from the start, but a run that has begun had room once, and may again."""
+    has_begun = any(RunFolder(pathlib.Path(config.run_dir)).checkpoints.glob("*"))
+    return OSError if has_begun else ValueError
+
+
+def _check_writable(config: Config, folder: pathlib.Path, field: str) -> None:
     existing = _existing(folder)
     if not existing.is_dir():
         raise ValueError(f"{folder} can't be made: {existing} is no folder; choose another {field}")
@@ -222,7 +229,7 @@ def _check_writable(folder: pathlib.Path, field: str) -> None:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(_PROBE_BYTES))
     except OSError as e:
-        raise ValueError(f"nothing can be written in {existing}: {e.strerror}; choose another {field}") from e
+        raise _refusal(config)(f"nothing can be written in {existing}: {e.strerror}; choose another {field}") from e
 
 
 def _existing(folder: pathlib.Path) -> pathlib.Path:

@@ -39,6 +39,8 @@ _HALF = "*.orbax-checkpoint-tmp*"
 _OF_HOST = re.compile(r"ocdbt\.process_(\d+)")
 _TOGETHER_S = 1800.0
 """How long one host waits for another one's part: writing, and hashing, of a checkpoint."""
+_OF_SYSTEM = " [os_error_code="
+"""What TensorStore, by which Orbax reads and writes, says of an error of the system."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -171,6 +173,7 @@ class Checkpoints:
 
         Raises:
           CheckpointError: there are steps, but not one is intact; nothing is renamed then.
+          OSError: the disk fails.
         """
         intact = self._newest_intact() if self._hosts.is_leader else None
         intact = self._agree_on(intact)
@@ -178,10 +181,12 @@ class Checkpoints:
             return None
         manager = self._opened()
         manager.reload()
-        host = manager.restore(intact, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        with _system_errors(self._folder / str(intact)):
+            host = manager.restore(intact, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
         check(host)
         self.latest = intact
-        arrays = manager.restore(intact, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
+        with _system_errors(self._folder / str(intact)):
+            arrays = manager.restore(intact, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
         return intact, arrays["arrays"], host
 
     def close(self) -> None:
@@ -369,6 +374,22 @@ class Checkpoints:
         got = self._agreement.all_hashes(self._agreement.own_hashes(self._folder / str(step)))
         differing = sorted(name for name in {*wanted, *got} if wanted.get(name) != got.get(name))
         return f"{len(differing)} files changed, {differing[0]} among them" if differing else None
+
+
+@contextlib.contextmanager
+def _system_errors(step: pathlib.Path) -> Generator[None]:
+    """What Orbax's storage could not read comes as a ValueError, as if something wrong had been given.
+
+    Raises:
+      OSError: it is the system's.
+    """
+    try:
+        yield
+    except ValueError as e:
+        said, is_of_system, _ = str(e).partition(_OF_SYSTEM)
+        if not is_of_system:
+            raise
+        raise OSError(f"the checkpoint {step} can't be read: {said}") from e
 
 
 def _reason(error: Exception) -> str:

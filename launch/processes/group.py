@@ -1,5 +1,6 @@
 """Processes that are one to their supervisor: they begin together, and when one dies all begin anew."""
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -136,7 +137,10 @@ class Group:
         return f"{one.name}: {one.last_error()}"
 
     def _telling(self) -> Process:
-        """Whose end says most: of one that refused or failed, then of one that hung or died, not one it took along."""
+        """Whose end says most: of one that refused or failed, then of one that hung or died, not one it took along.
+
+        JAX aborts those by SIGABRT.
+        """
 
         def rank(member: Process) -> int:
             code = member.returncode
@@ -146,6 +150,8 @@ class Group:
                 return 1
             if member.hung or code == -9:
                 return 2
-            return 4 if code in (None, 0) else 3
+            if code == -signal.SIGABRT:
+                return 4
+            return 5 if code in (None, 0) else 3
 
         return min(self._members, key=rank)

@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import errno
 import json
 import pathlib
 import re
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from configs import overrides
+from configs import overrides, run_folder
 from configs.run_folder import RunFolder, check_run_folder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, PromptsConfig, PublishConfig, RunConfig, StoreConfig, SupervisionConfig
@@ -131,6 +132,19 @@ def test_set_up_run_below_a_file_is_refused_with_the_path(tmp_path, below):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"the run folder .* can't be made or written: Not a directory .*/file"):
         set_up_run(in_folder(tmp_path / below))
+
+
+@pytest.mark.parametrize(("is_set_up", "error"), [(False, ValueError), (True, OSError)])
+def test_set_up_run_a_folder_that_was_set_up_before_may_be_written_again(tmp_path, monkeypatch, is_set_up, error):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "config.json")
+
+    set_up_run(in_folder(tmp_path / "run"))
+    if is_set_up:
+        (tmp_path / "run" / "model_path.txt").write_text("model\n")
+    monkeypatch.setattr(run_folder, "replace_file", full)
+    with pytest.raises(error, match=r"can't be made or written: No space left on device \(config.json\)"):
+        set_up_run(in_folder(tmp_path / "run"))
 
 
 def test_open_run_moved_folder_is_accepted(tmp_path):

@@ -1,7 +1,9 @@
 import dataclasses
+import errno
 import json
 import pathlib
 import shutil
+import sqlite3
 import subprocess
 import sys
 
@@ -142,6 +144,33 @@ def test_usage_errors_what_another_process_holds_is_one_line_and_a_code_of_its_o
         raise StoreBusyError("store.sqlite stayed locked for 120 s")
     assert e.value.code == command_line.BUSY == 4
     assert capsys.readouterr().err == "error: store.sqlite stayed locked for 120 s\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (OSError(errno.EIO, "Input/output error", "run/checkpoints/7"), 4, "run/checkpoints/7: Input/output error; "),
+        (OSError(errno.ESTALE, "Stale file handle", "run/run_id"), 4, "run/run_id: Stale file handle; make room, or"),
+        (OSError(errno.ENOSPC, "No space left on device", "loss.json"), 4, "loss.json: No space left on device; make"),
+        (OSError(errno.ECONNREFUSED, "Connection refused"), 4, "Connection refused; make room, or mend what it names"),
+        (sqlite3.OperationalError("disk I/O error"), 4, "disk I/O error; make room, or mend what it names"),
+        (OSError(errno.ETIMEDOUT, "Connection timed out", "nfs/model"), 4, "nfs/model: Connection timed out"),
+        (OSError(errno.ENOENT, "No such file or directory", "model"), 2, "model: No such file or directory"),
+        (ValueError("no such prompts"), 2, "no such prompts"),
+    ],
+)
+def test_start_errors_only_what_was_given_wrong_is_not_started_again(capsys, raised, code, said):
+    with pytest.raises(SystemExit) as e, command_line.start_errors():
+        raise raised
+    assert e.value.code == code == command_line.start_code(raised)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+def test_start_errors_bugs_keep_their_traceback():
+    with pytest.raises(TypeError) as e, command_line.start_errors():
+        raise TypeError("a bug")
+    assert command_line.start_code(e.value) == 1
 
 
 def test_usage_errors_bugs_keep_their_traceback():

@@ -1,5 +1,6 @@
 """How a learner's process ends, by what ended its training."""
 
+import errno
 import pathlib
 import sqlite3
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from bridge.store.protocol import StoreLostError, SupersededLearnerError
 from bridge.store.sqlite_database import StoreBusyError
 from configs.schema import Config
 from launch import command_line, learner
+from learner import join as joining
 from learner import loop, start
 from learner.checkpoint import CheckpointError
 from learner.heart import Stopped
@@ -72,6 +74,53 @@ def test_learner_that_can_not_go_on_says_so_in_one_line(end, capsys, raised, cod
     assert line.startswith(f"error: {said}")
 
 
+STALE = OSError(errno.ESTALE, "Stale file handle", "checkpoints/7")
+STARTS = [
+    (STALE, 4, "checkpoints/7: Stale file handle; make room, or mend what it names, and start again"),
+    (FULL, 4, "metrics.jsonl: No space left on device; make room, or mend what it names, and start again"),
+    (sqlite3.OperationalError("disk I/O error"), 4, "disk I/O error; make room"),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", "model"), 2, "model: No such file or directory"),
+    (ValueError("mesh wants 4 devices"), 2, "mesh wants 4 devices"),
+]
+
+
+@pytest.mark.parametrize(("raised", "code", "said"), STARTS)
+def test_learner_that_can_not_start_is_started_again_unless_its_input_is_wrong(end, capsys, raised, code, said):
+    with pytest.raises(SystemExit) as e:
+        end(open_run=raised)
+    assert e.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+@pytest.mark.parametrize(("raised", "code", "said"), STARTS)
+def test_follower_that_can_not_start_does_not_decide_for_all_unless_its_input_is_wrong(
+    monkeypatch, end, capsys, raised, code, said
+):
+    def join_run(*_: Any, **__: Any) -> None:
+        raise raised
+
+    prepared, _ = learner._join()
+    monkeypatch.setattr(learner, "_join", lambda: (prepared, ThreadHosts.of(2)[1]))
+    monkeypatch.setattr(joining, "join_run", join_run)
+    with pytest.raises(SystemExit) as e:
+        end()
+    assert e.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+def test_learner_whose_run_folder_fails_before_it_has_joined_is_started_again(monkeypatch, end, capsys):
+    def stale() -> None:
+        raise STALE
+
+    monkeypatch.setattr(learner, "_join", stale)
+    with pytest.raises(SystemExit) as e:
+        learner.main()
+    assert e.value.code == command_line.BUSY
+    assert "Stale file handle; make room" in capsys.readouterr().err
+
+
 def test_learner_done_stopped_and_with_a_bug(end):
     assert end() == 0
     assert end(train=Stopped()) == command_line.STOPPED
@@ -105,7 +154,7 @@ def join(monkeypatch):
         monkeypatch.setattr(command_line, "prepare", prepared)
         try:
             return did, learner._join()[0]
-        except ValueError as e:
+        except (Exception, SystemExit) as e:
             return did, e
 
     return call
@@ -116,11 +165,17 @@ def test_processes_join_before_the_run_is_set_up_however_long_its_prompts_take(j
     assert join(1, lambda: "the same") == (["connected", "prepared"], "the same")
 
 
-def test_run_that_can_not_be_set_up_ends_all_processes(join):
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(ValueError("no such prompts"), 2), (STALE, 4), (TimeoutError("the store stayed locked"), 4), (TypeError(), 1)],
+)
+def test_run_that_can_not_be_set_up_ends_all_processes_with_the_leaders_code(join, capsys, raised, code):
     def refused() -> None:
-        raise ValueError("no such prompts")
+        raise raised
 
     did, error = join(0, refused)
-    assert (did, str(error)) == (["connected", "prepared", "disconnected"], "no such prompts")
+    assert (did, error) == (["connected", "prepared", "disconnected"], raised)
     did, error = join(1, refused)
-    assert did == ["connected", "disconnected"] and "process 0 could not set the run up" in str(error)
+    assert did == ["connected", "disconnected"]
+    assert isinstance(error, SystemExit) and error.code == code
+    assert capsys.readouterr().err == "error: the learner's process 0 could not set the run up; it says why\n"

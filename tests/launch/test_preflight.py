@@ -1,3 +1,4 @@
+import errno
 import json
 import shutil
 import sys
@@ -208,8 +209,25 @@ def test_check_run_room_what_an_earlier_start_has_saved_has_its_room(
     preflight.check_run_room(config, folder)
     if num_to_come:
         free -= 1
-        with pytest.raises(ValueError, match=f"{num_to_come} more at once need about .*make room"):
+        with pytest.raises(OSError, match=f"{num_to_come} more at once need about .*make room"):
             preflight.check_run_room(config, folder)
+
+
+@pytest.mark.parametrize(("has_begun", "error"), [(False, ValueError), (True, OSError)])
+def test_disks_of_a_run_that_has_begun_may_have_room_again(folder, tmp_path, monkeypatch, has_begun, error):
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    config = config_of(run=sections.RunConfig(dir=str(tmp_path / "run")))
+    if has_begun:
+        (tmp_path / "run" / "checkpoints" / "50").mkdir(parents=True)
+
+    def full(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(preflight.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 0))
+    for check in (preflight.check_folders, preflight.check_snapshot_room, preflight.check_run_room):
+        with pytest.raises(error):
+            check(config, folder)
 
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])

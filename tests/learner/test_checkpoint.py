@@ -132,6 +132,19 @@ def test_restore_latest_any_flipped_byte_falls_back_to_the_step_before(tmp_path)
     assert restored_step(tmp_path) == 2
 
 
+def test_restore_latest_a_disk_that_fails_while_it_reads_is_the_systems_error_and_nothing_is_set_aside(tmp_path):
+    save_all(tmp_path, 2, 4)
+
+    def break_disk(_):  # its files were found to be intact, and its books are read
+        for file in (tmp_path / "checkpoints" / "4" / "arrays").rglob("d/*"):
+            file.unlink()
+            file.symlink_to(file)
+
+    with opened(tmp_path) as checkpoints, pytest.raises(OSError, match="symbolic links"):
+        checkpoints.restore_latest(ABSTRACT, check=break_disk)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "checkpoints.hashes"]
+
+
 @pytest.mark.parametrize("harm", ["missing", "added", "torn"])
 def test_restore_latest_missing_added_or_torn_file_falls_back(tmp_path, harm):
     save_all(tmp_path, 2, 4)

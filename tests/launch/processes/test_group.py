@@ -88,6 +88,7 @@ def test_each_start_has_a_new_meeting_and_tells_each_who_it_is(three):
         ((-6, -6, 2), 2),
         ((4, -6, 1), 1),
         ((4, -6, 0), 4),
+        ((-6, 4, -6), 4),  # its disk failed, and JAX ended the others
         ((3, 3, 3), 3),
     ],
 )
