@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.bench.faults import keepers
 from tests.bench.faults.evidence import Evidence, Life, Update, array, body
 
 
@@ -63,6 +64,7 @@ def audit(evidence: Evidence, *, num_orphans: int) -> Verdict:
     verdict.problems += [f"trained twice: {twice[:5]}"] * bool(twice) + [f"never trained: {lost[:5]}"] * bool(lost)
     for check in (_steps, _books_of_steps, _lives, _store, _checkpoints):
         verdict.problems += check(evidence, history)
+    verdict.problems += keepers.problems(evidence.ends, max_restarts=evidence.max_restarts)
     verdict.num_tokens, bad, said = _versions(evidence, set(trained))
     verdict.unknown_version_tokens += bad
     verdict.problems += said

@@ -9,14 +9,14 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import blake3
 import msgspec
 import numpy as np
 
-FILE = "store.msgpack"
+FILE, ENDS = "store.msgpack", "ends.json"
 _QUESTIONS = {
     "groups": "SELECT number, op, ticket_id, kind, actor, payload FROM recorder.groups ORDER BY number",
     "states": "SELECT number, op, id, kind, state FROM recorder.tickets ORDER BY number",
@@ -50,6 +50,20 @@ class Life:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class End:
+    """How one life of a process ended."""
+
+    code: int
+    """Its exit code; below 0 that of the signal that ended it."""
+    had_new_step: bool
+    """Whether the run made a step in this life that it had never reached before; an actor's only once it had begun."""
+    had_full_disk: bool
+    """Whether the disk of the run's folder was full in this life."""
+    said: str
+    """The line of its log that tells most."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupRow:
     """A group came into the store, or left it."""
 
@@ -79,16 +93,23 @@ class Evidence:
     """The host books of each step that is there."""
     damaged_files: tuple[str, ...]
     """Files of those steps that are not what their hashes say."""
+    ends: dict[str, tuple[End, ...]]
+    """Of all lives of each process that was kept, the last one too."""
+    max_restarts: int
+    """The run's actor.max_restarts."""
 
 
-def collect(ask: Callable[[str], Sequence[tuple[Any, ...]]], root: pathlib.Path) -> None:
-    """Writes what a database holds into a folder."""
+def collect(
+    ask: Callable[[str], Sequence[tuple[Any, ...]]], ends: Mapping[str, Sequence[End]], root: pathlib.Path
+) -> None:
+    """Writes what a database holds, and how processes ended, into a folder."""
+    (root / ENDS).write_text(json.dumps({name: [dataclasses.asdict(e) for e in own] for name, own in ends.items()}))
     answers = {name: [list(row) for row in ask(question)] for name, question in _QUESTIONS.items()}
     (root / FILE).write_bytes(msgspec.msgpack.encode(answers))
 
 
 def read(root: pathlib.Path) -> Evidence:
-    """Everything of a campaign's folder: `FILE`, and the run's folder `run`."""
+    """Everything of a campaign's folder: `FILE`, `ENDS`, and the run's folder `run`."""
     store = msgspec.msgpack.decode((root / FILE).read_bytes())
     run = root / "run"
     checkpoints, damaged = _checkpoints((run / "checkpoints").resolve())
@@ -106,6 +127,8 @@ def read(root: pathlib.Path) -> Evidence:
         finished_step=store["finished"][0][0],
         checkpoints=checkpoints,
         damaged_files=tuple(damaged),
+        ends={name: tuple(End(**e) for e in own) for name, own in json.loads((root / ENDS).read_text()).items()},
+        max_restarts=json.loads((run / "config.json").read_text())["actor"]["max_restarts"],
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from configs.run_folder import RunFolder
 from launch.processes import lifeline
 from tests.bench.faults.kept import command_line
-from tests.bench.faults.schedule import CHECKPOINT, ENGINE, SERVER, STORE, Fault, Kind, Lane, Phase
+from tests.bench.faults.schedule import CHECKPOINT, ENGINE, RUN, SERVER, STORE, Fault, Kind, Lane, Phase
 from tests.bench.faults.site import Site
 
 SLOW_BYTES_PER_S = 60_000
@@ -78,10 +78,12 @@ async def _slow(site: Site, fault: Fault) -> None:
 
 async def _fill(site: Site, fault: Fault) -> None:
     filler = fill_up(site.disks["learner" if fault.target.startswith("learner") else fault.target])
+    site.is_run_disk_full |= fault.target == RUN
     try:
         await _pass(site, fault)
     finally:
         filler.unlink()
+        site.is_run_disk_full &= fault.target != RUN
         await site.start_store()  # a server whose log of transactions finds no room ends
 
 

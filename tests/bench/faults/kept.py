@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from launch.processes import lifeline
 from launch.processes.child import Child
 from launch.processes.vigil import Bounds
+from tests.bench.faults.evidence import End
 from tests.integration.network.namespaces import Host
+
+_SAID_CHARS = 200
 
 
 class Kept(Child):
@@ -41,8 +44,10 @@ class Kept(Child):
         """
         super().__init__(name, list(arguments), log, devices="", mark=f"{mark}{name}", bounds=bounds)
         self.host, self.mark, self.module, self.arguments, self.env = host, f"{mark}{name}", module, arguments, env
-        self.ends: list[str] = []
-        """How its lives ended."""
+        self.ends: list[End] = []
+        """How its lives ended, but for the one that there is now."""
+        self.had_new_step = self.had_full_disk = False
+        """In the life that there is now; see `End`."""
         self.num_orphans = 0
 
     def command(self) -> list[str]:
@@ -50,6 +55,27 @@ class Kept(Child):
         own = ("sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', self.host.shm)
         env = ("env", *(f"{k}={v}" for k, v in self.env.items()))
         return self.host.command(*own, *env, sys.executable, "-P", "-m", self.module, *self.arguments)
+
+    def start(self, more: Sequence[str] = ()) -> None:
+        """A new life."""
+        self.had_new_step = self.had_full_disk = False
+        super().start(more)
+
+    @property
+    def end(self) -> End:
+        """How the last life ended.
+
+        Raises:
+          RuntimeError: it has not.
+        """
+        if (code := self.returncode) is None:
+            raise RuntimeError(f"{self.role} has not ended")
+        return End(
+            code=code,
+            had_new_step=self.had_new_step,
+            had_full_disk=self.had_full_disk,
+            said=self.last_error()[:_SAID_CHARS],
+        )
 
     @property
     def is_alive(self) -> bool:

@@ -23,22 +23,26 @@ from tests.integration.support.processes import REPO
 
 LOSS_BOUND, PARAMS_BOUND, LOGPROB_BOUND = 1e-4, 1e-4, 1e-3
 """Of the largest |loss| of the run; of the largest parameter; nats."""
-RESULT = "replay.json"
+RESULT, LIMIT_S = "replay.json", 300.0
+"""`LIMIT_S`: how long the quiet run may take; it takes 20 s where nothing else runs."""
 COMPUTING = ONE_THREAD | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 """Environment of the learner and of the quiet run alike. XLA is told to be quick about compiling; rounding is then
 another one's, and the same in both."""
 
 
-def replay(root: pathlib.Path, *, num_devices: int = 1) -> dict[str, Any]:
+def replay(root: pathlib.Path, *, num_devices: int = 1, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Runs it in a process of its own; keys: `loss`, `params`, `logprobs` (largest differences), `off_tokens`, ...
 
     Raises:
-      RuntimeError: it failed.
+      RuntimeError: it failed, or was not done within `LIMIT_S`.
     """
     own = {"JAX_NUM_CPU_DEVICES": str(num_devices), "JAX_COMPILATION_CACHE_DIR": str(root / "jax")}
     env = os.environ | COMPUTING | own | {"PYTHONPATH": str(REPO)}
     command = [sys.executable, "-m", "tests.bench.faults.replay", str(root), str(num_devices)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"the replay was not done within {limit_s:g} s and was killed") from None
     if done.returncode:
         raise RuntimeError(f"the replay failed: {done.stderr[-2000:]}")
     return json.loads((root / RESULT).read_text())

@@ -33,7 +33,7 @@ Lane = Literal["learner", "small", "vllm", "store", "world"]
 """Lanes run side by side, each its own faults one after the other: what a learner needs to come back, an actor is hit
 meanwhile."""
 LANES: tuple[Lane, ...] = ("learner", "small", "vllm", "store", "world")
-STORE, ENGINE, SERVER, CHECKPOINT = "store", "engine", "snapshot server", "checkpoint"
+STORE, ENGINE, SERVER, CHECKPOINT, RUN = "store", "engine", "snapshot server", "checkpoint", "run folder"
 SMALL, VLLM = ("a", "b"), "v"
 """Actors with the small engine, and the one with vLLM."""
 MOMENTS: dict[Phase, tuple[str, ...]] = {
@@ -44,6 +44,9 @@ MOMENTS: dict[Phase, tuple[str, ...]] = {
 }
 """Where a gate is in each phase; elsewhere there are three."""
 _ALL_MOMENTS = ("begin", "middle", "end")
+_WITH_A_START_S = (18.0, 24.0)
+"""How long the disk of the run's folder is full: the learner that ends of it finds it so at its next start too, where
+the machine is not slow."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +56,8 @@ class Fault:
     lane: Lane
     kind: Kind
     target: str
-    """A process (learner-0, a, ...), ENGINE, SERVER and its host's number, STORE, CHECKPOINT, or both ends of a link:
-    `a-store`."""
+    """A process (learner-0, a, ...), ENGINE, SERVER and its host's number, STORE, CHECKPOINT, RUN, or both ends of a
+    link: `a-store`."""
     held: str
     """The process whose gate says that the phase has come."""
     phase: Phase
@@ -83,6 +86,7 @@ def few(seed: int) -> list[Fault]:
         ("small", "stop", "swapping"),
         ("store", "kill", "saving"),
         ("world", "corrupt chunk", "prefetching"),
+        ("world", "full disk", "applying"),
     )
     return [next(f for f in all_ if (f.lane, f.kind, f.phase) == one) for one in wanted]
 
@@ -140,6 +144,10 @@ def _of_links(source: random.Random, small: Iterator[str]) -> Iterator[Fault]:
 def _of_disks_and_clocks(source: random.Random, small: Iterator[str]) -> Iterator[Fault]:
     actor = next(small)
     yield _fault(source, "world", "full disk", "learner-0", "learner-0", "saving", moment="begin")
+    of_run: Sequence[Phase] = ("accumulating", "applying")
+    for phase in of_run:
+        full = _fault(source, "world", "full disk", RUN, "learner-0", phase, moment="begin")
+        yield dataclasses.replace(full, seconds=round(source.uniform(*_WITH_A_START_S), 1))
     yield _fault(source, "world", "full disk", actor, actor, "prefetching", moment="begin")
     yield _fault(source, "store", "full disk", STORE, next(small), "emitting", moment="begin")
     yield _fault(source, "learner", "corrupt checkpoint", CHECKPOINT, "learner-0", "restoring", moment="begin")

@@ -32,7 +32,7 @@ def run_seed(made: Site, faults: Sequence[Fault], *, minutes: float) -> dict[str
         "outcomes": [dataclasses.asdict(o) for o in campaign.outcomes],
         "planned": len(faults),
         "verdict": dataclasses.asdict(verdict),
-        "ends": {p.role: p.ends for p in made.processes},
+        "ends": {p.role: [f"{e.code}: {e.said}" for e in (*p.ends, p.end)] for p in made.processes},
         "ran_s": round(ran_s, 1),
         "audited_s": round(campaign.now_s - ran_s, 1),
     }
@@ -41,7 +41,7 @@ def run_seed(made: Site, faults: Sequence[Fault], *, minutes: float) -> dict[str
 def judge(made: Site) -> audit.Verdict:
     """Of a run that has ended, its store still there."""
     orphans = sum(p.num_orphans for p in made.processes) + _left(made)
-    evidence.collect(made.store.ask, made.root)
+    evidence.collect(made.store.ask, {p.role: [*p.ends, p.end] for p in made.processes}, made.root)
     verdict = audit.audit(evidence.read(made.root), num_orphans=orphans)
     replayed = replay.replay(made.root, num_devices=made.num_learners)
     verdict.problems += replay.problems(replayed)

@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import os
 import pathlib
+import shutil
 import time
 import types
 from collections.abc import Generator, Mapping, Sequence
 
+from bridge.pulse import Doing
 from configs import overrides
 from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
@@ -20,7 +22,7 @@ from tests.bench.faults.gates import Gates
 from tests.bench.faults.kept import Kept, marked
 from tests.bench.faults.progress import Progress
 from tests.bench.faults.replay import COMPUTING
-from tests.bench.faults.schedule import SMALL, VLLM
+from tests.bench.faults.schedule import RUN, SMALL, VLLM
 from tests.bench.faults.store_process import StoreProcess
 from tests.bench.faults.watched_actor import ENGINE
 from tests.bench.rig.rig import ONE_THREAD
@@ -29,6 +31,7 @@ from tests.integration.network.places import Places, tmpfs
 from tests.integration.support.processes import REPO
 
 MIB = 2**20
+RUN_MIB = 32
 NAME = "faults"
 PRESET = "configs/tiny.py"
 FIELDS: Mapping[str, object] = {
@@ -61,7 +64,7 @@ NUM_LEARNERS = 2
 """Hosts of a campaign's learner: processes on one machine of the network, where the devices' own connections are."""
 END_S = 30.0
 """How long the processes of a learner may take to end after one of them did."""
-WAIT_S = 30
+WAIT_S = 120
 """How long an actor waits for its run before it ends, to be started again."""
 START_S = 300.0
 """How long a part of a process's start may take."""
@@ -89,7 +92,8 @@ class Site:
         Args:
           root: a folder of the campaign's own.
           where: hosts, store and secrets.
-          disks: small file systems, by who has them: learner, store, and each actor.
+          disks: small file systems, by who has them: learner (its checkpoints), store, each actor, and `RUN` (the
+            rest of the run's folder).
           num_learners: processes of the learner, each a host's.
           has_vllm: whether one of the actors has vLLM; else all have the small engine.
           learner_env: added to the learner's environment.
@@ -100,13 +104,14 @@ class Site:
         (root / "logs").mkdir()
         self.config = self._configure()
         self.folder = set_up_run(self.config)
-        # Checkpoints go to a disk that can be filled; the rest of the run's folder doesn't.
+        # Checkpoints go to a disk of their own, which is filled apart from that of the rest of the run's folder.
         (disks["learner"] / "checkpoints").mkdir()
         RunFolder(self.folder).checkpoints.symlink_to(disks["learner"] / "checkpoints")
         self.store = StoreProcess(where, root / "logs" / "store.log")
         self.gates = Gates(root / "gates")
         self.progress = Progress(RunFolder(self.folder).events, self.store)
-        self.is_ending = False
+        self.is_ending = self.is_run_disk_full = False
+        self._best_step = 0
         self.num_late_ends = 0
         """Learner processes that outlived another one of theirs by more than `END_S`."""
         self.learners = [self._learner(i) for i in range(num_learners)]
@@ -141,6 +146,7 @@ class Site:
         """Looks after all processes until it is cancelled."""
         while True:
             self.progress.look()
+            self._note_lives()
             for group in (self.learners, *([a] for a in self.actors.values())):
                 self._look_after(group)
             await asyncio.sleep(_LOOK_S)
@@ -169,6 +175,15 @@ class Site:
             process.kill()
         self.store.stop()
 
+    def _note_lives(self) -> None:
+        """What of each process's life is to be known at its end."""
+        is_new = self.progress.step > self._best_step
+        self._best_step = max(self._best_step, self.progress.step)
+        for process in self.processes:
+            # What others do says nothing of an actor that is yet to begin.
+            process.had_new_step |= is_new and (process in self.learners or process.doing is not Doing.STARTING)
+            process.had_full_disk |= self.is_run_disk_full
+
     def _look_after(self, group: Sequence[Kept]) -> None:
         """Kills who hangs; starts who has ended again, and with a learner's process all of the learner's.
 
@@ -196,7 +211,7 @@ class Site:
             return
         group[0].num_orphans += len(left)
         for process in group:
-            process.ends.append(f"{process.returncode}: {process.last_error()[:200]}")
+            process.ends.append(process.end)
             process.kill()
             self.gates.forget(process.role)
         for process in group:
@@ -206,7 +221,7 @@ class Site:
     def _configure(self) -> Config:
         fields: dict[str, object] = {
             **FIELDS,
-            "run.dir": self.root / "run",
+            "run.dir": self.disks[RUN],
             "mesh.fsdp": self.num_learners,
             "store.url": self.where.store_url("learner"),
             "publish.listen": f"{self.where.net['learner'].address}:{SNAPSHOT_PORTS}",
@@ -270,8 +285,17 @@ def site(
     num_learners: int,
     has_vllm: bool,
     learner_env: Mapping[str, str] = types.MappingProxyType({}),
+    kept_files: pathlib.Path | None = None,
 ) -> Generator[Site]:
-    """The machines of a campaign in a folder that also an unprivileged user may enter; all ends with the block."""
+    """The machines of a campaign in a folder that also an unprivileged user may enter; all ends with the block.
+
+    Args:
+      root: the folder, to be made.
+      num_learners: processes of the learner.
+      has_vllm: whether one of the actors has vLLM.
+      learner_env: added to the learner's environment.
+      kept_files: where the run's folder is copied to in the end, to be made: its disks end with the block.
+    """
     root.mkdir(parents=True)
     root.chmod(0o711)
     hosts = ("learner", "store", *SMALL, VLLM)
@@ -283,7 +307,10 @@ def site(
             name: parts.enter_context(tmpfs(root / "disks" / name, num_bytes=size * MIB))
             for name, size in sizes.items()
         }
+        disks[RUN] = parts.enter_context(tmpfs(root / "run", num_bytes=RUN_MIB * MIB))
         (root / "disks").chmod(0o711)
+        if kept_files is not None:
+            parts.callback(shutil.copytree, root / "run", kept_files)
         where = Places(net, root / "secrets", disks["store"] / "store", root)
         made = Site(root, where, disks, num_learners=num_learners, has_vllm=has_vllm, learner_env=learner_env)
         parts.callback(made.kill_all)
