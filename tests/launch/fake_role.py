@@ -73,7 +73,8 @@ def main() -> None:
     if what == "step by step":  # a new one at every look
         write_steps(folder, pulse)
         sys.exit(0)
-    while not (what == "until said" and (folder / "said").exists()):  # else it serves for ever
+    # Else it serves for ever. An actor that gets no core yet has not begun when it is said that none lives.
+    while not (what == "until said" and (folder / "said").exists() and (folder / "actor-0.pids").exists()):
         pulse.work(Doing.ALONE if what in ("until said", "deaf") else Doing.WAITING)
         threading.Event().wait(0.05)
 
