@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 
 import pytest
@@ -98,9 +99,11 @@ class Rendered:
 
     def container(self, role: str, index: int = 0) -> Container:
         """One of a role's, with its volumes made."""
-        folders = {name: self.root / f"{role}-{index}" / name for name in ("scratch", "shm", "config", "shared", "tls")}
+        folders = {name: self.root / f"{role}-{index}" / name for name in ("shm", "config", "shared", "tls")}
         for folder in folders.values():
             folder.mkdir(parents=True)
+        # An engine has sockets there, and their paths 107 characters at most.
+        folders["scratch"] = pathlib.Path(self.parts.enter_context(tempfile.TemporaryDirectory(prefix="pod-")))
         (folders["config"] / "config.json").write_text(
             config_map(self.root / "out").replace('"/sluice/', f'"{self.storage}/')
         )
