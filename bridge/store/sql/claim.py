@@ -58,13 +58,15 @@ admitted AS (
     FROM parted
 ),
 unserved AS (
-    SELECT "order", state, actor FROM tickets
+    -- Whose lease ran out, served or not, is to be served again, and nobody's.
+    SELECT "order", CASE WHEN state = 'claimed' AND lease_expires_s > {now} AND actor = :actor
+        THEN 1 ELSE 0 END AS is_held
+    FROM tickets
     WHERE run = :run AND state IN ('open', 'claimed') AND kind = 'train' AND only_for IS NULL
-        AND (state = 'open' OR served = 0) AND :among > 1
+        AND (state = 'open' OR served = 0 OR lease_expires_s <= {now}) AND :among > 1
 ),
 share AS (
-    SELECT (count(*) + :among - 1) / :among
-        - coalesce(sum(CASE WHEN state = 'claimed' AND actor = :actor THEN 1 ELSE 0 END), 0) AS num_tickets
+    SELECT (count(*) + :among - 1) / :among - coalesce(sum(is_held), 0) AS num_tickets
     FROM unserved WHERE "order" <= (SELECT max("order") FROM
         (SELECT DISTINCT "order" FROM unserved ORDER BY "order" LIMIT :width) AS frontier)
 )

@@ -14,7 +14,7 @@ from bridge.types import Version
 from tests.bridge.factories import make_group, make_ticket
 
 SERVED = Version(incarnation=0, step=0)
-STATES = ("open", "mine", "theirs", "served", "expired", "mine, expired")
+STATES = ("open", "mine", "theirs", "served", "expired", "mine, expired", "served, expired")
 """A ticket's, as the actor "me" sees it."""
 
 
@@ -169,8 +169,8 @@ def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tic
     is_unserved = [r for r in by_order if r[2] == "train" and r[3] != "served"]
     frontier = sorted({r[1] for r in is_unserved})[:width]
     parts = [r for r in is_unserved if r[1] in frontier]
-    mine = sum(r[3] in ("mine", "mine, expired") for r in parts)
-    offers = [Offer(i, o, k == "train") for i, o, k, s in by_order if s in ("open", "expired", "mine, expired")]
+    mine = sum(r[3] == "mine" for r in parts)
+    offers = [Offer(i, o, k == "train") for i, o, k, s in by_order if s == "open" or s.endswith("expired")]
     if part is not None:
         held = collections.Counter(o for _, o, k, s in rows if k == "train" and s == "mine")
         offers = spread(offers, part=part, held=held, num_groups=limit if width is None else None)
@@ -184,9 +184,20 @@ def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tic
     assert got == [i for i, *_ in by_order if i in want]  # lowest order first, whatever was chosen first
 
 
+def test_what_a_dead_actor_had_served_and_not_handed_in_is_shared_by_those_that_live(engine, tmp_path):
+    place = engine.new_place(tmp_path)
+    with contextlib.closing(place.open()) as store:
+        store.put_tickets(make_ticket(str(n), order=n) for n in range(5))
+        store.claim("dead", limit=5, lease_s=1.0)
+        store.claim("dead", limit=0, lease_s=1.0, served=[str(n) for n in range(5)])
+        place.clock.now_s += 2.0
+        assert [len(store.claim(name, limit=9, lease_s=100, among=3)) for name in ("a", "b", "a")] == [2, 2, 0]
+        assert len(store.claim("c", limit=9, lease_s=100, among=2)) == 1
+
+
 def put_in_states(store, clock, rows):
     """Claims tickets as "me" and "they", some for a lease that then runs out, and tells that some were served."""
-    holders = {"mine": "me", "theirs": "they", "served": "they", "expired": "they", "mine, expired": "me"}
+    holders = {s: "me" if s.startswith("mine") else "they" for s in STATES}
     short = {i for i, *_, s in rows if s.endswith("expired")}
     for lease_s in (1.0, 100.0):
         everything = {i: s for i, *_, s in rows if s != "open" and (i in short) == (lease_s == 1.0)}
@@ -195,7 +206,7 @@ def put_in_states(store, clock, rows):
             store.release(holder, sorted(claimed - {i for i, s in everything.items() if holders[s] == holder}))
         if lease_s == 1.0:
             clock.now_s += 0.5
-    store.claim("they", limit=0, lease_s=1.0, served=[i for i, *_, s in rows if s == "served"])
+    store.claim("they", limit=0, lease_s=1.0, served=[i for i, *_, s in rows if s.startswith("served")])
     clock.now_s += 0.5
 
 
