@@ -30,6 +30,10 @@ _MENDED_BY_A_START = (command_line.BUSY, command_line.STOPPED)
 """Codes of a learner that goes on when it is started again; the second one is of one whom somebody else told to stop,
 as on a node that is taken away."""
 
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
+"""How long a process waits to be started again that met something passing (`command_line.BUSY`), as a full disk or a
+store that is away; doubled each time in a row."""
+
 
 class Ending(enum.Enum):
     """How a run ended."""
@@ -66,6 +70,8 @@ class Supervisor:
         self._is_alone = False
         self._ended_s: dict[Process, float] = {}
         """When actors that ended in order were first seen so."""
+        self._due_s: dict[Process, float] = {}
+        """When those are to be started again that wait for it."""
         self.last_error = ""
 
     def run(self) -> Ending:
@@ -102,7 +108,7 @@ class Supervisor:
             if code == 0:
                 return Ending.DONE
             for child in self._children:
-                if child in self._given_up:
+                if child in self._given_up or self._waits_for_its_start(child):
                     continue
                 child.end_if_hung()
                 code = child.returncode
@@ -157,9 +163,24 @@ class Supervisor:
             return False
         child.num_restarts += 1
         child.num_restarts_in_a_row += 1
-        self._tell(f"{self.last_error}; starting it again ({child.num_restarts})")
-        child.start()
+        pause_s = 0.0
+        if code == command_line.BUSY:
+            pause_s = min(FIRST_PAUSE_S * 2 ** (child.num_restarts_in_a_row - 1), MAX_PAUSE_S)
+        later = f" in {pause_s:g} s" if pause_s else ""
+        self._tell(f"{self.last_error}; starting it again{later} ({child.num_restarts})")
+        self._due_s[child] = time.monotonic() + pause_s
+        self._waits_for_its_start(child)
         return True
+
+    def _waits_for_its_start(self, child: Process) -> bool:
+        """Whether it is to be started again later; starts it if it is time."""
+        if child not in self._due_s:
+            return False
+        if time.monotonic() < self._due_s[child]:
+            return True
+        del self._due_s[child]
+        child.start()
+        return False
 
     def _note_progress(self) -> None:
         """A step that the run never reached before: whatever was started again since works."""

@@ -20,7 +20,7 @@ from bridge.run_lock import RunLock
 from configs.run_folder import run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, PublishConfig, RunConfig, SupervisionConfig
-from launch import supervisor
+from launch import command_line, supervisor
 from launch.command_line import Prepared
 from launch.crew import LocalCrew, run_mark
 from launch.placement import Machine
@@ -223,10 +223,42 @@ def test_actor_that_ends_in_order_while_its_learner_goes_on_is_started_again(pre
     assert ending is Ending.DONE and "actor-0 ended with code 0" in said
 
 
-def test_learner_that_waited_too_long_for_another_process_is_started_again(prepared):
-    ending, said, _ = watch(prepared(learner=["busy", "end"], actor=["serve"]))
+def test_learner_that_waited_too_long_for_another_process_is_started_again_after_longer_and_longer_pauses(
+    prepared, monkeypatch
+):
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.25)
+    ending, said, _ = watch(prepared(learner=["busy", "busy", "end"], actor=["serve"]))
     assert ending is Ending.DONE
-    assert "learner ended with code 4: it is locked; starting it again (1)" in said
+    assert "learner ended with code 4: it is locked; starting it again in 0.25 s (1)" in said
+    assert "starting it again in 0.5 s (2)" in said
+
+
+def test_process_that_waits_to_be_started_again_is_started_when_its_pause_is_over(prepared, monkeypatch):
+    clock = SimpleNamespace(now_s=0.0, sleep=lambda s: None)
+    clock.monotonic = lambda: clock.now_s
+    monkeypatch.setattr(supervisor, "time", clock)
+    one = Supervisor(prepared(learner=["end"], actor=["serve"]), Console(file=io.StringIO()))
+    started: list[float] = []
+
+    class Ended:
+        name, returncode, hung, num_restarts, num_restarts_in_a_row = "learner", command_line.BUSY, "", 0, 0
+
+        def kill(self) -> None:
+            pass
+
+        def last_error(self) -> str:
+            return "full"
+
+        def start(self) -> None:
+            started.append(clock.now_s)
+
+    child = Ended()
+    assert one._may_restart(child) and started == []  # pyright: ignore[reportArgumentType]
+    clock.now_s = supervisor.FIRST_PAUSE_S - 0.1
+    assert one._waits_for_its_start(child) and started == []  # pyright: ignore[reportArgumentType]
+    clock.now_s = supervisor.FIRST_PAUSE_S
+    assert not one._waits_for_its_start(child) and started == [clock.now_s]  # pyright: ignore[reportArgumentType]
+    assert not one._waits_for_its_start(child) and len(started) == 1  # pyright: ignore[reportArgumentType]
 
 
 def test_learner_that_somebody_else_told_to_stop_is_started_again(prepared):

@@ -4,6 +4,7 @@ The codes are written down here from the documentation (launch/README.md "Exit c
 when", "Slurm", "Ray"), not taken from the code. What a signal ended (a negative code) every keeper starts again.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from tests.bench.faults.evidence import End
@@ -26,6 +27,8 @@ FULL_DISK = 1
 """With this code a learner ends whose disk is full. A supervisor on the spot then leaves it to who makes room, as is
 documented; on a cluster, where nobody watches, it is started again and must get on when there is room."""
 ON_A_CLUSTER = (KUBERNETES, SLURM)
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
+"""After an end with `BUSY` a supervisor waits, twice as long each time in a row (launch/README.md "Exit codes")."""
 KUBERNETES_RESTARTS = 50
 """Of a learner, over the whole run."""
 
@@ -64,6 +67,15 @@ def longest_row(ends: Sequence[End]) -> int:
         row = (0 if end.had_new_step else row) + (end.code != RESIZE)
         longest = max(longest, row)
     return longest
+
+
+def pause_s(ends: Sequence[End]) -> float:
+    """How long a supervisor waits, after the last of a process's ends, before it starts it again."""
+    if ends[-1].code != BUSY:
+        return 0.0
+    fruitless = itertools.takewhile(lambda end: not end.had_new_step, reversed(ends))
+    row = min(len(ends), len(list(fruitless)) + 1)  # the life that had a step failed, too
+    return min(FIRST_PAUSE_S * 2 ** (row - 1), MAX_PAUSE_S)
 
 
 def is_learner(process: str) -> bool:

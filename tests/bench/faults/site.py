@@ -18,6 +18,7 @@ from configs.schema import Config
 from launch import certificates
 from launch.processes.vigil import Bounds
 from launch.tiny_model import cached_tiny_model
+from tests.bench.faults import keepers
 from tests.bench.faults.gates import Gates
 from tests.bench.faults.kept import Kept, marked
 from tests.bench.faults.progress import Progress
@@ -52,6 +53,8 @@ FIELDS: Mapping[str, object] = {
     "actor.max_num_seqs": 32,
     "actor.lease_s": 4,
     "actor.leave_s": 2,
+    # A fault every eight seconds hits the same process several times before its next step.
+    "actor.max_restarts": 12,
     "store.lead_s": 8,
     "learner.silence_s": 8,
     "supervision.heartbeat_s": 8,
@@ -187,7 +190,7 @@ class Site:
     def _look_after(self, group: Sequence[Kept]) -> None:
         """Kills who hangs; starts who has ended again, and with a learner's process all of the learner's.
 
-        Not before all that they started is gone, and a moment has passed.
+        Not before all that they started is gone, and a moment has passed, or as long as the product's supervisor waits.
         """
         for process in group:
             process.end_if_hung()
@@ -207,7 +210,8 @@ class Site:
                     process.kill()
             return
         left = [pid for process in group for pid in marked(process.mark)]
-        if since_s < (_GONE_S if left else _AGAIN_S):
+        pause_s = max(keepers.pause_s([*process.ends, process.end]) for process in group)
+        if since_s < max(_GONE_S if left else _AGAIN_S, pause_s):
             return
         group[0].num_orphans += len(left)
         for process in group:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bench.faults import audit, evidence, replay
 from tests.bench.faults.evidence import End, Evidence
-from tests.bench.faults.keepers import KUBERNETES, SLURM, SUPERVISOR, problems
+from tests.bench.faults.keepers import KUBERNETES, SLURM, SUPERVISOR, pause_s, problems
 
 DONE = 0
 ALL = [SUPERVISOR, KUBERNETES, SLURM]
@@ -62,6 +62,15 @@ def test_ends_in_a_row_without_a_new_step_are_counted_against_max_restarts():
     assert problems({"a": [end(-9), *idle[1:], end(-9), *idle, end(DONE)]}, max_restarts=6) == []
     (said,) = problems({"a": [end(-9), *idle, end(DONE)]}, max_restarts=5)
     assert said.startswith("a ended 6 times without a new step")
+
+
+def test_supervisor_waits_twice_as_long_each_time_in_a_row_after_what_may_pass():
+    idle = [end(4, had_new_step=False)] * 7
+    waits = [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert [pause_s(idle[: n + 1]) for n in range(7)] == waits
+    assert [pause_s([end(-9), end(4), *idle[:n]]) for n in range(7)] == waits
+    assert pause_s([end(-9), *idle[:1]]) == 4.0 and pause_s([*idle, end(4)]) == 2.0
+    assert pause_s([*idle, end(-9)]) == pause_s([*idle, end(1)]) == 0.0
 
 
 def test_actor_that_wants_other_limits_of_its_engine_has_not_failed():
