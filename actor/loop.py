@@ -17,9 +17,9 @@ from actor.engine.protocol import Engine
 from actor.fence import Fence
 from actor.holdings import Holdings
 from actor.limits import Limits
+from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
 from actor.serving import Serving, Tally
-from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from bridge.store.protocol import TOPICS, ActorStore, FencedError, StoreLostError, Topic
 from bridge.timeline import Timeline
@@ -45,7 +45,7 @@ class Actor:
         store: ActorStore,
         engine: Engine,
         weights: WeightClient,
-        verifiers: VerifierPool,
+        rewards: Rewards,
         decode: Callable[[Int32[np.ndarray, " T"]], str],
         admission: Admission,
         timeline: Timeline,
@@ -60,7 +60,7 @@ class Actor:
           store: where tickets and groups are.
           engine: what samples.
           weights: keeps up with what is published.
-          verifiers: judge.
+          rewards: judges.
           decode: from tokens to text.
           admission: which tickets are in service.
           timeline: where groups and weight updates are marked.
@@ -82,7 +82,7 @@ class Actor:
         self._serving = Serving(
             actor=name,
             sampler=self.sampler,
-            verifiers=verifiers,
+            rewards=rewards,
             decode=decode,
             admission=admission,
             holdings=self.holdings,
@@ -115,6 +115,16 @@ class Actor:
     def tally(self) -> Tally:
         """What became of tickets so far."""
         return self._serving.tally
+
+    @property
+    def num_verifier_failures(self) -> int:
+        """Times that a verifier failed or hung."""
+        return self._serving.rewards.num_failures
+
+    @property
+    def num_episode_failures(self) -> int:
+        """Times that an environment failed or hung."""
+        return self.sampler.num_failures
 
     @property
     def num_groups(self) -> int:

@@ -27,6 +27,8 @@ class Sampler:
         self._engine, self._timeline, self._lag_bound = engine, timeline, lag_bound
         self._running: dict[str, _Request] = {}
         """Those for training, by their ids."""
+        self.num_failures = 0
+        """Episodes whose environment failed or hung, whether or not a later attempt succeeded."""
 
     async def sample(self, ticket: Ticket, index: int) -> Sample:
         """One response of a ticket, begun anew as often as it gets stale (`restart_stale`)."""

@@ -16,8 +16,10 @@ from actor.group_builder import GroupBuilder
 from actor.holdings import Holdings
 from actor.lanes import Lanes, record
 from actor.race import Race
+from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
-from actor.verifiers.pool import VerifierError, VerifierPool
+from actor.verifiers.judged import Response
+from actor.verifiers.pool import VerifierError
 from bridge.store.protocol import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
@@ -44,7 +46,7 @@ class Serving:
     actor: str
     """The actor's name, which its groups bear."""
     sampler: Sampler
-    verifiers: VerifierPool
+    rewards: Rewards
     decode: Callable[[Int32[np.ndarray, " T"]], str]
     admission: Admission
     holdings: Holdings
@@ -90,8 +92,8 @@ class Serving:
                 self._just_served.append(ticket.id)
             self.changed.ring()
             self.sample_ended.ring()
-            text = self.decode(sample.tokens)
-            builder.add(index, sample, await self.verifiers.score(text, ticket.task, sample.finish))
+            response = Response(text=self.decode(sample.last_turn), finish=sample.finish, num_tokens=sample.num_sampled)
+            builder.add(index, sample, await self.rewards.judge(response, ticket.task))
 
         lane = self._lanes.take()
         try:

@@ -9,7 +9,8 @@ import dataclasses
 import functools
 import types
 import typing
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -18,11 +19,12 @@ from bridge.checks import is_array
 from bridge.published import Announcement, RunCard, WeightManifest
 from bridge.types import Group, Heartbeat, Ticket
 
-FORMATS = {Ticket: 2, Group: 2, WeightManifest: 4, Heartbeat: 3, Announcement: 2, RunCard: 1}
+FORMATS = {Ticket: 3, Group: 3, WeightManifest: 4, Heartbeat: 4, Announcement: 2, RunCard: 1}
 """What travels, and the version of its form.
 
-A type's number goes up with every change of its fields. What a store then holds of that type can't be read any more:
-`sqlite_database.SCHEMA_VERSION` goes up too, and a migration makes those rows anew or drops them.
+A type's number goes up with every change of its fields. What a store or a checkpoint then holds of that type is read by
+`_OLDER`, or can't be read any more: then `sqlite_schema.SCHEMA_VERSION` goes up too, and a migration makes those rows
+anew or drops them.
 """
 
 MAX_BYTES = 64 * 2**20
@@ -91,14 +93,52 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
         message = msgspec.msgpack.decode(data, type=_Message)
         if message.type != type_.__name__:
             raise ValueError(f"got a {_brief(repr(message.type))}, wanted a {type_.__name__}")
+        body = message.body
         if message.format != FORMATS[type_]:
-            raise OtherFormatError(
-                f"{message.type}: wire format {message.format}, this build reads {FORMATS[type_]}: update the older one"
-            )
-        fields = msgspec.msgpack.decode(message.body, type=_strict(type_))
+            older = _OLDER.get((type_, message.format))
+            if older is None:
+                raise OtherFormatError(
+                    f"{message.type}: wire format {message.format}, this build reads {FORMATS[type_]}: update the "
+                    "older one"
+                )
+            body = older(body)
+        fields = msgspec.msgpack.decode(body, type=_strict(type_))
         return msgspec.convert(fields, type_, from_attributes=True, dec_hook=_unpack)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as e:
         raise ValueError(f"malformed {type_.__name__} message: {_brief(str(e))}") from None
+
+
+def _ticket_2(body: msgspec.Raw) -> msgspec.Raw:
+    """A ticket of a build whose tasks had one verifier, and no environment."""
+    fields = _fields(body)
+    task = fields["task"] = _map(fields.get("task"))
+    task |= {"rewards": [{"name": task.pop("verifier", None), "weight": 1.0}], "environment": ""}
+    return msgspec.Raw(msgspec.msgpack.encode(fields))
+
+
+def _group_2(body: msgspec.Raw) -> msgspec.Raw:
+    """A group of a build whose rollouts had one turn, and a reward without its parts."""
+    fields = _fields(body)
+    rollouts = fields.get("rollouts")
+    if not isinstance(rollouts, list):
+        raise msgspec.ValidationError(f"rollouts: wanted a list, got {type(rollouts).__name__}")
+    none = _Array("<f4", b"")
+    fields["rollouts"] = [_map(r) | {"scores": [], "turn_rewards": none} for r in cast(list[object], rollouts)]
+    return msgspec.Raw(msgspec.msgpack.encode(fields))
+
+
+def _fields(body: msgspec.Raw) -> dict[str, Any]:
+    return _map(msgspec.msgpack.decode(body))
+
+
+def _map(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise msgspec.ValidationError(f"wanted a map, got {type(value).__name__}")
+    return cast(dict[str, Any], value)
+
+
+_OLDER: dict[tuple[type, int], Callable[[msgspec.Raw], msgspec.Raw]] = {(Ticket, 2): _ticket_2, (Group, 2): _group_2}
+"""Older forms that are read: from a body of theirs to one of today's. A run goes on that an older build began."""
 
 
 def describe_formats() -> str:

@@ -21,6 +21,7 @@ from configs.sections import (
     PackingConfig,
     PromptsConfig,
     PublishConfig,
+    RewardsConfig,
     RoundsConfig,
     RunConfig,
     SamplingConfig,
@@ -39,6 +40,7 @@ class Config:
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig = PromptsConfig()
+    rewards: RewardsConfig = RewardsConfig()
     sampling: SamplingConfig = SamplingConfig()
     rounds: RoundsConfig = RoundsConfig()
     admission: AdmissionConfig = AdmissionConfig()

@@ -28,6 +28,7 @@ from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineSize
 from actor.limits import Limits
 from actor.loop import Actor
+from actor.rewards.scheduler import Rewards
 from actor.verifiers.pool import VerifierPool, check_own
 from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
@@ -111,7 +112,7 @@ def main() -> int:
                 return 0
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
-            check_own(joined.config.prompts.verifier)
+            check_own(joined.own_verifiers)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
         stopped = end_stopped_processes(joined.config.supervision.heartbeat_s)
@@ -220,13 +221,7 @@ async def _serve(
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
     asyncio.get_running_loop().set_default_executor(threads)
     # Made inside the loop that uses them.
-    verifiers = VerifierPool(
-        num_workers=config.actor.verifier_workers,
-        timeout_s=config.actor.verifier_timeout_s,
-        retries=config.actor.verifier_retries,
-        truncated=config.prompts.truncated,
-        own=joined.own_verifiers,
-    )
+    rewards = _rewards(joined)
     weights = WeightClient(joined.source, engine, timeline=timeline)
     logging.info("actor ready name=%s run=%s model=%s", _NAME.value, joined.run, joined.model.path)
     actor = Actor(
@@ -234,7 +229,7 @@ async def _serve(
         store=joined.store,
         engine=engine,
         weights=weights,
-        verifiers=verifiers,
+        rewards=rewards,
         decode=joined.model.decode,
         admission=Admission.of(config),
         timeline=timeline,
@@ -255,9 +250,22 @@ async def _serve(
     try:
         await serve_until_told(actor, (*STANDARD_DUTIES, follow_end, resizing, keep_pulse), leave_s=leave_s)
     finally:
-        await verifiers.close()
+        await rewards.close()
         await engine.close()
         joined.store.close()  # or a thread that waits for a store that is away would be waited for
+
+
+def _rewards(joined: Joined) -> Rewards:
+    config = joined.config
+    pool = VerifierPool(
+        num_workers=config.actor.verifier_workers,
+        timeout_s=config.actor.verifier_timeout_s,
+        retries=config.actor.verifier_retries,
+        settings=config.rewards,
+        own=joined.own_verifiers,
+        cores=core_ids(config.rewards.cpu_cores) if config.rewards.cpu_cores else (),
+    )
+    return Rewards(pool, truncated=config.prompts.truncated)
 
 
 async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:

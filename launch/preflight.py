@@ -162,9 +162,9 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
         own += [f"{field}={name}" for field, name in objective.items() if extension.is_own(name)]
         if own:
             _try_objective(config)
-    if "actor" in roles and extension.is_own(config.prompts.verifier):
-        own.append(f"prompts.verifier={config.prompts.verifier}")
-        pool.check_own(config.prompts.verifier)
+    if "actor" in roles:
+        own += [f"prompts.verifier={name}" for name in config.prompts.own_verifiers]
+        pool.check_own(config.prompts.own_verifiers)
     return [f"functions of your own: {', '.join(own)}"] if own else []
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import math_verify
 
 from actor.verifiers.conclusion import conclusion
-from bridge.types import Finish, Task
+from actor.verifiers.judged import Context, Response
+from bridge.types import Task
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a call, that its time limits are off
 
 
-def score(response_text: str, task: Task, finish: Finish) -> float:
+def score(response: Response, task: Task, context: Context) -> float:
     """1 if the answer that the response states equals the task's, else 0; however the response ended.
 
     The task's metadata says where the answer is looked for: {"answer_in": "conclusion" or "text"}, the first if it says
@@ -23,15 +24,15 @@ def score(response_text: str, task: Task, finish: Finish) -> float:
     Raises:
       ValueError: the task's answer can't be parsed.
     """
-    del finish  # what a truncated response earns is the pool's matter, or the learner's
+    del context
     gold = _parse(_marked(task.answer))
     if not gold:
         raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
-    stated = conclusion(response_text)
+    stated = conclusion(response.text)
     if stated is not None:
         answer = _parse(f"\\boxed{{{stated}}}")
     elif json.loads(task.metadata).get("answer_in") == "text":
-        answer = _parse(response_text)
+        answer = _parse(response.text)
     else:
         return 0.0
     return float(math_verify.verify(gold, answer, timeout_seconds=None))

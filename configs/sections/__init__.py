@@ -12,6 +12,7 @@ from configs.sections.optimizer import OptimizerConfig
 from configs.sections.packing import PackingConfig
 from configs.sections.prompts import PromptsConfig
 from configs.sections.publish import PublishConfig
+from configs.sections.rewards import RewardsConfig
 from configs.sections.rounds import RoundsConfig
 from configs.sections.run import RunConfig
 from configs.sections.sampling import SamplingConfig
@@ -31,6 +32,7 @@ __all__ = [
     "PackingConfig",
     "PromptsConfig",
     "PublishConfig",
+    "RewardsConfig",
     "RoundsConfig",
     "RunConfig",
     "SamplingConfig",

@@ -17,7 +17,7 @@ import numpy as np
 import reasoning_gym
 from jaxtyping import Int32
 
-from bridge.types import Task
+from bridge.types import RewardPart, Task
 from configs.schema import Config
 from configs.sections import PromptsConfig
 from learner.data.tokenizer import Message, Tokenizer
@@ -104,8 +104,14 @@ def task_of(answer: str | int | float, config: PromptsConfig, *, entry: dict[str
       config: names the verifier, and where verifier=math looks for an answer.
       entry: the library's, of a procedural problem.
     """
-    metadata = {"answer_in": config.answer_in} if config.verifier == "math" else entry or {}
-    return Task(verifier=config.verifier, answer=str(answer), metadata=json.dumps(metadata, default=str))
+    metadata = dict(entry or {}) if set(config.parts) - {"math"} else {}
+    if "math" in config.parts:
+        metadata |= {"answer_in": config.answer_in}
+    return Task(
+        rewards=tuple(RewardPart(name, weight) for name, weight in config.parts.items()),
+        answer=str(answer),
+        metadata=json.dumps(metadata, default=str),
+    )
 
 
 def read_rows(path: str, config: PromptsConfig) -> tuple[list[RawProblem], list[BadRow]]:

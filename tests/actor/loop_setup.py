@@ -12,6 +12,7 @@ from actor.admission import Admission, Policy
 from actor.duties import STANDARD_DUTIES
 from actor.limits import Limits
 from actor.loop import Actor, Duty
+from actor.rewards.scheduler import Rewards
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
@@ -34,7 +35,7 @@ class Setup:
     writer: SnapshotWriter
     engine: FakeEngine
     actor: Actor
-    verifiers: VerifierPool
+    rewards: Rewards
 
     def publish(self, step: int, incarnation: int = 0) -> Version:
         version = Version(incarnation=incarnation, step=step)
@@ -75,7 +76,7 @@ class Setup:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
                 await task
-            await self.verifiers.close()
+            await self.rewards.close()
 
 
 def ticket(order: int, **fields) -> Ticket:
@@ -110,13 +111,13 @@ def make_setup(
         timeline=events,
     )
     extra: dict[str, Any] = {"command": command} if command else {}
-    verifiers = VerifierPool(num_workers=1, timeout_s=5.0, retries=0, **extra)
+    rewards = Rewards(VerifierPool(num_workers=1, timeout_s=5.0, retries=0, **extra))
     actor = Actor(
         name,
         store=store,
         engine=engine,
         weights=weights,
-        verifiers=verifiers,
+        rewards=rewards,
         decode=lambda tokens: bytes(tokens.astype(np.uint8)).decode(),
         admission=Admission(
             policy, width=width, max_sequences=8, samples_per_group=2, tickets_per_group=tickets_per_group
@@ -127,7 +128,7 @@ def make_setup(
         lag_bound=lag_bound,
     )
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")
-    return Setup(root, store, writer, engine, actor, verifiers)
+    return Setup(root, store, writer, engine, actor, rewards)
 
 
 def run(coroutine):

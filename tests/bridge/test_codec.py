@@ -316,7 +316,7 @@ def test_wire_arrays_are_little_endian_bytes():
 
 def test_decode_other_format_or_type_refused():
     format_, name, body = msgspec.msgpack.decode(codec.encode(make_ticket()))
-    with pytest.raises(ValueError, match="Ticket: wire format 3, this build reads 2"):
+    with pytest.raises(ValueError, match="Ticket: wire format 4, this build reads 3"):
         codec.decode(Ticket, msgspec.msgpack.encode([format_ + 1, name, body]))
     with pytest.raises(ValueError, match="'Ticket', wanted a Group"):
         codec.decode(Group, codec.encode(make_ticket()))
@@ -327,10 +327,10 @@ def test_decode_other_format_or_type_refused():
 def test_formats_of_what_old_stores_hold_stay_as_they_were():
     """Tickets and groups are read from stores, manifests from folders, that an older build wrote."""
     assert {t.__name__: f for t, f in codec.FORMATS.items()} == {
-        "Ticket": 2,
-        "Group": 2,
+        "Ticket": 3,
+        "Group": 3,
         "WeightManifest": 4,
-        "Heartbeat": 3,
+        "Heartbeat": 4,
         "Announcement": 2,
         "RunCard": 1,
     }

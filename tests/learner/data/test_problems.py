@@ -6,6 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from bridge.types import RewardPart
 from configs import schema, sections
 from learner.data import problems
 from learner.data.problems import (
@@ -79,7 +80,7 @@ def test_read_rows_good_rows_keep_their_order_numbers_and_answers(tmp_path, writ
     rows = [r | {"answer": str(r["answer"])} for r in GOOD] if write is parquet else GOOD
     good, bad = read_rows(write(tmp_path, rows), PROMPTS)
     assert [(r.row, r.question, r.task.answer) for r in good] == [(1, "1+1", "2"), (2, "2+2", "4"), (3, "1/2", "0.5")]
-    assert bad == [] and {r.task.verifier for r in good} == {"exact"}
+    assert bad == [] and {r.task.rewards for r in good} == {(RewardPart("exact"),)}
 
 
 def test_read_rows_parquet_numbers_are_answers(tmp_path):
@@ -128,7 +129,7 @@ def test_read_rows_bytes_that_are_no_utf8_are_set_aside(tmp_path):
 def test_read_rows_fields_are_named_by_the_config(tmp_path):
     prompts = sections.PromptsConfig(prompt_field="q", answer_field="a", verifier="math")
     (good,), _ = read_rows(jsonl(tmp_path, [{"q": "x", "a": "y", "prompt": "no"}]), prompts)
-    assert (good.question, good.task.answer, good.task.verifier) == ("x", "y", "math")
+    assert (good.question, good.task.answer, good.task.rewards) == ("x", "y", (RewardPart("math"),))
 
 
 @pytest.mark.parametrize("where", ["conclusion", "text"])

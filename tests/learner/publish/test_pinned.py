@@ -21,7 +21,7 @@ def store(tmp_path):
 
 def problems(count, samples=2):
     return [
-        (Problem(str(n), np.array([n], np.int32), Task(verifier="exact", answer="")), samples) for n in range(count)
+        (Problem(str(n), np.array([n], np.int32), Task.judged_by("exact", answer="")), samples) for n in range(count)
     ]
 
 

@@ -30,7 +30,7 @@ class Problems:
         self.next += 1
         number = str(self.next - 1)
         tokens = np.full(self._num_prompt_tokens, self.next - 1, np.int32)
-        return Problem(number, tokens, Task(verifier="exact", answer=number))
+        return Problem(number, tokens, Task.judged_by("exact", answer=number))
 
     def __next__(self) -> Problem:
         return self()

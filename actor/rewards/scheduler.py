@@ -1,0 +1,119 @@
+"""The reward of a response: asked for the moment it ends, while its siblings still generate (RollPacker 4.3)."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+from absl import logging
+
+from actor.verifiers.judged import Response, Score
+from actor.verifiers.pool import HangError, VerifierError, VerifierPool
+from bridge.types import RewardPart, RewardScore, Task
+from configs.sections.prompts import Truncated
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a response earns by its verifiers."""
+
+    reward: float
+    """The sum of their weighted scores."""
+    scores: tuple[RewardScore, ...]
+    """In the task's order; none of a response that none was asked about."""
+
+
+UNJUDGED = Judgement(reward=0.0, scores=())
+"""Of a response that the token limit cut off, with prompts.truncated=zero (PipelineRL section 5); and of an episode
+that only its environment rewards."""
+
+
+class Scorer(Protocol):
+    """A verifier that is asked elsewhere, not in a worker."""
+
+    async def score(self, response: Response, task: Task) -> Score:
+        """What it gives a response.
+
+        Raises:
+          VerifierError: it can't be asked, or gives no answer.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Lets go of it."""
+        ...
+
+
+class Rewards:
+    """Asks verifiers, and tells a wrong answer from a broken verifier."""
+
+    def __init__(
+        self, pool: VerifierPool, *, truncated: Truncated = "zero", elsewhere: Mapping[str, Scorer] | None = None
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+          pool: judges by all verifiers but those `elsewhere`; closed with this.
+          truncated: `prompts.truncated`.
+          elsewhere: verifiers that are no worker's, by name; closed with this.
+        """
+        self._pool, self._elsewhere = pool, dict(elsewhere or {})
+        self._truncated: Truncated = truncated
+
+    @property
+    def num_failures(self) -> int:
+        """Times that a verifier failed or hung, whether or not a later attempt succeeded."""
+        return self._pool.num_failures
+
+    async def judge(self, response: Response, task: Task) -> Judgement:
+        """What a response earns; its verifiers are asked side by side.
+
+        Raises:
+          VerifierError: one of them could not judge it, which is no fault of the response.
+        """
+        if not task.rewards or (response.finish == "length" and self._truncated == "zero"):
+            return UNJUDGED
+        if len(task.rewards) == 1:
+            scores = [await self._score(task.rewards[0], response, task)]
+        else:
+            try:
+                async with asyncio.TaskGroup() as asked:
+                    asking = [asked.create_task(self._score(part, response, task)) for part in task.rewards]
+            except* VerifierError as e:
+                raise e.exceptions[0] from None
+            scores = [a.result() for a in asking]
+        reward = sum(part.weight * score.value for part, score in zip(task.rewards, scores, strict=True))
+        return Judgement(reward=reward, scores=tuple(scores))
+
+    async def close(self) -> None:
+        """Ends what judges."""
+        for scorer in self._elsewhere.values():
+            await scorer.close()
+        await self._pool.close()
+
+    async def _score(self, part: RewardPart, response: Response, task: Task) -> RewardScore:
+        if part.name in self._elsewhere:
+            score = await self._elsewhere[part.name].score(response, task)
+        else:
+            score = await self._pooled(part.name, response, task)
+        return RewardScore(name=part.name, value=score.value, verdict=score.verdict)
+
+    async def _pooled(self, name: str, response: Response, task: Task) -> Score:
+        try:
+            return await self._pool.score(name, response, task)
+        except HangError as e:
+            await self._check_it_works(name, task, e)
+            logging.warning("a response on which its verifier hangs is wrong verifier=%s answer=%r", name, task.answer)
+            return Score(value=0.0, verdict="hang")
+
+    async def _check_it_works(self, name: str, task: Task, hang: HangError) -> None:
+        """Has a verifier that hung judge the task's own answer: if it hangs on that, too, the response is not to blame.
+
+        Raises:
+          VerifierError: it did not judge it.
+        """
+        own = Response(text=task.answer, finish="stop", num_tokens=1)
+        try:
+            await self._pool.score(name, own, task)
+        except VerifierError as e:
+            raise VerifierError(f"{hang}; and of the task's own answer: {e}") from e
