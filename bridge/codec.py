@@ -10,14 +10,14 @@ import functools
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from bridge.checks import is_array
 from bridge.published import Announcement, RunCard, WeightManifest
-from bridge.types import Group, Heartbeat, Ticket
+from bridge.types import MAX_SAMPLES, Group, Heartbeat, Rollout, Task, Ticket
 
 FORMATS = {Ticket: 3, Group: 3, WeightManifest: 4, Heartbeat: 4, Announcement: 2, RunCard: 1}
 """What travels, and the version of its form.
@@ -93,7 +93,7 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
         message = msgspec.msgpack.decode(data, type=_Message)
         if message.type != type_.__name__:
             raise ValueError(f"got a {_brief(repr(message.type))}, wanted a {type_.__name__}")
-        body = message.body
+        body: bytes | msgspec.Raw = message.body
         if message.format != FORMATS[type_]:
             older = _OLDER.get((type_, message.format))
             if older is None:
@@ -108,36 +108,39 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
         raise ValueError(f"malformed {type_.__name__} message: {_brief(str(e))}") from None
 
 
-def _ticket_2(body: msgspec.Raw) -> msgspec.Raw:
+def _older_struct(type_: type, **other: Any) -> type[msgspec.Struct]:
+    """A struct with the dataclass's fields, each as it was written, but for `other`: its own, or None for one less.
+
+    Of a fixed shape, as today's is: what is not bounded can't become large.
+    """
+    fields = {f.name: msgspec.Raw for f in dataclasses.fields(type_)} | other
+    given = [(name, kind) for name, kind in fields.items() if kind is not None]
+    return msgspec.defstruct(f"{type_.__name__}2", given, forbid_unknown_fields=True)
+
+
+_TASK_2 = _older_struct(Task, rewards=None, environment=None, verifier=msgspec.Raw)
+_TICKET_2 = _older_struct(Ticket, task=_TASK_2)
+_ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None)
+_GROUP_2 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)])
+
+
+def _ticket_2(body: msgspec.Raw) -> bytes:
     """A ticket of a build whose tasks had one verifier, and no environment."""
-    fields = _fields(body)
-    task = fields["task"] = _map(fields.get("task"))
-    task |= {"rewards": [{"name": task.pop("verifier", None), "weight": 1.0}], "environment": ""}
-    return msgspec.Raw(msgspec.msgpack.encode(fields))
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_TICKET_2))
+    task = msgspec.structs.asdict(fields["task"])
+    rewards = [{"name": task.pop("verifier"), "weight": 1.0}]
+    return msgspec.msgpack.encode(fields | {"task": task | {"rewards": rewards, "environment": ""}})
 
 
-def _group_2(body: msgspec.Raw) -> msgspec.Raw:
+def _group_2(body: msgspec.Raw) -> bytes:
     """A group of a build whose rollouts had one turn, and a reward without its parts."""
-    fields = _fields(body)
-    rollouts = fields.get("rollouts")
-    if not isinstance(rollouts, list):
-        raise msgspec.ValidationError(f"rollouts: wanted a list, got {type(rollouts).__name__}")
-    none = _Array("<f4", b"")
-    fields["rollouts"] = [_map(r) | {"scores": [], "turn_rewards": none} for r in cast(list[object], rollouts)]
-    return msgspec.Raw(msgspec.msgpack.encode(fields))
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_2))
+    new: dict[str, Any] = {"scores": [], "turn_rewards": _Array("<f4", b"")}
+    rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) | new for rollout in fields["rollouts"]]
+    return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
 
 
-def _fields(body: msgspec.Raw) -> dict[str, Any]:
-    return _map(msgspec.msgpack.decode(body))
-
-
-def _map(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise msgspec.ValidationError(f"wanted a map, got {type(value).__name__}")
-    return cast(dict[str, Any], value)
-
-
-_OLDER: dict[tuple[type, int], Callable[[msgspec.Raw], msgspec.Raw]] = {(Ticket, 2): _ticket_2, (Group, 2): _group_2}
+_OLDER: dict[tuple[type, int], Callable[[msgspec.Raw], bytes]] = {(Ticket, 2): _ticket_2, (Group, 2): _group_2}
 """Older forms that are read: from a body of theirs to one of today's. A run goes on that an older build began."""
 
 
