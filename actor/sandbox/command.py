@@ -41,7 +41,7 @@ class Mode:
     """Whose rights hold a sandbox together."""
 
     is_root: bool
-    """Real root: no user namespace, and a uid for each sandbox's programs, which RLIMIT_NPROC needs (root's it ignores).
+    """Real root: no user namespace, and a uid for each sandbox's programs, as RLIMIT_NPROC ignores root's.
     Otherwise: a user namespace for each sandbox, in which the kernel counts apart."""
 
 
@@ -64,7 +64,9 @@ def interpreter(view: HostView) -> tuple[str, str]:
         path = os.path.realpath(candidate)
         asked = "import sys; print(*sys.version_info[:2], sys.base_prefix)"
         try:
-            said = subprocess.run([path, "-I", "-S", "-c", asked], capture_output=True, text=True, timeout=30, check=True)
+            said = subprocess.run(
+                [path, "-I", "-S", "-c", asked], capture_output=True, text=True, timeout=30, check=True
+            )
         except (OSError, subprocess.SubprocessError) as e:
             tried.append(f"{candidate} ({type(e).__name__})")
             continue
@@ -72,7 +74,9 @@ def interpreter(view: HostView) -> tuple[str, str]:
         if (int(major), int(minor)) >= _OLDEST:
             return path, prefix
         tried.append(f"{candidate} ({major}.{minor})")
-    raise ValueError(f"no Python >= {_OLDEST[0]}.{_OLDEST[1]} for sandboxes, tried {', '.join(tried)} (apt-get install python3)")
+    raise ValueError(
+        f"no Python >= {_OLDEST[0]}.{_OLDEST[1]} for sandboxes, tried {', '.join(tried)} (apt-get install python3)"
+    )
 
 
 def bwrap() -> str:
@@ -88,7 +92,14 @@ def bwrap() -> str:
 
 
 def command_line(
-    *, view: HostView, mode: Mode, limits: SandboxLimits, tools: Sequence[str], code_fds: dict[str, int], seccomp_fd: int, info_fd: int
+    *,
+    view: HostView,
+    mode: Mode,
+    limits: SandboxLimits,
+    tools: Sequence[str],
+    code_fds: dict[str, int],
+    seccomp_fd: int,
+    info_fd: int,
 ) -> list[str]:
     """Starts a sandbox whose PID 1 is `inside/runner.py`, with its channel as standard input."""
     python, _ = interpreter(view)
@@ -161,7 +172,9 @@ def _mount_table(view: HostView) -> tuple[tuple[str, ...], ...]:
 
 def _parents(mounts: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The folders above what is mounted; bubblewrap would make those that hold a file for root alone."""
-    above = {str(parent) for *_, path in mounts for parent in pathlib.PurePath(path).parents if not _is_under(path, ["/usr"])}
+    above = {
+        str(parent) for *_, path in mounts for parent in pathlib.PurePath(path).parents if not _is_under(path, ["/usr"])
+    }
     return [("--perms", "0755", "--dir", folder) for folder in sorted(above - {"/"})]
 
 
@@ -176,7 +189,9 @@ def _hidden(bound: Sequence[str], prefix: str) -> list[str]:
     wanted = ["/usr/src", "/usr/local/src", project, os.path.realpath(os.getcwd())]
     found = []
     for path in wanted:
-        needed = _is_under(prefix, [path]) or any(path == b for b in bound) or path in ("/usr/bin", "/usr/lib", "/usr/local")
+        needed = (
+            _is_under(prefix, [path]) or any(path == b for b in bound) or path in ("/usr/bin", "/usr/lib", "/usr/local")
+        )
         if os.path.isdir(path) and _is_under(path, bound) and not needed and "site-packages" not in path:
             found.append(path)
     return sorted(set(found))

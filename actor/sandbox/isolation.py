@@ -43,7 +43,9 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
     try:
         with Sandbox(limits, num_warm=1, view=view) as sandbox:
             process = sandbox._take()
-            found = Isolation(is_root=command.mode().is_root, python_version=process.python_version, tools=process.tools)
+            found = Isolation(
+                is_root=command.mode().is_root, python_version=process.python_version, tools=process.tools
+            )
             sandbox._give_back(process)
             problems = _way_out(sandbox) + _left_behind(sandbox)
         with Sandbox(dataclasses.replace(limits, memory_bytes=128 * MIB), num_warm=1, view=view) as sandbox:
@@ -51,7 +53,9 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
     except SandboxError as e:
         raise SandboxUnavailableError(f"programs can't be isolated here: {missing(str(e))}") from e
     if problems:
-        raise SandboxUnavailableError(f"programs are not isolated here: {'; '.join(problems)} (actor/sandbox/isolation.py)")
+        raise SandboxUnavailableError(
+            f"programs are not isolated here: {'; '.join(problems)} (actor/sandbox/isolation.py)"
+        )
     return found
 
 
@@ -71,15 +75,15 @@ def missing(problem: str, *, read: Callable[[str], str] | None = None) -> str:
         (
             "kernel/apparmor_restrict_unprivileged_userns",
             "1",
-            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile for bwrap that allows userns",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile of bwrap that has userns",
         ),
     ):
         if read(name).strip() == forbidding:
             return f"this kernel lets no user make namespaces: {command_} (as root; {said})"
     return (
         "namespaces are forbidden, as in most containers: run it with CAP_SYS_ADMIN as root, or as any user with "
-        "seccomp and AppArmor unconfined and /proc unmasked (docker run --security-opt seccomp=unconfined --security-opt "
-        f"apparmor=unconfined --security-opt systempaths=unconfined) ({said})"
+        "seccomp and AppArmor unconfined and /proc unmasked (docker run --security-opt seccomp=unconfined "
+        f"--security-opt apparmor=unconfined --security-opt systempaths=unconfined) ({said})"
     )
 
 

@@ -34,7 +34,10 @@ LANGUAGES: dict[str, Language] = {
         reserves_memory=True,
     ),
     "rust": Language(
-        file="main.rs", compile=("rustc", "--edition=2021", "-O", "-o", "main", "main.rs"), run=("./main",), needs=("cc",)
+        file="main.rs",
+        compile=("rustc", "--edition=2021", "-O", "-o", "main", "main.rs"),
+        run=("./main",),
+        needs=("cc",),
     ),
     "java": Language(
         file="Main.java",

@@ -40,4 +40,6 @@ class SandboxLimits:
             if not getattr(self, field.name) > 0:
                 raise ValueError(f"SandboxLimits.{field.name} must be > 0, got {getattr(self, field.name)}")
         if self.num_processes < 4:
-            raise ValueError(f"SandboxLimits.num_processes must be >= 4 (a compiler is several), got {self.num_processes}")
+            raise ValueError(
+                f"SandboxLimits.num_processes must be >= 4 (a compiler is several), got {self.num_processes}"
+            )

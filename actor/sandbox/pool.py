@@ -27,9 +27,7 @@ class Sandbox:
     it must not be a caller's, which may end.
     """
 
-    def __init__(
-        self, limits: SandboxLimits | None = None, *, num_warm: int = 2, view: HostView | None = None
-    ) -> None:
+    def __init__(self, limits: SandboxLimits | None = None, *, num_warm: int = 2, view: HostView | None = None) -> None:
         """Begins to start sandboxes.
 
         Raises:
@@ -78,7 +76,9 @@ class Sandbox:
         """
         size = sum(map(len, program.files.values()))
         if size > self.limits.disk_bytes:
-            raise ValueError(f"a program of {size} bytes, a sandbox has {self.limits.disk_bytes} (SandboxLimits.disk_bytes)")
+            raise ValueError(
+                f"a program of {size} bytes, a sandbox has {self.limits.disk_bytes} (SandboxLimits.disk_bytes)"
+            )
         box = Box(self, program)
         try:
             box._begin()
@@ -107,7 +107,9 @@ class Sandbox:
             missing = [tool for tool in program.tools if tool not in process.tools]
             try:
                 if missing:
-                    raise LanguageError(f"the sandbox has no {', '.join(missing)}: install it under /usr, or ask for no such program")
+                    raise LanguageError(
+                        f"the sandbox has no {', '.join(missing)}: install it under /usr, or ask for no such program"
+                    )
                 process.hand_over(program)
                 return process
             except LanguageError:
@@ -213,7 +215,9 @@ class Box:
           SandboxError: no sandbox could be had; the case did not run.
         """
         if (case.call is not None) != (HARNESS in self._program.argv):
-            raise ValueError("a case with a call wants a program of languages.program(..., calls=True), one without, another")
+            raise ValueError(
+                "a case with a call wants a program of languages.program(..., calls=True), one without, another"
+            )
         return self._run(case, self._program.argv)
 
     def _begin(self) -> None:
@@ -221,7 +225,9 @@ class Box:
         if self._program.compile_argv:
             timeout_s = self._sandbox.limits.compile_timeout_s
             try:
-                outcome = self._run_once(self._process, Case(timeout_s=timeout_s), self._program.compile_argv, keeps=True)
+                outcome = self._run_once(
+                    self._process, Case(timeout_s=timeout_s), self._program.compile_argv, keeps=True
+                )
             except UsedUpError as e:  # nothing ran before it, so it is what the compiler made
                 raise CompileError(Outcome(ended="files", code=0, seconds=0.0, stderr=str(e).encode())) from e
             if not outcome.succeeded:

@@ -68,11 +68,17 @@ class SandboxProcess:
         self._inner = -1
         try:
             argv = command.command_line(
-                view=view, mode=self._mode, limits=limits, tools=sorted(TOOLS), code_fds=fds, seccomp_fd=filter_fd, info_fd=info
+                view=view,
+                mode=self._mode,
+                limits=limits,
+                tools=sorted(TOOLS),
+                code_fds=fds,
+                seccomp_fd=filter_fd,
+                info_fd=info,
             )
             self._process = subprocess.Popen(
                 argv,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=self._said,
                 stderr=self._said,
                 pass_fds=(*fds.values(), filter_fd, info),
@@ -179,6 +185,9 @@ class SandboxProcess:
                 signal.pidfd_send_signal(self._inner, signal.SIGKILL)
             # PID 1 is gone when all others of its namespace are.
             _is_readable(self._inner, START_TIMEOUT_S)
+            # bubblewrap's own process reaps it and ends; killed before, it would leave that to the machine's init.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1.0)
         if self._process.returncode is None:
             self._process.kill()
             self._process.wait()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Ended = Literal["exited", "signal", "timeout", "cpu", "output", "memory", "files", "lost"]
-"""exited: by itself, with a code; signal: a signal ended it, of the kernel's or its own; timeout: the case's wall clock;
+"""exited: by itself, with a code; signal: a signal ended it, of the kernel's or its own; timeout: the case's clock;
 cpu, memory, files, output: a bound of `SandboxLimits`; lost: the sandbox died under it, which it did itself."""
 
 
@@ -48,7 +48,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """A function of the program's, and what it is called with; dots lead into classes, which are made without arguments."""
+    """A function of the program's, and what it is called with; dots lead into classes, made without arguments."""
 
     function: str
     arguments: Sequence[Any] | Mapping[str, Any]

@@ -1,8 +1,8 @@
 """The system calls that a program is refused, as the filter that bubblewrap loads.
 
-A list of what is refused and not of what is allowed: interpreters and compilers of ten languages run here. On it is what
-reaches other processes (ptrace), makes namespaces or mounts (the kernel's largest attack surface for someone without
-rights), memory that no process's size shows (memfd, System V shared memory, queues), and sockets that are no part of a
+A list of what is refused and not of what is allowed: interpreters and compilers of ten languages run here. On it is
+what reaches other processes (ptrace), makes namespaces or mounts (the kernel's largest attack surface for someone
+without rights), memory that no process's size shows (memfd, System V shared memory, queues), and sockets that are no part of a
 network namespace (AF_VSOCK would reach the hypervisor). Seccomp is the second wall; namespaces and uids are the first.
 """
 
@@ -52,7 +52,9 @@ def program(machine: str | None = None) -> bytes:
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:
-        raise ValueError(f"no seccomp filter for {machine}; there are {', '.join(_MACHINES)} (actor/sandbox/seccomp.py)")
+        raise ValueError(
+            f"no seccomp filter for {machine}; there are {', '.join(_MACHINES)} (actor/sandbox/seccomp.py)"
+        )
     column, arch, clone, prlimit, socket = _MACHINES[machine]
     code: list[tuple[int, int, int, int]] = []
 

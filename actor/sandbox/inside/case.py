@@ -1,5 +1,6 @@
-"""One run of a program: its process with its bounds, its pipes, its clock; and the end of everything that it started."""
+"""One run of a program: its process with its bounds, its pipes, its clock; and the end of all that it started."""
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -25,7 +26,7 @@ class UsedUpError(Exception):
 
 
 def run(order, content, uid, limits, on_begin):
-    """Runs one case; `order` has argv, environment, timeout_s, calls, reserves; returns (head, stdout, stderr, returned).
+    """Runs one case and returns (head, stdout, stderr, returned); `order` has argv, environment, timeout_s and so on.
 
     `on_begin()` is called when its clock begins.
 
@@ -66,11 +67,9 @@ def run(order, content, uid, limits, on_begin):
 
 
 def end_all():
-    """Kills every process of the sandbox and sees them gone. PID 1 alone is not met by it, and nobody can fork past it."""
-    try:
+    """Kills every process of the sandbox but PID 1, past which nobody can fork, and sees them gone: how each ended."""
+    with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     ends = {}
     while True:
         try:
@@ -120,7 +119,8 @@ def _become(order, content, uid, limits, say, pipes):
         stage = "exec"
         for number, fd in enumerate(high):
             os.dup2(fd, number)
-        _bound(limits, order["reserves"])
+        # Where the sandbox has one user only, PID 1 counts too.
+        _bound(limits, order["reserves"], limits["num_processes"] + (uid is None))
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.write(say, b"%.6f\n" % time.monotonic())
         os.execvpe(order["argv"][0], order["argv"], order["environment"])
@@ -138,7 +138,7 @@ def drop_to(uid):
         os.setresuid(uid, uid, uid)  # and with it all rights
 
 
-def _bound(limits, reserves):
+def _bound(limits, reserves, num_processes):
     """The kernel's own bounds; none can be taken back."""
     _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else this process may not write to its own /proc
     with open("/proc/self/oom_score_adj", "w") as file:
@@ -151,13 +151,15 @@ def _bound(limits, reserves):
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, limits["num_open_files"]),
         (resource.RLIMIT_STACK, limits["stack_bytes"]),
-        (resource.RLIMIT_NPROC, limits["num_processes"]),
+        (resource.RLIMIT_NPROC, num_processes),
         (memory, limits["address_space_bytes"]),
     ):
         _, hard = resource.getrlimit(which)
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         # A second more to the hard limit of CPU time: the soft one's signal says what it was.
-        resource.setrlimit(which, (value, value + 1 if which == resource.RLIMIT_CPU and value < hard % 2**63 else value))
+        resource.setrlimit(
+            which, (value, value + 1 if which == resource.RLIMIT_CPU and value < hard % 2**63 else value)
+        )
 
 
 class _Running:
@@ -193,7 +195,7 @@ class _Running:
 
     def _watch(self, deadline, limits):
         """What made us end it; empty when it ended by itself."""
-        poll = self._poll = select.poll()
+        poll = select.poll()
         end = os.pidfd_open(self._pid)
         try:
             poll.register(end, select.POLLIN)
@@ -215,9 +217,8 @@ class _Running:
                     look_at = time.monotonic() + max(LOOK_S, 10 * (time.monotonic() - now))
                 ready = dict(poll.poll(max(0.0, min(deadline, look_at) - time.monotonic()) * 1000))
                 for fd in ready:
-                    if fd in self.read and not self._take(fd):
-                        poll.unregister(fd)
-                    elif fd in self._feeds and not self._feed(fd):
+                    goes_on = fd == end or (self._take(fd) if fd in self.read else self._feed(fd))
+                    if not goes_on:
                         poll.unregister(fd)
                     if fd in self.read and self._is_over(fd):
                         return "output"

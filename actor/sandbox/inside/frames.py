@@ -1,4 +1,4 @@
-"""Messages between host and sandbox: the lengths of a JSON head and a body, the head, the body (byte strings in a row)."""
+"""Messages between host and sandbox: lengths of a JSON head and a body, the head, the body (byte strings in a row)."""
 
 import json
 import struct

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import types
+from typing import Any
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     sys.modules["solution"] = solution
     with open(file, encoding="utf-8") as source:
         exec(compile(source.read(), file, "exec"), solution.__dict__)
-    found = solution
+    found: Any = solution
     for name in call["function"].split("."):
         found = getattr(found() if inspect.isclass(found) else found, name)
     arguments = call["arguments"]

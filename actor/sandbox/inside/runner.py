@@ -5,6 +5,7 @@ handle), read its memory or descriptors (it is not dumpable), or write into its 
 the kernel ends everything in the namespace; it ends with its channel.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -35,10 +36,8 @@ def main():
     os.dup2(null, 1)
     found = [name for name in sys.argv[1].split(",") if _find(name)]
     send(channel, {"pid": os.getpid(), "tools": found, "version": ".".join(map(str, sys.version_info[:3]))})
-    try:
+    with contextlib.suppress(SealedError, ConnectionError):
         serve(channel)
-    except (SealedError, ConnectionError):
-        pass
 
 
 def serve(channel):

@@ -10,7 +10,8 @@ import time
 
 CLONE_NEWUSER = 0x10000000
 ENVIRONMENT = {
-    "PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PWD"
+    "PATH", "HOME", "PWD", "TMPDIR", "LANG", "LC_CTYPE",
+    "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 }  # fmt: skip
 OUTSIDE = ("/", "/usr", "/usr/bin", "/etc", "/dev", "/sluice", "/proc/sys/kernel", "/proc")
 
@@ -43,7 +44,10 @@ def files(given):
 
 def network(given):
     """Listeners of the host's."""
-    for family, address in ((socket.AF_INET, ("127.0.0.1", given["port"])), (socket.AF_UNIX, "\0sluice-" + given["unix"])):
+    for family, address in (
+        (socket.AF_INET, ("127.0.0.1", given["port"])),
+        (socket.AF_UNIX, "\0sluice-" + given["unix"]),
+    ):
         with socket.socket(family) as ours:
             ours.settimeout(2.0)
             try:
@@ -71,10 +75,18 @@ def identity(given):
     if more := set(os.environ) - ENVIRONMENT:
         yield f"the environment has {', '.join(sorted(more))}"
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.ptrace(0, 0, 0, 0) == 0:
+    if succeeds(lambda: libc.ptrace(0, 0, 0, 0)):
         yield "ptrace is open"
-    if libc.unshare(CLONE_NEWUSER) == 0:
+    if succeeds(lambda: libc.unshare(CLONE_NEWUSER)):
         yield "namespaces can be made"
+
+
+def succeeds(call):
+    """Whether the call returns 0, in a process of its own: it may change what that process is."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(call() != 0)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def processes(given):
@@ -99,7 +111,7 @@ def processes(given):
     except OSError:
         # Fewer than may be started: the bound counts processes that are not of this sandbox.
         if len(children) < given["num_processes"] - 3:
-            yield f"only {len(children)} processes could be started, {given['num_processes']} may (a kernel before 5.14?)"
+            yield f"only {len(children)} processes of {given['num_processes']} could be started (a kernel before 5.14?)"
     for pid in children:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
