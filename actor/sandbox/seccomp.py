@@ -2,8 +2,9 @@
 
 A list of what is refused and not of what is allowed: interpreters and compilers of ten languages run here. On it is
 what reaches other processes (ptrace), makes namespaces or mounts (the kernel's largest attack surface for someone
-without rights), memory that no process's size shows (memfd, System V shared memory, queues), and sockets that are no part of a
-network namespace (AF_VSOCK would reach the hypervisor). Seccomp is the second wall; namespaces and uids are the first.
+without rights), memory that no process's size shows (memfd, System V shared memory, queues), and sockets that are no
+part of a network namespace (AF_VSOCK would reach the hypervisor). Seccomp is the second wall; namespaces and uids are
+the first.
 """
 
 import errno

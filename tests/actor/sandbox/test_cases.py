@@ -5,11 +5,13 @@ import os
 import pathlib
 import signal
 import struct
+import sys
 import threading
 
 import pytest
 
 from actor.sandbox import languages
+from actor.sandbox.command import HostView
 from actor.sandbox.limits import MIB, SandboxLimits
 from actor.sandbox.pool import Sandbox
 from actor.sandbox.program import Call, Case, CompileError, LanguageError, Outcome, Program, SandboxError
@@ -296,3 +298,20 @@ def test_closed_pool_leaves_no_process(isolated):
         assert all(os.path.exists(f"/proc/{pid}") for pid in ours)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in ours)
     assert processes_with("nothing-has-this-mark") == []
+
+
+def test_program_runs_on_the_python_that_was_asked_for_without_our_packages(isolated):
+    path = getattr(sys, "_base_executable", sys.executable)
+    source = "import sys, importlib.util as u; print(sys.base_prefix, u.find_spec('msgspec'), u.find_spec('actor'))"
+    with Sandbox(num_warm=1, view=HostView(python=path)) as one:
+        assert run(one, python(source)).stdout.decode().split() == [sys.base_prefix, "None", "None"]
+
+
+def test_compiler_in_a_folder_of_its_own_is_found(isolated, tmp_path):
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ruby").write_text("#!/bin/bash\necho as ruby: $(cat $1)\n")
+    (tmp_path / "bin" / "ruby").chmod(0o755)
+    with Sandbox(num_warm=1, view=HostView(read_only_paths=(str(tmp_path),))) as one:
+        assert run(one, languages.program("ruby", "x")).stdout == b"as ruby: x\n"
