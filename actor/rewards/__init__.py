@@ -1,0 +1,1 @@
+"""How responses come by their rewards."""
