@@ -151,6 +151,7 @@ def test_anchors_are_of_one_run(engine, store, tmp_path):
         assert other.anchors(["a"]) == {} and other.all_anchors(limit=9) == {}
         other.raise_anchors({"a": [0.5]})
         assert other.anchors(["a"]) == {"a": (0.5,)} and store.anchors(["a"]) == {"a": (1.0,)}
+        assert other.all_anchors(limit=9) == {"a": (0.5,)} and store.all_anchors(limit=9) == {"a": (1.0,)}
 
 
 def test_store_of_single_samples_has_the_anchors_of_the_one_below(store):
