@@ -25,7 +25,7 @@ def sides(postgres):
 
 
 def num_rows_read(*stores) -> int:
-    """Rows that were fetched from tickets, groups, payloads and anchors since the database was made, by the server's count."""
+    """Rows of tickets, groups, payloads and anchors that were fetched so far, by the server's count."""
     for store in stores:
         rows(store, "SELECT pg_stat_force_next_flush() WHERE :run <> ''")
     counted = """SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables
