@@ -76,6 +76,7 @@ class Serving:
           ExceptionGroup: of what is no fault of the ticket's (EngineDeadError, FencedError for good, StoreLostError).
           RuntimeError: nothing can be judged any more.
         """
+        self.rewards.begin(ticket.task)
         start_s = served_s = time.time()
         builder = GroupBuilder(ticket, actor=self.actor, started_s=start_s)
         race = Race(num_samples=ticket.num_samples, num_requests=ticket.num_requests)

@@ -28,6 +28,7 @@ from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import EngineSize
 from actor.limits import Limits
 from actor.loop import Actor
+from actor.rewards.adaptive import Anchors
 from actor.rewards.scheduler import Rewards
 from actor.verifiers.pool import VerifierPool, check_own
 from actor.vllm.processes import collect_seldom
@@ -265,7 +266,11 @@ def _rewards(joined: Joined) -> Rewards:
         own=joined.own_verifiers,
         cores=core_ids(config.rewards.cpu_cores) if config.rewards.cpu_cores else (),
     )
-    return Rewards(pool, truncated=config.prompts.truncated)
+    settings = config.rewards
+    anchors = Anchors(
+        joined.store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s
+    )
+    return Rewards(pool, truncated=config.prompts.truncated, anchors=anchors)
 
 
 async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:

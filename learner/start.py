@@ -37,6 +37,7 @@ from learner.run import Run
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from learner.store import announcer, by_samples, open_run_store, put_run_card, take_lead
+from learner.timeouts import TimeoutAnchors
 from learner.update.step import Steps, build_steps
 from learner.waiting import LostGroups, Waiting, readmission_of
 
@@ -134,6 +135,8 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     weights = Weights(config, architecture)
     step, state, books = restore(checkpoints, steps, weights, folder, model_folder)
     store.record_restore(incarnation, step)
+    timeouts = TimeoutAnchors(store)
+    timeouts.resume(books)
     put_run_card(store, config, folder, model_folder, architecture, state.params)
 
     waiting = Waiting(heart)
@@ -178,6 +181,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         tokenizer=tokenizer,
         held_out=parts.held_out,
         store=store,
+        timeouts=timeouts,
         stream=stream,
         trainer=trainer,
         lead=parts.lead,

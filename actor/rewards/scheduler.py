@@ -1,14 +1,16 @@
 """The reward of a response: asked for the moment it ends, while its siblings still generate (RollPacker 4.3)."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Protocol
 
 from absl import logging
 
+from actor.rewards.adaptive import Anchors, task_key
 from actor.verifiers.judged import Response, Score
-from actor.verifiers.pool import HangError, VerifierError, VerifierPool
+from actor.verifiers.pool import TIMES_CASES, HangError, VerifierError, VerifierPool
 from bridge.types import RewardPart, RewardScore, Task
 from configs.sections.prompts import Truncated
 
@@ -48,7 +50,12 @@ class Rewards:
     """Asks verifiers, and tells a wrong answer from a broken verifier."""
 
     def __init__(
-        self, pool: VerifierPool, *, truncated: Truncated = "zero", elsewhere: Mapping[str, Scorer] | None = None
+        self,
+        pool: VerifierPool,
+        *,
+        truncated: Truncated = "zero",
+        elsewhere: Mapping[str, Scorer] | None = None,
+        anchors: Anchors | None = None,
     ) -> None:
         """Nothing is asked yet.
 
@@ -56,14 +63,20 @@ class Rewards:
           pool: judges by all verifiers but those `elsewhere`; closed with this.
           truncated: `prompts.truncated`.
           elsewhere: verifiers that are no worker's, by name; closed with this.
+          anchors: of the adaptive timeouts, closed with this; without, each test case has `rewards.max_timeout_s`.
         """
-        self._pool, self._elsewhere = pool, dict(elsewhere or {})
+        self._pool, self._elsewhere, self._anchors = pool, dict(elsewhere or {}), anchors
         self._truncated: Truncated = truncated
 
     @property
     def num_failures(self) -> int:
         """Times that a verifier failed or hung, whether or not a later attempt succeeded."""
         return self._pool.num_failures
+
+    def begin(self, task: Task) -> None:
+        """A group of this task begins; its first response is to be judged soon."""
+        if self._anchors is not None and any(part.name in TIMES_CASES for part in task.rewards):
+            self._anchors.begin(task_key(task))
 
     async def judge(self, response: Response, task: Task) -> Judgement:
         """What a response earns; its verifiers are asked side by side.
@@ -90,6 +103,9 @@ class Rewards:
         for scorer in self._elsewhere.values():
             await scorer.close()
         await self._pool.close()
+        if self._anchors is not None:
+            with contextlib.suppress(TimeoutError):  # what could not be written is in the log; others will find it anew
+                await self._anchors.close()
 
     async def _score(self, part: RewardPart, response: Response, task: Task) -> RewardScore:
         if part.name in self._elsewhere:
@@ -99,12 +115,17 @@ class Rewards:
         return RewardScore(name=part.name, value=score.value, verdict=score.verdict)
 
     async def _pooled(self, name: str, response: Response, task: Task) -> Score:
+        anchors = self._anchors if name in TIMES_CASES else None
+        timeouts_s = anchors.timeouts_s(task_key(task)) if anchors is not None else ()
         try:
-            return await self._pool.score(name, response, task)
+            score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
         except HangError as e:
             await self._check_it_works(name, task, e)
             logging.warning("a response on which its verifier hangs is wrong verifier=%s answer=%r", name, task.answer)
             return Score(value=0.0, verdict="hang")
+        if anchors is not None and score.verdict == "ok":
+            anchors.passed(task_key(task), score.case_s)
+        return score
 
     async def _check_it_works(self, name: str, task: Task, hang: HangError) -> None:
         """Has a verifier that hung judge the task's own answer: if it hangs on that, too, the response is not to blame.

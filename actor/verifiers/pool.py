@@ -27,8 +27,8 @@ LOAD_TIMEOUT_S = 120.0
 """For starting a worker and importing a verifier's library; the deadline proper begins after that."""
 MAX_HANGS = 3
 """A verifier that hangs on a text is asked about it so many times; failures of another kind have `retries`."""
-LIMITS_ITS_OWN_TIME = ("code",)
-"""Verifiers that themselves end what they run, after `rewards.max_answer_s` at the latest."""
+TIMES_CASES = ("code",)
+"""Verifiers that run test cases and end them themselves, after `rewards.max_answer_s` at the latest."""
 _DEFAULTS = RewardsConfig()
 COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 
@@ -136,7 +136,7 @@ class VerifierPool:
     async def _attempt(self, one: "_Worker", question: Question) -> Score:
         try:
             await self._load(one, question.verifier)
-            own_s = self._settings.max_answer_s if question.verifier in LIMITS_ITS_OWN_TIME else 0.0
+            own_s = self._settings.max_answer_s if question.verifier in TIMES_CASES else 0.0
             score = await self._ask(one, question, self._timeout_s + own_s)
         except asyncio.CancelledError:
             await one.kill()  # its next answer would be to a question nobody asks any more

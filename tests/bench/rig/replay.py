@@ -102,6 +102,9 @@ class HashRewards:
 
     num_failures = 0
 
+    def begin(self, task: Task) -> None:
+        """No timeouts are to be known."""
+
     async def judge(self, response: Response, task: Task) -> Judgement:
         """As `actor.rewards.scheduler.Rewards` does."""
         digest = hashlib.blake2b((task.answer + response.text).encode(), digest_size=1).digest()
