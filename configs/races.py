@@ -6,15 +6,20 @@ from configs.schema import Config
 
 
 def num_racing(config: Config) -> int | None:
-    """Requests of a short round, all of which race; None where none does."""
+    """Requests that race and are in service at once, a short round's or a window's; None where none does.
+
+    Samples alone race within a group, whose requests begin together in a window.
+    """
     rounds = config.rounds
-    if config.publish.when != "round_end" or max(rounds.overprovision_prompts, rounds.overprovision_samples) == 1:
+    if config.publish.when == "every":
+        return config.sequences if rounds.overprovision_prompts > 1 else None
+    if max(rounds.overprovision_prompts, rounds.overprovision_samples) == 1:
         return None
     return rounds.groups_issued * rounds.requests_per_group
 
 
 def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_places: int | None = None) -> str | None:
-    """What to know if not all requests of a short round can run at once; None if they can, or none race.
+    """What to know if not all requests that race can run at once; None if they can, or none race.
 
     A race finds who is slow only among those that began: of what waits for a place the last to start lose.
 
@@ -28,14 +33,15 @@ def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_p
     num_places = num_engines * max_num_seqs if num_places is None else num_places
     if num_requests is None or num_requests <= num_places:
         return None
+    what = "a round" if config.publish.when == "round_end" else "a window"
     wanted = f"{math.ceil(num_requests / max_num_seqs)} engines of {max_num_seqs} sequences"
     if num_engines == 0:
         return (
-            f"the {num_requests} requests of a round race, so all must run at once: it wants {wanted} "
+            f"the {num_requests} requests of {what} race, so all must run at once: it wants {wanted} "
             "(actor.max_num_seqs)"
         )
     engines = "one engine" if num_engines == 1 else f"{num_engines} engines"
     return (
-        f"with {engines} the {num_requests} requests of a round race for {num_places} places, and those that start "
+        f"with {engines} the {num_requests} requests of {what} race for {num_places} places, and those that start "
         f"last lose, long or not: it wants {wanted} (actor.num_engines, actor.max_num_seqs)"
     )

@@ -99,10 +99,11 @@ class Config:
 
     def _check_window(self) -> None:
         rounds, every = self.rounds, self.publish.every_n_steps
-        if rounds.overprovision_prompts > 1:
+        if rounds.overprovision_prompts > 1 and self.sequences < rounds.groups_per_heat * rounds.requests_per_group:
             raise ValueError(
-                "rounds.overprovision_prompts needs publish.when=round_end: a window has no round whose first R groups "
-                "could win"
+                f"rounds.overprovision_prompts wants a window that holds a heat, {rounds.groups_per_heat} groups of "
+                f"{rounds.requests_per_group} sequences (eta_P U, eta_R K), got {self.sequences} sequences; raise "
+                "admission.sequences or admission.width, or prompts lose that never began"
             )
         if rounds.train_start == "round_complete":
             raise ValueError("rounds.train_start=round_complete needs publish.when=round_end")
@@ -199,7 +200,7 @@ class Config:
         defaults = {
             "fifo": 0,
             "frontier": self.rounds.groups_per_update,
-            "window": math.floor((1 + self.alpha) * self.rounds.groups_per_update),
+            "window": math.floor((1 + self.alpha) * self.rounds.groups_per_heat),
         }
         return self.admission.width or defaults[self.admission.policy]
 
@@ -214,7 +215,10 @@ class Config:
 
         An update's; with an async ratio the (1 + alpha) updates' of its buffer.
         """
-        default = self.rounds.groups_per_update if self.admission.async_ratio is None else self.admission_width
+        num_updates = 1.0 if self.admission.async_ratio is None else 1 + self.alpha
+        default = math.floor(num_updates * self.rounds.groups_per_update)
+        if self.admission.async_ratio is not None:
+            default = self.admission.width or default
         return self.admission.queue_groups or default
 
     @property

@@ -14,7 +14,7 @@ class AdmissionConfig:
     """fifo: all that are open; frontier: the `width` lowest orders (RolloutPipe eq. 5-6); window: H sequences kept in
     progress, as one ends the next begins (PipelineRL Algorithm 2)."""
     width: int = 0
-    """Groups, of all actors together; 0 means U for frontier, and for window 4 U or what async_ratio asks for."""
+    """Groups, of all actors together; 0 means U for frontier, and for window 4 eta_P U or what async_ratio asks for."""
     sequences: int = 0
     """H: sequences of a window in service at once, on all actors together; 0 means those of `width` groups. With
     unit=group up to K - 1 more an actor: a whole group begins as soon as one place is free. A group's lag is what it
@@ -22,7 +22,8 @@ class AdmissionConfig:
     overtake train late. What bounds it are `rounds.max_lag_steps` and `async_ratio`."""
     async_ratio: float | None = None
     """alpha of ROLL Flash (section 4.3), for a window: tickets are issued for the update being filled and alpha more,
-    so at most (1 + alpha) U groups are issued and not yet trained; 0 waits for each update's weights. It is a bound per
+    so at most (1 + alpha) U groups are wanted and not yet trained; 0 waits for each update's weights. Redundant prompts
+    (`rounds.overprovision_prompts`) are issued an update's at a time, so alpha is rounded down. It is a bound per
     sample: one that began more than alpha updates (rounded up) ago is aborted, or not trained, and started anew; with
     unit=sample its siblings stay."""
     unit: Literal["group", "sample"] = "group"

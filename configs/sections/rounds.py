@@ -30,9 +30,10 @@ class RoundsConfig:
     never be trained."""
     overprovision_prompts: float = 1.0
     """eta_P of RollPacker's tail batching (section 3): a short round issues eta_P R prompts and keeps the first R
-    groups to complete; the others' prompts wait until R of them make a long round of their own. 1: off."""
+    groups to complete; the others' prompts wait until R of them make a long round of their own. In a window the same of
+    U: heats of eta_P U tickets, of which the first U groups win (`learner/schedule/heats.py`). 1: off."""
     overprovision_samples: float = 1.0
-    """eta_R: eta_R K responses are sampled and the first K to end are kept (not in long rounds). 1: off."""
+    """eta_R: eta_R K responses or episodes are sampled, the first K to end are kept (not in long rounds). 1: off."""
     filter_zero_variance: bool = False
     """Groups whose rewards are all equal teach nothing; they are dropped, and another prompt takes the place of each
     in the same round."""
@@ -68,6 +69,11 @@ class RoundsConfig:
     def groups_issued(self) -> int:
         """Prompts of a short round: eta_P R, rounded up."""
         return math.ceil(self.overprovision_prompts * self.groups_per_round - 1e-9)
+
+    @property
+    def groups_per_heat(self) -> int:
+        """Prompts of which an update of a window keeps U: eta_P U, rounded up."""
+        return math.ceil(self.overprovision_prompts * self.groups_per_update - 1e-9)
 
     @property
     def requests_per_group(self) -> int:

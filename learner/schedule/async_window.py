@@ -4,16 +4,20 @@ PipelineRL keeps H sequences in progress (section 4, Algorithm 2). The actors ho
 (`actor.admission`); what is issued here is the backlog that they draw on, an update's groups that nobody has claimed.
 Two bounds keep the learner from falling behind: so many complete groups may wait for it (PipelineRL's queues, section
 4), and with ROLL Flash's async ratio alpha, or a lag bound, tickets are issued for so many updates ahead of the one
-being filled (section 4.3).
+being filled (section 4.3). With redundant prompts (ROLL Flash's redundant environments) an update's orders are a heat,
+of more than U (`heats`); what is in service and the backlog are then so much larger, the bounds count the U that win.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from bridge.types import Sampling, Ticket, Version
 from configs.schema import Config
 from learner.data.problems import Problem
-from learner.schedule.ticket_books import TicketBooks
+from learner.schedule.heats import Heats
+from learner.schedule.tail_batching import LongPromptQueue
+from learner.schedule.ticket_books import Consumed, TicketBooks
 
 
 class AsyncWindow(TicketBooks):
@@ -24,7 +28,9 @@ class AsyncWindow(TicketBooks):
     ) -> None:
         """Starts with nothing issued."""
         super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
-        self._backlog = config.rounds.groups_per_update
+        self._heats = Heats(config.rounds)
+        self._long_prompts = LongPromptQueue(config.rounds.groups_per_update)
+        self._backlog = config.rounds.groups_per_heat
         self._max_complete = config.queue_groups if config.admission.when_full == "block" else None
         in_service = math.ceil(config.sequences / config.rounds.requests_per_group)
         self._max_open_when_full = config.queue_groups + in_service + self._backlog
@@ -39,6 +45,11 @@ class AsyncWindow(TicketBooks):
         self._full_at: int | None = None
         """Open tickets that stay while as many complete groups wait as may; None while they are fewer."""
 
+    @property
+    def long_queue(self) -> list[Ticket]:
+        """Prompts that lost a race and wait for a long heat, the oldest first; as tickets of the heats they lost."""
+        return self._long_prompts.tickets
+
     def issue(self, *, step: int, num_unclaimed: Callable[[], int] = lambda: 0) -> list[Ticket]:
         """The tickets that the backlog lacks.
 
@@ -49,7 +60,7 @@ class AsyncWindow(TicketBooks):
         tickets: list[Ticket] = []
         reason = None
         while len(tickets) < num_lacking and (reason := self._bound(step)) is None:
-            tickets.append(self._next_ticket(step))
+            tickets += self._next_tickets(step)
         if reason is not None and reason != self._held_back_by:
             self.num_held_back[reason] += 1
         self._held_back_by = reason
@@ -61,14 +72,75 @@ class AsyncWindow(TicketBooks):
 
     def issue_up_to(self, order: int, *, step: int) -> list[Ticket]:
         """Issues until `order` exists."""
-        return [self._next_ticket(step) for _ in range(self._num_issued, order + 1)]
+        tickets: list[Ticket] = []
+        while self._num_issued <= order:
+            tickets += self._next_tickets(step)
+        return tickets
+
+    def arrive(self, ticket_id: str) -> list[Ticket]:
+        """Books an open ticket's complete group as here; returns the losers of the race that it decides, if any.
+
+        Raises:
+          KeyError: the ticket is not open.
+        """
+        super().arrive(ticket_id)
+        lost = self._heats.decide(self._open[ticket_id].order, self.open_tickets, self._arrived)
+        for ticket in lost:
+            del self._open[ticket.id]
+        self._long_prompts.defer(lost)
+        self._num_deferred += len(lost)
+        return lost
+
+    def consume(self, ticket_id: str) -> Consumed:
+        """Books a group as trained.
+
+        Raises:
+          KeyError: the ticket is not open; its group must not be trained.
+        """
+        order = self._open[ticket_id].order
+        done = super().consume(ticket_id)
+        self._heats.consume(order)
+        self._heats.forget(keep=[t.order for t in self._update])
+        return done
+
+    def put_back(self) -> list[Ticket]:
+        """Opens the tickets of the update last consumed again: its groups were not trained after all."""
+        tickets = super().put_back()
+        self._heats.put_back(t.order for t in tickets)
+        return tickets
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything but the tickets' contents (`open_tickets`, `long_queue`); JSON."""
+        return super().get_state() | {"heats": self._heats.get_state()}
+
+    def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
+        """Goes to where `get_state` was called.
+
+        Raises:
+          ValueError: the books don't add up.
+        """
+        super().set_state(state, open_tickets)
+        # Older checkpoints have no heats.
+        self._heats.set_state(state.get("heats"), num_issued=self._num_issued, open_tickets=open_tickets)
+        self._long_prompts = LongPromptQueue(self._rounds.groups_per_update)
+        self._long_prompts.defer(long_queue)
+
+    def _next_tickets(self, step: int) -> list[Ticket]:
+        """One order's, or a heat's."""
+        tickets = [self._next_ticket(step)]
+        while self._heats.races and not self._heats.is_between:
+            tickets.append(self._next_ticket(step))
+        return tickets
 
     def _next_ticket(self, step: int) -> Ticket:
+        earliest_step = self._earliest_step(step)
+        heat = self._heats.enter(self._num_issued, is_long=self._long_prompts.fills_a_round)
+        self.round_is_long = heat.is_long
         return self._make_ticket(
-            self._next_problem(),
-            round=self._num_issued // self._rounds.groups_per_round,
-            num_requests=self._rounds.requests_per_group,
-            min_version=Version(incarnation=self._incarnation, step=self._earliest_step(step)),
+            self._long_prompts.take() if heat.is_long else self._next_problem(),
+            round=heat.index * self._rounds.groups_per_update // self._rounds.groups_per_round,
+            num_requests=self._rounds.samples_per_group if heat.is_long else self._rounds.requests_per_group,
+            min_version=Version(incarnation=self._incarnation, step=earliest_step),
         )
 
     def _bound(self, step: int) -> str | None:
@@ -76,7 +148,7 @@ class AsyncWindow(TicketBooks):
         if self._is_full():
             return "queue"
         ahead, per_update = self._updates_ahead, self._rounds.groups_per_update
-        if ahead is not None and self._num_issued + 1 > (self._published(step) + 1 + ahead) * per_update:
+        if ahead is not None and self._heats.num_wanted > (self._published(step) + 1 + ahead) * per_update:
             return "lag"
         return None
 
@@ -98,8 +170,7 @@ class AsyncWindow(TicketBooks):
         """The oldest weights that the next order may begin on; never ones that are not published yet."""
         if self._max_age is None:
             return 0
-        update = self._num_issued // self._rounds.groups_per_update
-        return max(0, min(update - self._max_age, self._published(step)))
+        return max(0, min(self._heats.next_index - self._max_age, self._published(step)))
 
     def _published(self, step: int) -> int:
         """The step of the weights that samples begin on now."""

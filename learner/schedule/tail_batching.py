@@ -2,7 +2,7 @@
 
 A short round issues eta_P R prompts and closes when R groups have arrived; the losers' prompts go to the long-prompt
 queue, first in, first out. A round that starts with R prompts in there is a long one: it takes the oldest R and no
-others, and nobody races.
+others, and nobody races. In a window heats of U groups are what rounds are here (`heats.py`).
 """
 
 import collections
@@ -16,7 +16,7 @@ class LongPromptQueue:
     """Prompts that lost a race and wait for a long round; as tickets of the rounds they lost."""
 
     def __init__(self, groups_per_round: int) -> None:
-        """Empty; `groups_per_round` is R."""
+        """Empty; `groups_per_round` is R, in a window U."""
         self._groups_per_round = groups_per_round
         self._tickets: collections.deque[Ticket] = collections.deque()
 
@@ -36,7 +36,11 @@ class LongPromptQueue:
 
     def take_round(self) -> list[Ticket]:
         """The prompts of a long round: the oldest R."""
-        return [self._tickets.popleft() for _ in range(self._groups_per_round)]
+        return [self.take() for _ in range(self._groups_per_round)]
+
+    def take(self) -> Ticket:
+        """The oldest prompt."""
+        return self._tickets.popleft()
 
 
 def losers(open_tickets: Iterable[Ticket], arrived: Set[str], *, num_left_in_round: int) -> list[Ticket]:

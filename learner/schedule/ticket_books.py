@@ -52,7 +52,7 @@ class TicketBooks(abc.ABC):
         self._num_deferred = 0
         self._num_replaced_in_round = 0
         self.round_is_long = False
-        """Whether the round now open is one of the long-prompt queue's."""
+        """Whether the round now open, or the heat last issued from, is one of the long-prompt queue's."""
         self.num_held_back: collections.Counter[str] = collections.Counter()
         """How often a bound began to keep a window's backlog from being filled: `queue` (complete groups) or `lag`."""
 
@@ -196,7 +196,7 @@ class TicketBooks(abc.ABC):
         Raises:
           ValueError: the books don't add up.
         """
-        del long_queue  # only rounds have one
+        del long_queue  # the policies' matter
         if state["num_consumed"] + state["num_deferred"] + len(open_tickets) != state["num_issued"]:
             raise ValueError(
                 f"{state['num_issued']} tickets issued, {state['num_consumed']} consumed, "

@@ -125,8 +125,12 @@ def test_section_value_out_of_range_is_refused_by_name(section, fields, said):
             "ess_floor needs publish.when=every",
         ),
         (
-            WINDOW | dict(rounds=rounds(overprovision_prompts=1.25)),
-            "overprovision_prompts needs publish.when=round_end",
+            dict(
+                rounds=rounds(R=4, U=4, K=3, overprovision_prompts=1.25),
+                admission=sections.AdmissionConfig(policy="window", sequences=14),
+                publish=sections.PublishConfig(when="every"),
+            ),
+            "wants a window that holds a heat, 5 groups of 3 sequences .* got 14",
         ),
         (
             ELASTIC | dict(rounds=rounds(R=4, U=4, overprovision_prompts=1.25)),
@@ -191,6 +195,13 @@ def test_sequences_and_waiting_groups_of_a_window_are_filled_in():
     buffered = window(async_ratio=1.5)
     assert (buffered.sequences, buffered.queue_groups) == (5 * 3, 5)
     assert window(when_full="drop_oldest", queue_groups=4).max_ready_groups == 4
+
+
+def test_sequences_of_a_window_hold_redundant_ones_and_its_buffer_those_that_win():
+    admission = sections.AdmissionConfig(policy="window", async_ratio=1.0)
+    redundant = rounds(R=4, U=4, K=3, overprovision_prompts=1.5, overprovision_samples=1.3)
+    config = Config(preset="test", rounds=redundant, **(WINDOW | dict(admission=admission)))
+    assert (config.sequences, config.queue_groups) == (2 * 6 * 4, 2 * 4)
 
 
 def test_lag_bound_is_the_stricter_of_alpha_rounded_up_and_the_hard_bound():

@@ -55,6 +55,21 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         publish=EVERY,
         rounds=dict(max_lag_steps=MAX_LAG, overprovision_samples=1.5),
     ),
+    "heats": dict(
+        admission=sections.AdmissionConfig(policy="window", async_ratio=1.0),
+        publish=EVERY,
+        rounds=dict(max_lag_steps=MAX_LAG, overprovision_prompts=1.5, overprovision_samples=1.5),
+    ),
+    "heats of samples": dict(
+        admission=sections.AdmissionConfig(policy="window", async_ratio=1.5, unit="sample"),
+        publish=EVERY,
+        rounds=dict(max_lag_steps=MAX_LAG, overprovision_prompts=2.0, overprovision_samples=1.5),
+    ),
+    "heats in a ring buffer": dict(
+        admission=dataclasses.replace(WINDOW, when_full="drop_oldest", queue_groups=1),
+        publish=EVERY,
+        rounds=dict(max_lag_steps=MAX_LAG, overprovision_prompts=1.5, filter_zero_variance=True),
+    ),
     "ring buffer": dict(
         admission=dataclasses.replace(WINDOW, when_full="drop_oldest", queue_groups=1),
         publish=EVERY,

@@ -1,0 +1,170 @@
+"""Heats: which orders of a window race with each other (RollPacker section 3, where there are no rounds). Pure.
+
+Consecutive orders form a heat, of eta_P U tickets. The first U groups of a heat to be complete win; by the U-th the
+others have lost, and their prompts wait for a heat of their own, of U tickets, in which nobody races (RollPacker's long
+round). So a heat gives exactly U groups, an update's worth: heat n stands for update n, and what bounds the lag of a
+window counts heats where it counted updates. With eta_P = 1 a heat is the U orders of an update, issued one by one, and
+nobody loses.
+
+A heat that races is issued whole: what its groups are compared by is how long they take, so they begin together as far
+as there are places; and each that is decided leaves eta_P U - U losers, so that who waits for U of them does not wait
+for ever. Why not one race over all that is open, of which the oldest lose whenever an update is full: orders of several
+heats are open at once, begun at different times, and in a long heat nobody may lose, whoever is the oldest.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from bridge.types import Ticket
+from configs.sections import RoundsConfig
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Heat:
+    """One heat's books."""
+
+    index: int
+    """The update that its groups stand for."""
+    first_order: int
+    size: int
+    """Tickets that it is to have: eta_P U, or U if it is long."""
+    is_long: bool
+    """Whether its prompts are those of the long-prompt queue."""
+    num_issued: int = 0
+    num_lost: int = 0
+    num_consumed: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no further order."""
+        return self.num_issued == self.size
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its groups are trained."""
+        return self.is_full and self.num_consumed + self.num_lost == self.num_issued
+
+    def has(self, order: int) -> bool:
+        """Whether an order is one of its."""
+        return self.first_order <= order < self.first_order + self.num_issued
+
+
+class Heats:
+    """The heats that are not over, the one being issued among them."""
+
+    def __init__(self, rounds: RoundsConfig) -> None:
+        """Before the first order."""
+        self._num_winners = rounds.groups_per_update
+        self._size = rounds.groups_per_heat
+        self._heats: list[Heat] = []
+        self._num_opened = 0
+
+    @property
+    def next_index(self) -> int:
+        """The heat of the next order."""
+        return self._num_opened if self.is_between else self._num_opened - 1
+
+    @property
+    def races(self) -> bool:
+        """Whether there are more of a heat than win."""
+        return self._size > self._num_winners
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the next order begins a heat."""
+        return not self._heats or self._heats[-1].index != self._num_opened - 1 or self._heats[-1].is_full
+
+    @property
+    def num_wanted(self) -> int:
+        """Groups that are trained by the end of all that is issued next: a whole heat's if it races, else one."""
+        place = 0 if self.is_between else self._heats[-1].num_issued
+        return self.next_index * self._num_winners + (self._num_winners if self.races else place + 1)
+
+    def enter(self, order: int, *, is_long: bool) -> Heat:
+        """The heat of the next order, which is begun if none is open; `is_long` matters then alone."""
+        if self.is_between:
+            size = self._num_winners if is_long else self._size
+            self._heats.append(Heat(index=self._num_opened, first_order=order, size=size, is_long=is_long))
+            self._num_opened += 1
+        heat = self._heats[-1]
+        heat.num_issued += 1
+        return heat
+
+    def decide(self, order: int, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
+        """The tickets that lose now that the group of `order` is here too; none while their race is open.
+
+        Args:
+          order: of a ticket that is open.
+          open_tickets: of the heat at least.
+          arrived: the ids of those whose group is here.
+        """
+        heat = self._of(order)
+        if not heat.is_full or heat.num_issued - heat.num_lost <= self._num_winners:
+            return []  # without a race, or decided
+        mine = [t for t in open_tickets if heat.has(t.order)]
+        if heat.num_consumed + sum(t.id in arrived for t in mine) < self._num_winners:
+            return []
+        lost = [t for t in mine if t.id not in arrived]
+        heat.num_lost += len(lost)
+        return lost
+
+    def consume(self, order: int) -> None:
+        """Books a group as trained."""
+        self._of(order).num_consumed += 1
+
+    def put_back(self, orders: Iterable[int]) -> None:
+        """Books groups as not trained after all; their heats must not have been forgotten."""
+        for order in orders:
+            self._of(order).num_consumed -= 1
+
+    def forget(self, *, keep: Collection[int]) -> None:
+        """Closes the books of what is over, but for the heats of the orders in `keep`."""
+        self._heats = [h for h in self._heats if not h.is_over or any(h.has(o) for o in keep)]
+
+    def get_state(self) -> dict[str, Any]:
+        """All of it; JSON."""
+        return {"num_opened": self._num_opened, "heats": [dataclasses.asdict(h) for h in self._heats]}
+
+    def set_state(self, state: Mapping[str, Any] | None, *, num_issued: int, open_tickets: Iterable[Ticket]) -> None:
+        """Goes to where `get_state` was called; None: to books of before there were heats, when nobody raced.
+
+        Raises:
+          ValueError: an open ticket is of no heat, or a heat's number of them is another.
+        """
+        orders = sorted(t.order for t in open_tickets)
+        if state is None:
+            self._heats, self._num_opened = _without_races(num_issued, orders, self._num_winners)
+        else:
+            self._heats, self._num_opened = [Heat(**h) for h in state["heats"]], state["num_opened"]
+        counts = [sum(h.has(o) for o in orders) for h in self._heats]
+        booked = [h.num_issued - h.num_lost - h.num_consumed for h in self._heats]
+        if counts != booked or sum(counts) != len(orders):
+            raise ValueError(
+                f"{len(orders)} open tickets, {counts} of them in heats that have {booked} open: the checkpoint's "
+                "books don't add up"
+            )
+
+    def _of(self, order: int) -> Heat:
+        heat = self._heats[bisect.bisect_right(self._heats, order, key=lambda h: h.first_order) - 1]
+        assert heat.has(order), f"order {order} is of no heat that is not over"
+        return heat
+
+
+def _without_races(num_issued: int, orders: list[int], num_winners: int) -> tuple[list[Heat], int]:
+    heats = []
+    for first in range(0, num_issued, num_winners):
+        issued = min(num_winners, num_issued - first)
+        consumed = issued - sum(first <= o < first + issued for o in orders)
+        heat = Heat(
+            index=first // num_winners,
+            first_order=first,
+            size=num_winners,
+            is_long=False,
+            num_issued=issued,
+            num_consumed=consumed,
+        )
+        if not heat.is_over:
+            heats.append(heat)
+    return heats, -(-num_issued // num_winners)
