@@ -78,9 +78,8 @@ def _answer(environment: Environment, question: wire.Reset | wire.Act, runner: a
     step = _settle(environment.step(question.action), runner)
     if not isinstance(step, Step):
         raise TypeError(f"step must return a Step (actor/environments/protocol.py), got {type(step).__name__}")
-    return wire.Observed(
-        messages=_checked(step.messages), reward=float(step.reward), done=bool(step.done), info=step.info
-    )
+    info = {str(name): value for name, value in step.info.items()}
+    return wire.Observed(messages=_checked(step.messages), reward=float(step.reward), done=bool(step.done), info=info)
 
 
 def _settle(returned: Any, runner: asyncio.Runner) -> Any:

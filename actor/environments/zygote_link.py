@@ -61,6 +61,7 @@ class ZygoteLink:
                     # One thread each: the cores are the engine's, and a fork must find no other thread.
                     "OMP_NUM_THREADS": "1",
                     "OPENBLAS_NUM_THREADS": "1",
+                    "PYTHONHASHSEED": "0",  # the same row is the same episode on every actor
                 },
             )
         except BaseException:
