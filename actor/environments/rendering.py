@@ -60,7 +60,7 @@ class Rendering:
     def between(
         self, history: Sequence[Message], observed: Sequence[Message], *, turn: Int32[np.ndarray, " T"]
     ) -> Int32[np.ndarray, " S"]:
-        """What stands between a turn of the policy and its next one: the turn's end, the observation, the new beginning.
+        """What stands between two turns of the policy: the end of one, the observation, the beginning of the next.
 
         Args:
           history: the messages before the first turn.

@@ -1,4 +1,4 @@
-"""A zygote for `textarena_games` in which no connection beyond this process is made, as on a machine without a network."""
+"""A zygote for `textarena_games` whose environments can connect to nothing, as on a machine without a network."""
 
 import os
 import socket

@@ -13,7 +13,7 @@ from actor.environments.protocol import Step
 
 
 class Bad:
-    """`row["how"]` names the trouble, `row["at"]` where; with `row["attempts"]`, a file, only the first attempt has it."""
+    """`row["how"]` names the trouble, `row["at"]` where; with `row["attempts"]`, a file, the first attempt alone has it."""
 
     def reset(self, row: Mapping[str, Any]) -> list[dict[str, str]]:
         self._row = row
@@ -61,7 +61,11 @@ class Bad:
         if how == "memory":
             bytearray(64 * 2**30)
         if how == "spawn":  # a child in a session of its own, which outlives the usual kill of a group
-            command = [sys.executable, "-c", f"import os,time; open({self._row['pids']!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(3600)"]
+            command = [
+                sys.executable,
+                "-c",
+                f"import os,time; open({self._row['pids']!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(3600)",
+            ]
             subprocess.Popen(command, start_new_session=True)
             subprocess.Popen(command)
             while True:
@@ -82,7 +86,8 @@ class Unreal(Bad):
             return Step(messages=[{"role": "user", "content": "x" * 2**25}])
         if action == "surrogate":
             return Step(messages=[{"role": "user", "content": "\ud800"}])
-        return Step(info={"object": object(), 3: {1, 2}})
+        info: dict[Any, Any] = {"object": object(), 3: {1, 2}}
+        return Step(info=info)
 
 
 class Later:

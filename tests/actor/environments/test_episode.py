@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import itertools
 from typing import Any, cast
 
@@ -45,9 +46,7 @@ def play(
 
 def make(engine, pool, template="", max_context_tokens=1000, **config: Any) -> Episodes:
     one = rendering(template)
-    return Episodes(
-        engine, cast(Any, pool), one, EnvironmentsConfig(**config), max_context_tokens=max_context_tokens
-    )
+    return Episodes(engine, cast(Any, pool), one, EnvironmentsConfig(**config), max_context_tokens=max_context_tokens)
 
 
 def episode(prompt: str = PROMPT, max_tokens: int = 100, row: dict[str, Any] | None = None) -> Episode:
@@ -67,7 +66,7 @@ def test_play_is_what_was_sampled_and_observed_in_turns():
     played = play(engine, pool)
     assert text_of(played.tokens) == "5<eos>>:7<eos>"
     assert played.loss_mask.tolist() == [True, True, False, False, True, True]
-    np.testing.assert_array_equal(played.logprobs, np.float32([-2, -1, 0, 0, -2, -1]))
+    np.testing.assert_array_equal(played.logprobs, np.asarray([-2, -1, 0, 0, -2, -1], np.float32))
     assert [v.step for v in played.token_versions] == [3, 3, 3, 3, 4, 4]
     assert played.finish == "stop"
     assert played.turn_rewards.dtype == np.float32 and played.turn_rewards.tolist() == [0.0, 1.0]
@@ -135,7 +134,9 @@ def test_any_episode_is_exactly_what_the_engine_was_asked_to_go_on_with(
     assert len(runs) == len(engine.requests) == played.turn_rewards.size
     for start, request in zip(runs, engine.requests, strict=True):
         assert request.tokens.tolist() == [*ids(prompt), *played.tokens[:start].tolist()]
-    sampled = [t for r, s in zip(engine.requests, engine.turns, strict=False) for t in s.tokens[: r.sampling.max_tokens]]
+    sampled = [
+        t for r, s in zip(engine.requests, engine.turns, strict=False) for t in s.tokens[: r.sampling.max_tokens]
+    ]
     assert played.tokens[played.loss_mask].tolist() == sampled
     assert not played.logprobs[~played.loss_mask].any() and np.all(played.logprobs[played.loss_mask] < 0)
     versions = [v.step for v in played.token_versions]
@@ -216,7 +217,9 @@ def test_episode_whose_environment_keeps_failing_is_an_error_and_no_reward():
 
 
 def test_template_that_refuses_is_one_error_before_anything_is_sampled():
-    template = "{% for m in messages %}{% if m.role == 'user' and loop.index0 %}{{ raise_exception('once') }}{% endif %}"
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' and loop.index0 %}{{ raise_exception('once') }}{% endif %}"
+    )
     template += "{{ m.content }}{% endfor %}"
     engine, pool = ScriptedEngine([Turn(ids("5<eos>"))]), ScriptedPool([observed(">:")])
     with pytest.raises(EpisodeError, match="refuses the messages: once"):
@@ -242,7 +245,7 @@ def test_turns_keep_the_rest_of_the_sampling():
     engine = ScriptedEngine([Turn(ids("5<eos>"))])
     one = episode()
     sampling = Sampling(max_tokens=50, temperature=0.7, top_p=0.9, top_k=4, min_tokens=40, stop_token_ids=(EOS,))
-    one = Episode(**{f: getattr(one, f) for f in Episode.__slots__} | {"sampling": sampling})
+    one = dataclasses.replace(one, sampling=sampling)
     asyncio.run(make(engine, ScriptedPool([observed(done=True)]), max_turn_tokens=10).play(one))
     asked = engine.requests[0].sampling
     assert (asked.max_tokens, asked.min_tokens) == (10, 10)
