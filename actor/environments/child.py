@@ -74,7 +74,8 @@ def _answer(environment: Environment, question: wire.Reset | wire.Act, runner: a
     if isinstance(question, wire.Reset):
         messages = _settle(environment.reset(question.row), runner)
         roles = list(getattr(environment, "observation_roles", ("user",)))
-        return wire.Observed(messages=_checked(messages), roles=roles)
+        plays_itself = bool(getattr(environment, "plays_itself", False))
+        return wire.Observed(messages=_checked(messages), roles=roles, plays_itself=plays_itself)
     step = _settle(environment.step(question.action), runner)
     if not isinstance(step, Step):
         raise TypeError(f"step must return a Step (actor/environments/protocol.py), got {type(step).__name__}")

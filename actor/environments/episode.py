@@ -5,43 +5,20 @@ of its own whose prompt is all that came before, so that with prefix caching it 
 environment takes its time nothing is in the engine.
 """
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import msgspec
 from absl import logging
-from jaxtyping import Int32
 
-from actor.engine.protocol import Engine, Sample
+from actor.engine.protocol import Engine
+from actor.environments import wire
 from actor.environments.pool import EnvironmentPool, EpisodeProcess
 from actor.environments.protocol import EpisodeError
 from actor.environments.rendering import Rendering
-from actor.environments.transcript import Played, Transcript
-from bridge.chat_template import Message
-from bridge.types import Sampling
+from actor.environments.token_endpoint import Conversation, TokenEndpoint
+from actor.environments.transcript import Played
+from actor.environments.turns import Episode, Turns
 from configs.sections.environments import EnvironmentsConfig
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """What is to be played."""
-
-    environment: str
-    prompt_tokens: Int32[np.ndarray, " P"]
-    """The row's messages, rendered without a generation prompt."""
-    row: Mapping[str, Any]
-    """The row of prompts, for the environment; `messages` are those of the prompt, wanted with a chat template."""
-    sampling: Sampling
-    """Of each turn; `max_tokens` bounds the whole episode, sampled and observed tokens together."""
-    request_id: str
-    """Those of the turns begin with it."""
-    priority: int
-
-    @property
-    def messages(self) -> list[Message]:
-        """The prompt's."""
-        return list(self.row.get("messages", ()))
 
 
 class Episodes:
@@ -59,6 +36,7 @@ class Episodes:
         """`max_context_tokens`: prompt and episode together, `model.max_tokens`."""
         self._engine, self._pool, self._rendering, self._config = engine, pool, rendering, config
         self._max_context_tokens = max_context_tokens
+        self._endpoint: TokenEndpoint | None = None
 
     async def play(self, episode: Episode) -> Played:
         """Plays an episode to its end, from its start again where its environment fails.
@@ -81,15 +59,33 @@ class Episodes:
                 logging.warning("episode failed environment=%s problem=%r", episode.environment, problem)
         raise EpisodeError(f"{problem} ({1 + self._config.retries} attempts)")
 
+    async def close(self) -> None:
+        """Closes the endpoint, if there is one."""
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
     async def _play(self, episode: Episode, process: EpisodeProcess, *, request_id: str) -> Played:
         start = await process.reset(episode.row)
-        history = [*episode.messages, *start.messages]
+        budget = min(episode.sampling.max_tokens, self._max_context_tokens - episode.prompt_tokens.size)
+        turns = Turns(
+            self._engine,
+            episode,
+            request_id=request_id,
+            budget_tokens=budget,
+            max_turn_tokens=self._config.max_turn_tokens,
+        )
+        if start.plays_itself:
+            return await self._let_play(process, Conversation(turns, max_turns=self._config.max_turns))
+        return await self._play_turns(episode, process, turns, start)
+
+    async def _play_turns(
+        self, episode: Episode, process: EpisodeProcess, turns: Turns, start: wire.Observed
+    ) -> Played:
+        history, transcript = [*episode.messages, *start.messages], turns.transcript
         self._rendering.check(history, start.roles)
-        transcript = Transcript(episode.prompt_tokens)
         transcript.observe(self._rendering.opening(episode.messages, start.messages))
         infos: list[dict[str, Any]] = []
-        budget = min(episode.sampling.max_tokens, self._max_context_tokens - episode.prompt_tokens.size)
-        if transcript.num_tokens >= budget:
+        if turns.left_tokens <= 0:
             raise EpisodeError(
                 f"environment {episode.environment}: {episode.prompt_tokens.size} tokens of prompt and "
                 f"{transcript.num_tokens} of first observation leave no room for a turn; want sampling."
@@ -98,8 +94,8 @@ class Episodes:
                 is_final=True,
             )
         while True:
-            turn = await self._take_turn(episode, transcript, request_id=request_id, budget=budget)
-            if turn.finish == "length" and transcript.num_tokens >= budget:
+            turn = await turns.take()
+            if turn.finish == "length" and turns.left_tokens <= 0:
                 return transcript.end("length", tuple(infos))  # cut off: no action
             step = await process.step(self._rendering.action(turn.tokens, episode.sampling.stop_token_ids))
             transcript.reward(step.reward)
@@ -109,22 +105,14 @@ class Episodes:
             if transcript.num_turns >= self._config.max_turns:
                 return transcript.end("length", tuple(infos))
             observed = self._rendering.between(history, step.messages, turn=turn.tokens)
-            if transcript.num_tokens + observed.size >= budget:
+            if observed.size >= turns.left_tokens:
                 return transcript.end("length", tuple(infos))
             transcript.observe(observed)
 
-    async def _take_turn(self, episode: Episode, transcript: Transcript, *, request_id: str, budget: int) -> Sample:
-        left = budget - transcript.num_tokens
-        max_tokens = min(left, self._config.max_turn_tokens or left)
-        sample = await self._engine.sample(
-            transcript.request_tokens,
-            dataclasses.replace(
-                episode.sampling, max_tokens=max_tokens, min_tokens=min(episode.sampling.min_tokens, max_tokens)
-            ),
-            request_id=f"{request_id}.{transcript.num_turns}",
-            priority=episode.priority,
-        )
-        if not sample.tokens.size:
-            raise EpisodeError(f"environment {episode.environment}: a turn of no token was sampled")
-        transcript.take_turn(sample)
-        return sample
+    async def _let_play(self, process: EpisodeProcess, conversation: Conversation) -> Played:
+        """An environment that asks for its turns itself, at an endpoint that is its own for as long."""
+        if self._endpoint is None:
+            self._endpoint = TokenEndpoint()
+        async with self._endpoint.serve(conversation) as address:
+            step = await process.step(msgspec.json.encode(address).decode(), plays_itself=True)
+        return conversation.end(step)

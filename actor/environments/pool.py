@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from absl import logging
 
-from actor.environments import wire, zygote_link
+from actor.environments import registry, wire, zygote_link
 from actor.environments.protocol import EpisodeError
 from actor.environments.zygote_link import ZygoteLink
 from configs import extension
@@ -33,7 +33,7 @@ class EnvironmentPool:
         config: EnvironmentsConfig,
         *,
         own: Collection[str] = (),
-        command: Sequence[str] = zygote_link.COMMAND,
+        command: Sequence[str] | None = None,
     ) -> None:
         """Nothing starts; zygotes do when they are first needed.
 
@@ -121,7 +121,8 @@ class EnvironmentPool:
             starting = None
         if starting is None:
             max_memory_bytes = int(self._config.max_memory_gib * 2**30)
-            start = ZygoteLink.start(name, max_memory_bytes=max_memory_bytes, command=self._command)
+            command = self._command or zygote_link.command(self._config.python if registry.may_be_apart(name) else "")
+            start = ZygoteLink.start(name, max_memory_bytes=max_memory_bytes, command=command)
             starting = self._zygotes[name] = asyncio.create_task(start)
         # Shielded: whoever is cancelled while it waits must not end what others wait for.
         return await asyncio.shield(starting)
@@ -160,13 +161,15 @@ class EpisodeProcess:
         """
         return await self._ask(wire.Reset(row=dict(row)), self._config.reset_timeout_s)
 
-    async def step(self, action: str) -> wire.Observed:
-        """Hands over what the policy wrote.
+    async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
+        """Hands over what the policy wrote; to an environment that plays itself, where it finds the policy.
 
         Raises:
           EpisodeError: the environment failed, crashed or took too long.
         """
-        return await self._ask(wire.Act(action=action), self._config.step_timeout_s)
+        config = self._config
+        timeout_s = config.episode_timeout_s if plays_itself else config.step_timeout_s
+        return await self._ask(wire.Act(action=action), timeout_s)
 
     async def end(self, *, is_orderly: bool) -> None:
         """Returns when the process is no more: closed by itself within its time, or killed."""

@@ -10,9 +10,15 @@ CLASSES = {
     "guess": "actor.environments.shipped.guess:Guess",
     "calculator": "actor.environments.shipped.calculator:Calculator",
     "textarena": "actor.environments.shipped.textarena:TextArena",
+    "verifiers": "actor.environments.shipped.verifiers:Verifiers",
 }
 
 OWN_ENVIRONMENT = extension.Signature(takes=(), returns="an environment with reset, step and close")
+
+
+def may_be_apart(name: str) -> bool:
+    """Whether an environment may need libraries that don't go together with the engine's (`environments.python`)."""
+    return extension.is_own(name) or name == "verifiers"
 
 
 def load(name: str) -> Callable[[], Environment]:

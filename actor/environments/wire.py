@@ -76,6 +76,8 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
     info: dict[str, Any] = {}
     roles: list[str] = []
     """Of its messages, with the answer to a Reset."""
+    plays_itself: bool = False
+    """With the answer to a Reset: its one step is the whole episode."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -18,7 +18,10 @@ from configs import extension
 
 LOAD_TIMEOUT_S = 120.0
 """For starting Python and importing an environment's library; an episode's deadlines begin after that."""
-COMMAND = (sys.executable, "-P", "-m", zygote.__name__)
+
+def command(python: str = "") -> tuple[str, ...]:
+    """Starts a zygote; `python` is its interpreter, empty for this one."""
+    return (python or sys.executable, "-P", "-m", zygote.__name__)
 
 
 class ZygoteLink:
@@ -39,7 +42,7 @@ class ZygoteLink:
         self._loop.add_reader(control, self._hear)
 
     @classmethod
-    async def start(cls, name: str, *, max_memory_bytes: int, command: Sequence[str] = COMMAND) -> "ZygoteLink":
+    async def start(cls, name: str, *, max_memory_bytes: int, command: Sequence[str]) -> "ZygoteLink":
         """Starts a process and waits until it has imported the environment `name`.
 
         Raises:

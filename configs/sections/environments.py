@@ -19,12 +19,17 @@ class EnvironmentsConfig:
     step_timeout_s: float = 60.0
     """Seconds an environment may take to answer an action. What takes longer is killed; that earns nothing and costs
     nothing: the episode is tried again."""
+    episode_timeout_s: float = 3600.0
+    """The same for the one step of an environment that plays itself: a whole episode, the engine's time included."""
     retries: int = 2
     """How often an episode whose environment failed is played again, from its start; then its group is dropped."""
     max_processes: int = 256
     """Episodes of one actor at once, each of them a process; others wait their turn."""
     max_memory_gib: float = 4.0
     """Address space of one episode's process."""
+    python: str = ""
+    """Interpreter of `verifiers` and of environments of your own whose libraries don't go together with the engine's:
+    one of a virtual environment that has them, msgspec and jinja2. Empty: the actor's."""
 
     def __post_init__(self) -> None:
         positive(
@@ -32,6 +37,7 @@ class EnvironmentsConfig:
             max_turns=self.max_turns,
             reset_timeout_s=self.reset_timeout_s,
             step_timeout_s=self.step_timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
             max_processes=self.max_processes,
             max_memory_gib=self.max_memory_gib,
         )
