@@ -66,10 +66,9 @@ def _source(folder: pathlib.Path, settings: dict[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template: Any = settings.get("chat_template") or ""
+    template: str | list[dict[str, str]] = settings.get("chat_template") or ""
     if isinstance(template, list):  # several named templates
-        named: list[dict[str, str]] = template
-        return next((t["template"] for t in named if t["name"] == "default"), "")
+        return next((t["template"] for t in template if t["name"] == "default"), "")
     return template
 
 

@@ -73,7 +73,7 @@ def _serve(make: Callable[[], Environment], link: socket.socket) -> None:
 def _answer(environment: Environment, question: wire.Reset | wire.Act, runner: asyncio.Runner) -> wire.Observed:
     if isinstance(question, wire.Reset):
         messages = _settle(environment.reset(question.row), runner)
-        roles = list(getattr(environment, "observation_roles", ("user",)))
+        roles: list[str] = [*getattr(environment, "observation_roles", ("user",))]
         plays_itself = bool(getattr(environment, "plays_itself", False))
         return wire.Observed(messages=_checked(messages), roles=roles, plays_itself=plays_itself)
     step = _settle(environment.step(question.action), runner)

@@ -1,8 +1,8 @@
 """Where an environment that plays itself finds the policy: token ids in, token ids out, on loopback.
 
-It speaks the part of vLLM's `/inference/v1/generate` that such environments use (`verifiers`' training client), but each
-conversation has a token of its own, and only goes on: a request must begin with all that was said before, so that what
-was sampled trains as it was sampled. A request that tells it otherwise was rendered again, and is refused.
+It speaks the part of vLLM's `/inference/v1/generate` that such environments use (`verifiers`' training client), but
+each conversation has a token of its own, and only goes on: a request must begin with all that was said before, so that
+what was sampled trains as it was sampled. A request that tells it otherwise was rendered again, and is refused.
 """
 
 import asyncio

@@ -19,6 +19,7 @@ from configs import extension
 LOAD_TIMEOUT_S = 120.0
 """For starting Python and importing an environment's library; an episode's deadlines begin after that."""
 
+
 def command(python: str = "") -> tuple[str, ...]:
     """Starts a zygote; `python` is its interpreter, empty for this one."""
     return (python or sys.executable, "-P", "-m", zygote.__name__)

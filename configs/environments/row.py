@@ -47,11 +47,11 @@ def read_args(kind: type[T], environment: str, args: Args) -> T:
     Raises:
       ValueError: an argument is unknown or of another type.
     """
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
+    defaults = vars(kind())
     for name, value in args.items():
-        if name not in fields:
-            raise ValueError(f"environment {environment} has no argument {name!r}; there are {', '.join(fields)}")
-        wanted = type(fields[name].default)
+        if name not in defaults:
+            raise ValueError(f"environment {environment} has no argument {name!r}; there are {', '.join(defaults)}")
+        wanted: type[Any] = type(defaults[name])
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ValueError(f"environment {environment}: {name} must be {wanted.__name__}, got {value!r}")
     return kind(**args)

@@ -69,4 +69,4 @@ def num_players(game: str) -> int:
 @functools.cache
 def tried_games() -> dict[str, dict[str, str | int]]:
     """By id: `num_players`, and `problem`, empty for one that can be played."""
-    return json.loads((importlib.resources.files(__package__) / GAMES_FILE).read_text())
+    return json.loads((importlib.resources.files("configs.environments") / GAMES_FILE).read_text())

@@ -1,8 +1,8 @@
 """Environments of the `verifiers` library: its tasks and rewards, played by its agent with our policy (0.4).
 
-The library's training client asks for each turn at our token endpoint with what was said as token ids. The row names a
-function of the user's own, `task="module:function"`: called with the row it returns the library's `Task`, or a pair of a
-`Task` and the answers of its user, a function from the messages so far to the next message, or None at the end.
+The library's training client asks for each turn at our token endpoint with what was said as token ids. The row names
+a function of the user's own, `task="module:function"`: called with the row it returns the library's `Task`, or a pair
+of a `Task` and the answers of its user, a function from the messages so far to the next message, or None at the end.
 
 The library's own harnesses run a program that `uv` installs from the network, or a remote sandbox; `_Chat` is one that
 talks in this process, so that nothing is installed and nothing is connected to but the endpoint. Needs
@@ -52,9 +52,7 @@ class Verifiers:
         os.environ[_TOKEN] = address["token"]
         client = TrainClientConfig(base_url=f"{address['url']}/v1", api_key_var=_TOKEN)
         config = NullHarnessConfig(id="null")
-        agent = vf.make_agent(
-            AgentConfig(model=self._model, client=client, harness=config, runtime=SubprocessConfig())
-        )
+        agent = vf.make_agent(AgentConfig(model=self._model, client=client, harness=config, runtime=SubprocessConfig()))
         agent.harness = _Chat(config, self._user)
         trace = await agent.run(self._task)
         if trace.errors:

@@ -13,7 +13,7 @@ from actor.environments.protocol import Step
 
 
 class Bad:
-    """`row["how"]` names the trouble, `row["at"]` where; with `row["attempts"]`, a file, the first attempt alone has it."""
+    """`row["how"]` names the trouble, `row["at"]` where; with a file `row["attempts"]` only the first has it."""
 
     def reset(self, row: Mapping[str, Any]) -> list[dict[str, str]]:
         self._row = row

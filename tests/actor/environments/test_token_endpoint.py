@@ -22,7 +22,9 @@ PROMPT = [7, 8]
 STOP = 9
 
 
-def play(engine: Any, *, how: str = "", turns: int = 2, max_tokens: int = 50, prompt: list[int] | None = None, **config):
+def play(
+    engine: Any, *, how: str = "", turns: int = 2, max_tokens: int = 50, prompt: list[int] | None = None, **config
+):
     async def body() -> Played:
         settings = EnvironmentsConfig(**config)
         pool = EnvironmentPool(settings, own=(PLAYING,))
