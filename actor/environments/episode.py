@@ -17,7 +17,7 @@ from actor.environments.protocol import EpisodeError
 from actor.environments.rendering import Rendering
 from actor.environments.token_endpoint import Conversation, TokenEndpoint
 from actor.environments.transcript import Played
-from actor.environments.turns import Episode, Turns
+from actor.environments.turns import EpisodeRequest, Turns
 from configs.sections.environments import EnvironmentsConfig
 
 
@@ -38,7 +38,7 @@ class Episodes:
         self._max_context_tokens = max_context_tokens
         self._endpoint: TokenEndpoint | None = None
 
-    async def play(self, episode: Episode) -> Played:
+    async def play(self, episode: EpisodeRequest) -> Played:
         """Plays an episode to its end, from its start again where its environment fails.
 
         Cancelling it ends its request and its process.
@@ -64,7 +64,7 @@ class Episodes:
         if self._endpoint is not None:
             await self._endpoint.close()
 
-    async def _play(self, episode: Episode, process: EpisodeProcess, *, request_id: str) -> Played:
+    async def _play(self, episode: EpisodeRequest, process: EpisodeProcess, *, request_id: str) -> Played:
         start = await process.reset(episode.row)
         budget = min(episode.sampling.max_tokens, self._max_context_tokens - episode.prompt_tokens.size)
         turns = Turns(
@@ -79,7 +79,7 @@ class Episodes:
         return await self._play_turns(episode, process, turns, start)
 
     async def _play_turns(
-        self, episode: Episode, process: EpisodeProcess, turns: Turns, start: wire.Observed
+        self, episode: EpisodeRequest, process: EpisodeProcess, turns: Turns, start: wire.Observed
     ) -> Played:
         history, transcript = [*episode.messages, *start.messages], turns.transcript
         self._rendering.check(history, start.roles)

@@ -15,7 +15,7 @@ from bridge.types import Sampling
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class EpisodeRequest:
     """What is to be played."""
 
     environment: str
@@ -39,7 +39,7 @@ class Turns:
     """An episode's transcript, and how it goes on."""
 
     def __init__(
-        self, engine: Engine, episode: Episode, *, request_id: str, budget_tokens: int, max_turn_tokens: int
+        self, engine: Engine, episode: EpisodeRequest, *, request_id: str, budget_tokens: int, max_turn_tokens: int
     ) -> None:
         """Nothing was said yet; `budget_tokens` are all that may follow the prompt, `max_turn_tokens` 0 is no limit."""
         self._engine, self._episode, self._request_id = engine, episode, request_id

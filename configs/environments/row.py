@@ -3,7 +3,7 @@
 import dataclasses
 import random
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def read_args(kind: type[T], environment: str, args: Args) -> T:
     for name, value in args.items():
         if name not in defaults:
             raise ValueError(f"environment {environment} has no argument {name!r}; there are {', '.join(defaults)}")
-        wanted: type[Any] = type(defaults[name])
+        wanted = cast(type[object], type(defaults[name]))
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ValueError(f"environment {environment}: {name} must be {wanted.__name__}, got {value!r}")
     return kind(**args)

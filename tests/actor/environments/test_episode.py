@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.environments.episode import Episode, Episodes
+from actor.environments.episode import EpisodeRequest, Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import Played
 from bridge.types import Sampling
@@ -49,8 +49,8 @@ def make(engine, pool, template="", max_context_tokens=1000, **config: Any) -> E
     return Episodes(engine, cast(Any, pool), one, EnvironmentsConfig(**config), max_context_tokens=max_context_tokens)
 
 
-def episode(prompt: str = PROMPT, max_tokens: int = 100, row: dict[str, Any] | None = None) -> Episode:
-    return Episode(
+def episode(prompt: str = PROMPT, max_tokens: int = 100, row: dict[str, Any] | None = None) -> EpisodeRequest:
+    return EpisodeRequest(
         environment="guess",
         prompt_tokens=np.asarray(ids(prompt), np.int32),
         row=row or {},

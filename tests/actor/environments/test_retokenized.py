@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import tokenizers
 
-from actor.environments.episode import Episode, Episodes
+from actor.environments.episode import EpisodeRequest, Episodes
 from actor.environments.pool import EnvironmentPool
 from bridge.types import Sampling
 from configs.environments import guess
@@ -58,7 +58,7 @@ def test_transcripts_of_real_episodes_are_kept_where_tokenizing_again_would_chan
             cast(Any, engine), pool, rendering(tokenizer=tokenizer), EnvironmentsConfig(), max_context_tokens=200
         )
         prompt = np.asarray(ids(row.question), np.int32)
-        episode = Episode(
+        episode = EpisodeRequest(
             environment="guess",
             prompt_tokens=prompt,
             row=dict(row.metadata) | {"answer": row.answer},

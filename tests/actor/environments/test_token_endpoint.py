@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actor.engine.protocol import AbortedError
-from actor.environments.episode import Episode, Episodes
+from actor.environments.episode import EpisodeRequest, Episodes
 from actor.environments.pool import EnvironmentPool
 from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import Played
@@ -29,7 +29,7 @@ def play(
         settings = EnvironmentsConfig(**config)
         pool = EnvironmentPool(settings, own=(PLAYING,))
         episodes = Episodes(cast(Any, engine), pool, rendering(), settings, max_context_tokens=1000)
-        episode = Episode(
+        episode = EpisodeRequest(
             environment=PLAYING,
             prompt_tokens=np.asarray(prompt or PROMPT, np.int32),
             row={"prompt": PROMPT, "turns": turns, "how": how},
@@ -119,7 +119,7 @@ def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tmp_path
         pool = EnvironmentPool(config)
         episodes = Episodes(cast(Any, engine), pool, rendering(CHATML), config, max_context_tokens=1000)
         row = {"task": f"{MODULE}:verifiers_game", "model_folder": str(tmp_path), "question": "Guess.", "answer": "7"}
-        episode = Episode(
+        episode = EpisodeRequest(
             environment="verifiers",
             prompt_tokens=np.asarray(ids("<|im_start|>user\nGuess.<|im_end|>\n"), np.int32),
             row=row,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from configs.environments import calculator, guess, row, textarena
+from configs.environments import calculator, guess, row, shipped, textarena
 
 MAKERS = {
     "guess": (guess.rows, {"style": "short"}),
@@ -80,3 +80,12 @@ def test_rows_of_arguments_that_are_none_are_refused(make, args, said):
 
 def test_read_args_takes_whole_numbers_for_real_ones():
     assert row.read_args(guess.GuessArgs, "guess", {"possible_reward": 1}).possible_reward == 1
+
+
+def test_shipped_rows_are_found_by_name_and_others_refused():
+    assert shipped.rows("guess", seed=3, args={"style": "short"})(5) == guess.rows(3, {"style": "short"})(5)
+    assert shipped.EXAMPLES.keys() < shipped.ROWS.keys()
+    with pytest.raises(
+        ValueError, match="'verifiers' makes no rows of its own, want one of guess, calculator, textarena"
+    ):
+        shipped.rows("verifiers", seed=0, args={})
