@@ -40,7 +40,8 @@ class Fleet:
         """Responses that ended, not booked yet."""
         self.changed: dict[SimActor, None] = {}
         """Engines that may have room since they were last looked at."""
-        self._wasted_tokens = 0.0
+        self.wasted_tokens = 0.0
+        """Sampled, and wanted by nobody."""
 
     def note(self, *actors: SimActor) -> None:
         """Something happened to these."""
@@ -53,7 +54,7 @@ class Fleet:
 
     def abort(self, actor: SimActor, request: str) -> None:
         """Ends a request whose tokens nobody wants."""
-        self._wasted_tokens += actor.engine.abort(self._calendar.now_s, request)
+        self.wasted_tokens += actor.engine.abort(self._calendar.now_s, request)
 
     def await_next(self, actors: Iterable[SimActor]) -> None:
         """Has the calendar call at the next event of each of these engines, and no more at what was theirs before."""
@@ -112,5 +113,5 @@ class Fleet:
             sequence_s=sum(e.sequence_s for e in engines),
             num_preemptions=sum(e.num_preemptions for e in engines),
             recomputed_tokens=sum(e.recomputed_tokens for e in engines),
-            wasted_tokens=self._wasted_tokens,
+            wasted_tokens=self.wasted_tokens,
         )

@@ -84,6 +84,8 @@ class Group:
     num_started: int = 0
     running: dict[str, tuple[SimActor, str]] = dataclasses.field(default_factory=dict)
     """By request: where, and under which ticket."""
+    observed_tokens: int = 0
+    """What environments said in episodes that ended."""
     finished: list[Finished] = dataclasses.field(default_factory=list)
     engines: set[int] = dataclasses.field(default_factory=set)
     start_steps: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -97,5 +99,5 @@ def served(group: Group) -> ServedGroup:
         for step, tokens in finished.spans:
             by_step[step] = by_step.get(step, 0.0) + tokens
     response_tokens = round(sum(by_step.values()))
-    tokens = response_tokens + group.prompt_tokens * group.ticket.num_samples
+    tokens = response_tokens + group.observed_tokens + group.prompt_tokens * group.ticket.num_samples
     return ServedGroup(group.ticket, tokens, response_tokens, by_step)

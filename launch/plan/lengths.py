@@ -18,13 +18,13 @@ import statistics
 import numpy as np
 from jaxtyping import Float
 
-from launch.plan.profiles import LengthProfile
+from launch.plan.length_profile import LengthProfile
 
 FIGURE_2_MEDIAN = math.sqrt(16384 / 32 * 16384 / 25)
 FIGURE_2_P75 = math.sqrt(755 * 1100)
 FIGURE_2_BATCH = 128 * 8
 
-_PROMPTS, _RESPONSES = 0, 1
+_PROMPTS, _RESPONSES, _TURNS = 0, 1, 2
 _Z_P75 = statistics.NormalDist().inv_cdf(0.75)
 _Z_LONGEST = statistics.NormalDist().inv_cdf(1 - 1 / FIGURE_2_BATCH)
 
@@ -43,6 +43,10 @@ class Lengths:
     def responses(self, problem: int, num: int, *, attempt: int = 0) -> list[int]:
         """Tokens of `num` responses; another attempt at the same problem draws others that are as long on average."""
         return _draw(self._responses, problem, num, (self._seed, _RESPONSES, problem), attempt)
+
+    def turns(self, problem: int, index: int, num: int, *, attempt: int = 0) -> list[int]:
+        """Tokens of the turns of a problem's episode number `index`."""
+        return _draw(self._responses, problem, num, (self._seed, _TURNS, problem, index), attempt)
 
 
 def _draw(profile: LengthProfile, problem: int, num: int, key: tuple[int, ...], attempt: int) -> list[int]:

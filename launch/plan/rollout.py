@@ -9,6 +9,7 @@ from bridge.types import Ticket, Version
 from configs.schema import Config
 from launch.plan.calendar import Calendar
 from launch.plan.chips import SHARE, ScaleDown, would_fit
+from launch.plan.episodes import SimEpisodes
 from launch.plan.fleet import Fleet, Totals
 from launch.plan.groups import Group, ServedGroup, SimActor, served
 from launch.plan.hunger import Hunger
@@ -34,6 +35,7 @@ class SimActors:
         *,
         on_claim: Callable[[], None] = lambda: None,
         on_free_chips: Callable[[], None] = lambda: None,
+        seed: int = 0,
     ) -> None:
         """Idle, serving weights of step 0.
 
@@ -45,6 +47,7 @@ class SimActors:
           on_group: called when a group is in the store.
           on_claim: called after tickets were claimed.
           on_free_chips: called when there are more `num_free_chips`, of a learner without chips of its own.
+          seed: of what environments take.
         """
         self._config, self._profile, self._lengths = config, profile, lengths
         self._calendar, self._on_group = calendar, on_group
@@ -65,6 +68,9 @@ class SimActors:
         )
 
         self._fleet = Fleet(config, profile, calendar, self._settle)
+        self._episodes = profile.episodes and SimEpisodes(
+            config, profile.episodes, lengths, calendar, self._fleet, self._settle, seed=seed
+        )
         self._hunger = Hunger(self._pool)
         for actor in self._fleet.actors:
             self._hunger.note(actor)
@@ -152,7 +158,7 @@ class SimActors:
             for request, (actor, _) in group.running.items():
                 step = actor.engine.step
                 if group.start_steps[request] < step - self._lag_bound:
-                    self._fleet.abort(actor, request)
+                    self._abort(actor, request)
                     group.attempt += 1
                     self._add(actor, group, request)
 
@@ -216,20 +222,33 @@ class SimActors:
 
     def _add(self, actor: SimActor, group: Group, request: str, *, response_tokens: int | None = None) -> None:
         """Has an engine sample a response; of no given length, one of the group's next attempt."""
+        is_cached = self._config.actor.prefix_caching and actor.index in group.engines
+        group.start_steps[request] = actor.engine.step
+        group.engines.add(actor.index)
+        if self._episodes is not None:
+            self._episodes.begin(actor, group, request, is_cached=is_cached)
+            return
         if response_tokens is None:
             (response_tokens,) = self._lengths.responses(int(group.ticket.task.answer), 1, attempt=group.attempt)
-        group.start_steps[request] = actor.engine.step
         actor.engine.add(
             self._calendar.now_s,
             request,
             priority=group.ticket.order,
             prompt_tokens=group.prompt_tokens,
             response_tokens=response_tokens,
-            is_cached=self._config.actor.prefix_caching and actor.index in group.engines,
+            cached_tokens=group.prompt_tokens if is_cached else 0,
         )
-        group.engines.add(actor.index)
+
+    def _abort(self, actor: SimActor, request: str) -> None:
+        if self._episodes is not None:
+            self._episodes.end(request)
+        else:
+            self._fleet.abort(actor, request)
 
     def _end_request(self, actor: SimActor, finished: Finished) -> None:
+        if self._episodes is not None and "/" in finished.id:
+            self._episodes.turn_ended(finished)
+            return
         group = self._by_request.pop(finished.id, None)
         if group is None:
             return  # its group was complete, or withdrawn, at this very moment
@@ -255,7 +274,7 @@ class SimActors:
         for request, (actor, _) in group.running.items():
             self._fleet.advance([actor])
             self._by_request.pop(request, None)
-            self._fleet.abort(actor, request)
+            self._abort(actor, request)
             self._fleet.note(actor)
         group.running.clear()
         for part_id in self._pool.part_ids(group.ticket):
@@ -277,7 +296,10 @@ class SimActors:
             return
         self._scale_down.is_done = True
         self._pool.num_engines = split
-        for request, actor in self._fleet.give_up(split).items():
+        for engine_request, actor in self._fleet.give_up(split).items():
+            request, _, turn = engine_request.partition("/")
+            if turn and self._episodes is not None:
+                self._episodes.move(request, actor)
             running = self._by_request[request].running
             running[request] = (actor, running[request][1])
         self._calendar.at(self._calendar.now_s, self._on_free_chips)

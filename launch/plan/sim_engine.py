@@ -115,9 +115,9 @@ class SimEngine:
         return self._kv_offset + self._counter * self._num_running
 
     def add(
-        self, now_s: float, id: str, *, priority: int, prompt_tokens: int, response_tokens: int, is_cached: bool = False
+        self, now_s: float, id: str, *, priority: int, prompt_tokens: int, response_tokens: int, cached_tokens: int = 0
     ) -> None:
-        """A new request; `is_cached` if its prompt need not be computed.
+        """A new request; of its prompt `cached_tokens` need not be computed.
 
         Raises:
           ValueError: it can never fit the KV cache, has no token, or its id is here already.
@@ -133,7 +133,7 @@ class SimEngine:
                 f"engine.kv_capacity_tokens={capacity}; raise it or shorten the responses"
             )
         self._move(now_s)
-        request = _Request(id, priority, prompt_tokens, response_tokens, 0.0 if is_cached else float(prompt_tokens))
+        request = _Request(id, priority, prompt_tokens, response_tokens, float(prompt_tokens - cached_tokens))
         self._requests[id] = request
         self._wait(request)
         self._fill()

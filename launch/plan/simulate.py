@@ -53,6 +53,7 @@ def simulate(config: Config, profile: Profile, *, num_updates: int, warmup_updat
         learner.on_group if store is None else functools.partial(_hand_in, store, learner),
         on_claim=learner.on_claim,
         on_free_chips=learner.on_free_chips,
+        seed=seed,
     )
     if not warmup_updates:
         on_step(0)

@@ -6,8 +6,9 @@ import functools
 import numpy as np
 
 from configs.schema import Config
+from launch.plan.length_profile import LengthProfile
 from launch.plan.lengths import Lengths
-from launch.plan.profiles import LengthProfile, Profile
+from launch.plan.profiles import Profile
 
 BYTES_PER_TOKEN = 13
 """Of a response on the wire: token, logprob and version of 4 bytes each, loss mask (`bridge/types.py:Rollout`)."""

@@ -7,7 +7,8 @@ from launch.plan.cluster.limits import Cluster, first_to_give_out
 from launch.plan.cluster.profile import NetworkProfile, StoreProfile
 from launch.plan.cluster.transfers import Transfers
 from launch.plan.engine_profile import EngineProfile
-from launch.plan.profiles import LearnerProfile, LengthProfile, Profile
+from launch.plan.length_profile import LengthProfile
+from launch.plan.profiles import LearnerProfile, Profile
 from tests.bench.cluster.measured import WINDOW, Case
 
 _FAST = 1e9

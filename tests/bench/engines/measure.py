@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from launch.plan.profiles import LearnerProfile, LengthProfile, Profile, PublishProfile
+from launch.plan.length_profile import LengthProfile
+from launch.plan.profiles import LearnerProfile, Profile, PublishProfile
 from launch.plan.sim_engine import NEVER, SimEngine
 from launch.plan.simulate import simulate
 from tests.bench.engines.batch_rollout import deal

@@ -17,7 +17,8 @@ import numpy as np
 from configs import pipelinerl, serial
 from configs.sections import AdmissionConfig
 from launch.plan.engine_profile import EngineProfile
-from launch.plan.profiles import LearnerProfile, LengthProfile, Profile
+from launch.plan.length_profile import LengthProfile
+from launch.plan.profiles import LearnerProfile, Profile
 from launch.plan.simulate import simulate
 
 N, B, L, G = 128, 128, 1024, 133

@@ -31,8 +31,9 @@ from collections.abc import Iterable, Sequence
 from configs import cgp, rolloutpipe, serial
 from configs.schema import Config
 from launch.plan.engine_profile import EngineProfile
+from launch.plan.length_profile import LengthProfile
 from launch.plan.outcome import Outcome
-from launch.plan.profiles import LearnerProfile, LengthProfile, Profile
+from launch.plan.profiles import LearnerProfile, Profile
 from launch.plan.simulate import simulate
 
 COMPUTE_S = {32: 191.8, 64: 379.9, 96: 572.2}

@@ -10,8 +10,9 @@ import math
 import numpy as np
 
 from launch.plan.engine_profile import EngineProfile
+from launch.plan.length_profile import LengthProfile
 from launch.plan.outcome import Outcome
-from launch.plan.profiles import LearnerProfile, LengthProfile, Profile
+from launch.plan.profiles import LearnerProfile, Profile
 from launch.plan.simulate import simulate
 from tests.bench.planner import inputs
 from tests.bench.planner.rolloutpipe import config_of

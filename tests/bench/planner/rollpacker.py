@@ -12,9 +12,10 @@ import numpy as np
 from configs import rollpacker
 from configs.schema import Config
 from launch.plan.engine_profile import EngineProfile
+from launch.plan.length_profile import LengthProfile
 from launch.plan.lengths import Lengths
 from launch.plan.outcome import Outcome
-from launch.plan.profiles import LearnerProfile, LengthProfile, Profile
+from launch.plan.profiles import LearnerProfile, Profile
 from launch.plan.simulate import simulate
 from tests.bench.planner import inputs
 from tests.bench.planner.inputs import ETA, Setting

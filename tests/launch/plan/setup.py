@@ -5,7 +5,8 @@ from typing import Any
 
 from configs import schema, sections
 from launch.plan.engine_profile import EngineProfile
-from launch.plan.profiles import LearnerProfile, LengthProfile, Profile, PublishProfile
+from launch.plan.length_profile import LengthProfile
+from launch.plan.profiles import LearnerProfile, Profile, PublishProfile
 
 
 def lengths(*tokens: int) -> LengthProfile:

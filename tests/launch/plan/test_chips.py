@@ -7,7 +7,8 @@ import pytest
 
 from launch.plan.chips import ScaleDown, would_fit
 from launch.plan.engine_profile import EngineProfile
-from launch.plan.profiles import LearnerProfile, LengthProfile
+from launch.plan.length_profile import LengthProfile
+from launch.plan.profiles import LearnerProfile
 from launch.plan.search import Grid, search
 from launch.plan.sim_engine import SimEngine
 from launch.plan.simulate import simulate

@@ -15,10 +15,11 @@ from bridge.store.sqlite import SqliteStore
 from configs.sections import AdmissionConfig
 from launch.plan import profiles
 from launch.plan import search as plan_search
+from launch.plan.length_profile import LengthProfile
 from launch.plan.lengths import Lengths
 from launch.plan.outcome import Lag
 from launch.plan.pool import TicketPool, group_id
-from launch.plan.profiles import LearnerProfile, LengthProfile
+from launch.plan.profiles import LearnerProfile
 from launch.plan.report import plot_search
 from launch.plan.search import Grid, apply, search
 from launch.plan.simulate import simulate

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from bridge.types import Task
 from launch.plan.calendar import Calendar
 from launch.plan.engine_profile import EngineProfile
+from launch.plan.length_profile import LengthProfile
 from launch.plan.lengths import Lengths
 from launch.plan.outcome import Lag
-from launch.plan.profiles import LearnerProfile, LengthProfile
+from launch.plan.profiles import LearnerProfile
 from launch.plan.rollout import SimActors
 from launch.plan.simulate import simulate
 from tests.bridge.factories import make_ticket
