@@ -29,7 +29,7 @@ class EpisodeProfile:
     num_turns: LengthProfile
     step_s: LatencyProfile
     observation_tokens: int = 0
-    """After each turn; they are trained beside the sampled ones."""
+    """After each turn but the last; they are trained beside the sampled ones."""
     start_s: float = 0.0
     """From an episode's admission to its first turn: a process, a reset."""
     turn_s: float = 0.0

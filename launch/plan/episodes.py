@@ -147,7 +147,7 @@ class SimEpisodes:
                 self._take_turn(episode)
                 continue
             del self._played[episode.id]
-            episode.group.observed_tokens += self._profile.observation_tokens * episode.turn
+            episode.group.observed_tokens += self._profile.observation_tokens * (episode.turn - 1)
             self._fleet.ended.append((episode.actor, Finished(episode.id, self._calendar.now_s, episode.spans)))
         self._on_event()
 

@@ -48,8 +48,8 @@ class Lengths:
     def tokens(self, prompt_tokens: Int32[np.ndarray, " P"], index: int) -> int:
         """The length of a prompt's response number `index`."""
         prompt = prompt_tokens.astype("<i4").tobytes()
-        of_prompt = _uniform(prompt, self.seed)
-        of_sample = _uniform(prompt, self.seed, index + 1)
+        of_prompt = uniform(prompt, self.seed)
+        of_sample = uniform(prompt, self.seed, index + 1)
         return min(self.max_tokens, max(1, round(self._quantile(of_prompt, of_sample, prompt, index))))
 
     def _quantile(self, of_prompt: float, of_sample: float, prompt: bytes, index: int) -> float:
@@ -58,7 +58,7 @@ class Lengths:
         spread = math.exp(self.sample_sigma * _NORMAL.inv_cdf(of_sample))
         if self.kind == "lognormal":
             return self.median * math.exp(self.prompt_sigma * _NORMAL.inv_cdf(of_prompt)) * spread
-        is_stray = _uniform(prompt, self.seed, -1 - index) < self.stray_samples
+        is_stray = uniform(prompt, self.seed, -1 - index) < self.stray_samples
         if of_prompt < self.long_prompts or is_stray:
             # From twice the P75 to the maximum, and a third of them at the maximum: what a cap cuts off.
             start = 2 / self.max_over_p75
@@ -68,7 +68,7 @@ class Lengths:
         return p75 * spread / math.exp(self.sample_sigma * _NORMAL.inv_cdf(_P75 / num_short))
 
 
-def _uniform(prompt: bytes, *numbers: int) -> float:
+def uniform(prompt: bytes, *numbers: int) -> float:
     """A uniform number inside (0, 1) that depends on everything given."""
     digest = hashlib.blake2b(prompt + b"".join(n.to_bytes(8, "little", signed=True) for n in numbers), digest_size=8)
     return (int.from_bytes(digest.digest(), "little") + 0.5) / 2**64

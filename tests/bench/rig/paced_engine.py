@@ -6,6 +6,7 @@ that they are there. So a question about schedules can be asked of an engine tha
 
 import asyncio
 import pathlib
+import re
 import time
 from collections.abc import Callable
 
@@ -164,8 +165,10 @@ class PacedEngine:
 
 
 def _rank(request_id: str) -> int:
-    """A request's number among its prompt's, as in "000000003.7"; one begun anew has its number after a "+"."""
-    return int(request_id.split(".")[1].partition("+")[0])
+    """A request's number among its prompt's, as in "000000003.7"; an attempt's, or a turn's, comes behind it."""
+    number = re.match(r"\d+", request_id.split(".")[1])
+    assert number is not None, request_id
+    return int(number[0])
 
 
 def _token_versions(finished: Finished, num_tokens: int) -> list[int]:

@@ -12,6 +12,7 @@ from configs.run_folder import RunFolder, set_up_run
 from configs.schema import Config
 from launch.plan.engine_profile import EngineProfile
 from tests.bench.rig.lengths import Lengths
+from tests.bench.rig.work import Work
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,9 @@ class Session:
     engine: EngineProfile | None = None
     """A paced engine of this speed (`paced_engine`) serves instead of the real one."""
 
+    episodes: Work | None = None
+    """What responses are, instead of one turn (`tests.bench.agentic.play_process` alone knows them)."""
+
     @property
     def folder(self) -> pathlib.Path:
         return pathlib.Path(self.config.run_dir)
@@ -43,6 +47,7 @@ class Session:
             "flat_share": self.flat_share,
             "passes_per_token": self.passes_per_token,
             "engine": dataclasses.asdict(self.engine) if self.engine else None,
+            "episodes": dataclasses.asdict(self.episodes) if self.episodes else None,
         }
 
     @classmethod
@@ -54,6 +59,7 @@ class Session:
             flat_share=raw["flat_share"],
             passes_per_token=raw["passes_per_token"],
             engine=msgspec.convert(raw["engine"], EngineProfile | None),
+            episodes=msgspec.convert(raw["episodes"], Work | None),
         )
 
     def prepare(self, model_folder: pathlib.Path) -> None:

@@ -1,0 +1,1 @@
+"""Environment-level asynchrony and redundant environments, measured and predicted."""

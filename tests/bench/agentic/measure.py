@@ -1,0 +1,149 @@
+"""Runs a schedule of episodes, and has the planner predict it from what was known before."""
+
+import dataclasses
+import statistics
+from typing import Any
+
+import numpy as np
+
+from bridge.store.sqlite_database import LOOK_S
+from launch.plan.episode_profile import EpisodeProfile, LatencyProfile
+from launch.plan.length_profile import LengthProfile
+from launch.plan.profiles import LearnerProfile, Profile, PublishProfile
+from launch.plan.simulate import simulate
+from tests.bench.agentic.setups import (
+    MEAN_S,
+    NUM_TURNS,
+    TOKENS_PER_S,
+    TURN_TOKENS,
+    Setup,
+    engine_profile,
+)
+from tests.bench.rig.measure import publish_costs
+from tests.bench.rig.rig import Result, Rig
+
+CALIBRATED_S = 0.03
+"""The deviation of the calibration: none that is measured, and enough that not all episodes step at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A schedule at a deviation."""
+
+    name: str
+    deviation_s: float
+    updates_s: list[float]
+    """Measured: from each optimizer step to the next."""
+    predicted_s: float
+    max_lag: int
+    num_deferred: int = 0
+    """Prompts in the long-prompt queue at the end."""
+
+    @property
+    def mean_s(self) -> float:
+        return statistics.fmean(self.updates_s)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the planner is told beside the profile that was chosen."""
+
+    learner: LearnerProfile
+    publish: PublishProfile
+    prompt_tokens: int
+    observation_tokens: int
+    start_s: float
+    turn_s: float
+
+
+def updates_s(result: Result) -> list[float]:
+    """From the end of each optimizer step to the next one's."""
+    ends = sorted((e["ts"] + e["dur"]) / 1e6 for e in result.events if e["name"] == "apply")
+    return [float(x) for x in np.diff(ends)]
+
+
+def calibrate(rig: Rig, setup: Setup) -> Costs:
+    """Episodes of one turn and of all, at a deviation that is not measured: what they take beside what was drawn."""
+    few, many = (rig.run(setup.session(3, CALIBRATED_S, num_turns=n)) for n in (1, NUM_TURNS))
+    prompts = [np.asarray(p, np.int32) for p in rig.prompts(setup.config(3), 3 * setup.groups)]
+    over_few, over_many = (_beyond_drawn_s(result, setup, prompts, n) for result, n in ((few, 1), (many, NUM_TURNS)))
+    turn_s = max(0.0, (over_many - over_few) / (NUM_TURNS - 1))
+    train_s = sum(e["dur"] for e in many.events if e["name"] == "train") / 1e6
+    num_observed = many.response_tokens - NUM_TURNS * TURN_TOKENS
+    return Costs(
+        learner=LearnerProfile(
+            seconds_per_token=train_s / many.real_tokens,
+            optimizer_step_s=statistics.median(e["dur"] / 1e6 for e in many.events if e["name"] == "apply"),
+        ),
+        publish=PublishProfile(**publish_costs([many])),
+        prompt_tokens=round(statistics.fmean(p.size for p in prompts)),
+        observation_tokens=round(num_observed / (NUM_TURNS - 1)),
+        start_s=max(0.0, over_few - turn_s),
+        turn_s=turn_s,
+    )
+
+
+def _beyond_drawn_s(result: Result, setup: Setup, prompts: list[np.ndarray], num_turns: int) -> float:
+    """Mean time of an episode beside its latencies and its tokens; the first round finds everything cold."""
+    work = setup.session(3, CALIBRATED_S, num_turns=num_turns).episodes
+    assert work is not None
+    spans = [e for e in result.events if e["name"] == "rollout" and e["args"]["round"] > 0]
+    took = statistics.fmean(e["dur"] / 1e6 for e in spans)
+    drawn = statistics.fmean(
+        sum(work.latencies_s(prompts[order], index))
+        for order in {e["args"]["order"] for e in spans}
+        for index in range(setup.samples)
+    )
+    return took - drawn - num_turns * TURN_TOKENS / TOKENS_PER_S
+
+
+def profile_of(setup: Setup, deviation_s: float, costs: Costs) -> Profile:
+    """The planner's input: what was chosen, and what the calibration cost."""
+    return Profile(
+        engine=engine_profile(),
+        response_tokens=_all(TURN_TOKENS),
+        prompt_tokens=_all(costs.prompt_tokens),
+        learner=costs.learner,
+        publish=costs.publish,
+        claim_s=LOOK_S / 2,
+        episodes=EpisodeProfile(
+            num_turns=_all(NUM_TURNS),
+            step_s=LatencyProfile(mean_s=MEAN_S, deviation_s=deviation_s),
+            observation_tokens=costs.observation_tokens,
+            start_s=costs.start_s,
+            turn_s=costs.turn_s,
+            in_lock_step=setup.in_lock_step,
+        ),
+    )
+
+
+def run(rig: Rig, setup: Setup, deviation_s: float, costs: Costs, *, num_updates: int) -> Row:
+    """A schedule; the updates in which it finds its stride are left out."""
+    warmup = num_warmup(setup)
+    result = rig.run(setup.session(warmup + num_updates, deviation_s))
+    config = setup.config(warmup + num_updates)
+    outcome = simulate(
+        config, profile_of(setup, deviation_s, costs), num_updates=4 * num_updates, warmup_updates=warmup, seed=1
+    )
+    return Row(
+        name=setup.name,
+        deviation_s=deviation_s,
+        updates_s=updates_s(result)[warmup - 1 :],
+        predicted_s=outcome.step_s,
+        max_lag=result.max_lag,
+        num_deferred=round(result.rounds[-1]["round/long_queue"]),
+    )
+
+
+def num_warmup(setup: Setup) -> int:
+    """Updates of a round, or of a window's (1 + alpha)."""
+    return 4 if setup.by_window else 1
+
+
+def to_json(row: Row) -> dict[str, Any]:
+    """For the results."""
+    return dataclasses.asdict(row) | {"mean_s": row.mean_s}
+
+
+def _all(tokens: int) -> LengthProfile:
+    return LengthProfile(kind="uniform", min_tokens=tokens, max_tokens=tokens)
