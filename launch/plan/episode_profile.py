@@ -31,9 +31,11 @@ class EpisodeProfile:
     observation_tokens: int = 0
     """After each turn but the last; they are trained beside the sampled ones."""
     start_s: float = 0.0
-    """From an episode's admission to its first turn: a process, a reset."""
+    """What starting an episode takes of the machine that environments run on: a process, a reset. It does one thing
+    after the other, so a batch that begins at once waits for its last."""
     turn_s: float = 0.0
-    """What a turn costs beside its tokens and the environment's latency: two processes that tell each other."""
+    """What a turn takes of that machine, beside its tokens and the environment's latency: processes that tell each
+    other."""
     in_lock_step: bool = False
     """All that are in service take their turn together, and step together: nothing of ours does so, it is what
     environment-level asynchrony is compared with."""

@@ -67,9 +67,11 @@ class SimEpisodes:
         self._config, self._profile, self._lengths, self._seed = config, profile, lengths, seed
         self._turns = Lengths(profile.num_turns, profile.num_turns, seed=seed)
         self._calendar, self._fleet, self._on_event = calendar, fleet, on_event
+        self._free_s = 0.0
+        """When the machine that environments run on has done all that it was given."""
         self._played: dict[str, _Episode] = {}
-        self._at_barrier: list[_Episode] = []
-        """In lock-step: those whose turn has ended."""
+        self._at_barrier: dict[_Episode, Callable[[_Episode], None]] = {}
+        """In lock-step: who waits for the others, and what comes then."""
 
     def begin(self, actor: SimActor, group: Group, request: str, *, is_cached: bool) -> None:
         """Plays a request of a group from its start; `is_cached` if the engine has its prompt."""
@@ -87,7 +89,7 @@ class SimEpisodes:
         )
         self._played[request] = episode
         if self._profile.start_s:
-            self._calendar.at(self._calendar.now_s + self._profile.start_s, self._go_on, [episode])
+            self._work(episode, self._profile.start_s)
         else:
             self._take_turn(episode)
 
@@ -96,8 +98,7 @@ class SimEpisodes:
         if (episode := self._played.pop(request, None)) is not None:
             self._fleet.abort(episode.actor, episode.request)
             self._fleet.wasted_tokens += sum(tokens for _, tokens in episode.spans)
-            if episode in self._at_barrier:
-                self._at_barrier.remove(episode)
+            self._at_barrier.pop(episode, None)
             self._pass_barrier()
 
     def turn_ended(self, finished: Finished) -> None:
@@ -110,45 +111,52 @@ class SimEpisodes:
                 tokens += episode.spans.pop()[1]
             episode.spans.append((step, tokens))
         self._fleet.note(episode.actor)
-        if self._profile.in_lock_step:
-            self._at_barrier.append(episode)
-            self._pass_barrier()
-        else:
-            self._step([episode], self._latency_s(episode))
+        self._meet(episode, self._step)
 
     def move(self, request: str, actor: SimActor) -> None:
         """Its engine was given up: it goes on at another, which has nothing of it."""
         if (episode := self._played.get(request)) is not None:
             episode.actor, episode.computed_tokens = actor, 0
 
-    def _latency_s(self, episode: _Episode) -> float:
-        return self._profile.turn_s + episode.latencies_s[episode.turn]
+    def _meet(self, episode: _Episode, then: Callable[[_Episode], None]) -> None:
+        if not self._profile.in_lock_step:
+            then(episode)
+            return
+        self._at_barrier[episode] = then
+        self._pass_barrier()
 
     def _pass_barrier(self) -> None:
-        if self._at_barrier and len(self._at_barrier) == len(self._played):
-            waiting, self._at_barrier = self._at_barrier, []
-            self._step(waiting, max(map(self._latency_s, waiting)))
+        if len(self._at_barrier) == len(self._played):
+            waiting, self._at_barrier = self._at_barrier, {}
+            for episode, then in waiting.items():
+                then(episode)
 
-    def _step(self, episodes: list[_Episode], latency_s: float) -> None:
-        for episode in episodes:
-            episode.num_tokens += episode.turn_tokens[episode.turn]
-            if self._config.actor.prefix_caching:
-                episode.computed_tokens = episode.group.prompt_tokens + episode.num_tokens
-            episode.num_tokens += self._profile.observation_tokens
-            episode.turn += 1
-        self._calendar.at(self._calendar.now_s + latency_s, self._go_on, episodes)
+    def _step(self, episode: _Episode) -> None:
+        """The environment has the turn."""
+        latency_s = episode.latencies_s[episode.turn]
+        episode.num_tokens += episode.turn_tokens[episode.turn]
+        if self._config.actor.prefix_caching:
+            episode.computed_tokens = episode.group.prompt_tokens + episode.num_tokens
+        episode.num_tokens += self._profile.observation_tokens
+        episode.turn += 1
+        self._calendar.at(self._calendar.now_s + latency_s, self._work, episode, self._profile.turn_s)
 
-    def _go_on(self, episodes: list[_Episode]) -> None:
-        """Their environments have answered."""
-        for episode in episodes:
-            if self._played.get(episode.id) is not episode:
-                continue  # it was ended meanwhile
-            if episode.turn < len(episode.turn_tokens):
-                self._take_turn(episode)
-                continue
+    def _work(self, episode: _Episode, took_s: float) -> None:
+        """The machine has this to do for an episode, after all else that it was given."""
+        self._free_s = max(self._free_s, self._calendar.now_s) + took_s
+        self._calendar.at(self._free_s, self._go_on, episode)
+
+    def _go_on(self, episode: _Episode) -> None:
+        """Its environment has answered."""
+        if self._played.get(episode.id) is not episode:
+            return  # it was ended meanwhile
+        if episode.turn < len(episode.turn_tokens):
+            self._meet(episode, self._take_turn)
+        else:
             del self._played[episode.id]
             episode.group.observed_tokens += self._profile.observation_tokens * (episode.turn - 1)
             self._fleet.ended.append((episode.actor, Finished(episode.id, self._calendar.now_s, episode.spans)))
+            self._pass_barrier()
         self._on_event()
 
     def _take_turn(self, episode: _Episode) -> None:

@@ -139,15 +139,16 @@ def about(costs: Costs) -> list[str]:
     """What was run, as paragraphs."""
     return [
         f"`python -m tests.bench.agentic`: episodes of {NUM_TURNS} turns, {U} groups of {K} an update. At each step "
-        f"an environment takes a time drawn from a normal distribution of mean {MEAN_S * SPEED:g} and the deviation of the "
-        f"line, what is below 0 left out; time is scaled 1:{SPEED:g}. It sleeps that time in a process of its own. The "
-        f"engine is paced: {TURN_TOKENS} tokens a turn at {TOKENS_PER_S:g} a second each, "
+        f"an environment takes a time drawn from a normal distribution of mean {MEAN_S * SPEED:g} and the deviation of "
+        f"the line, what is below 0 left out; time is scaled 1:{SPEED:g}. It sleeps that time in a process of its own. "
+        f"The engine is paced: {TURN_TOKENS} tokens a turn at {TOKENS_PER_S:g} a second each, "
         f"{TURN_TOKENS / TOKENS_PER_S * SPEED:g} of the latency's unit. Actor, learner, store and environments' "
         "processes are the real ones.",
         f"All have {U * K} environments at once, but for the redundant ones, which have "
         f"{REDUNDANT.num_environments} (eta {ETA:g} for prompts and for samples). Windows have alpha = {ALPHA:g}.",
-        f"Beside what was drawn an episode took {1000 * costs.start_s:.0f} ms and {1000 * costs.turn_s:.1f} ms a turn "
-        "in the calibration; the planner is told that, the distribution, and what training and publishing cost there.",
+        f"In the calibration an episode took {1000 * costs.start_s:.1f} ms of the machine to start and "
+        f"{1000 * costs.turn_s:.1f} ms a turn; the planner is told that, the distribution, and what training and "
+        "publishing cost there.",
     ]
 
 

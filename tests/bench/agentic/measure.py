@@ -67,7 +67,7 @@ def calibrate(rig: Rig, setup: Setup) -> Costs:
     few, many = (rig.run(setup.session(3, CALIBRATED_S, num_turns=n)) for n in (1, NUM_TURNS))
     prompts = [np.asarray(p, np.int32) for p in rig.prompts(setup.config(3), 3 * setup.groups)]
     over_few, over_many = (_beyond_drawn_s(result, setup, prompts, n) for result, n in ((few, 1), (many, NUM_TURNS)))
-    turn_s = max(0.0, (over_many - over_few) / (NUM_TURNS - 1))
+    turn_s = _alone_s(max(0.0, (over_many - over_few) / (NUM_TURNS - 1)), setup.groups * setup.samples)
     train_s = sum(e["dur"] for e in many.events if e["name"] == "train") / 1e6
     num_observed = many.response_tokens - NUM_TURNS * TURN_TOKENS
     return Costs(
@@ -78,9 +78,23 @@ def calibrate(rig: Rig, setup: Setup) -> Costs:
         publish=PublishProfile(**publish_costs([many])),
         prompt_tokens=round(statistics.fmean(p.size for p in prompts)),
         observation_tokens=round(num_observed / (NUM_TURNS - 1)),
-        start_s=max(0.0, over_few - turn_s),
+        # All of a batch start at once, one after the other: on average half of them come before.
+        start_s=max(0.0, over_few - turn_s) * 2 / (setup.groups * setup.samples + 1),
         turn_s=turn_s,
     )
+
+
+def _alone_s(took_s: float, num_episodes: int) -> float:
+    """What a turn takes of the machine where it took `took_s`, the wait for others' turns included.
+
+    That wait is the one of requests that come at random to a server that takes as long for each (Pollaczek-Khinchine).
+    """
+    rate = num_episodes / (MEAN_S + TURN_TOKENS / TOKENS_PER_S + took_s)
+    alone_s = took_s
+    for _ in range(50):
+        load = min(rate * alone_s, 0.95)
+        alone_s = took_s / (1 + load / (2 * (1 - load)))
+    return alone_s
 
 
 def _beyond_drawn_s(result: Result, setup: Setup, prompts: list[np.ndarray], num_turns: int) -> float:

@@ -44,9 +44,10 @@ def first_group_s(outcome: Outcome) -> list[float]:
 
 def test_episode_takes_its_start_and_its_turns_each_with_a_step():
     outcome = play(serial(), start_s=0.5, turn_s=0.25)
-    assert first_group_s(outcome) == [pytest.approx(0.5 + 3 * (TURN_S + 0.25 + 5.0))]
-    # What the engine does while environments step is nothing.
-    assert outcome.engine_utilisation == pytest.approx(30.0 / 46.25)
+    # The last of 16 starts when the others have, and after that they are far enough apart.
+    assert first_group_s(outcome) == [pytest.approx(16 * 0.5 + 3 * (TURN_S + 0.25 + 5.0))]
+    # The engine has nothing before the first has started and while the last one's environment has its last step.
+    assert outcome.engine_utilisation == pytest.approx(1 - (0.5 + 5.25) / outcome.seconds)
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
@@ -69,6 +70,14 @@ def test_episodes_each_for_itself_end_when_they_end_and_in_lock_step_with_the_lo
     assert first_group_s(play(by_rounds(), **many)) == [pytest.approx(15.0)]
     alone, together = (play(serial(), in_lock_step=lock, **many) for lock in (False, True))
     assert alone.seconds == together.seconds == pytest.approx(8 * 15.0)
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_machine_of_the_environments_does_one_thing_after_the_other(lock):
+    # All 16 come back at once; whoever is served last is ready last, and in lock-step all wait for it, every turn.
+    outcome = play(serial(), turn_s=0.25, in_lock_step=lock)
+    waits_s = 3 * 16 * 0.25 if lock else 16 * 0.25 + 2 * 0.25
+    assert first_group_s(outcome) == [pytest.approx(3 * 15.0 + waits_s, abs=1e-6)]
 
 
 def test_lock_step_waits_for_the_slowest_environment_of_every_turn():
