@@ -6,6 +6,7 @@ import pathlib
 import signal
 import struct
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -307,11 +308,18 @@ def test_program_runs_on_the_python_that_was_asked_for_without_our_packages(isol
         assert run(one, python(source)).stdout.decode().split() == [sys.base_prefix, "None", "None"]
 
 
-def test_compiler_in_a_folder_of_its_own_is_found(isolated, tmp_path):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+def test_compiler_in_a_folder_of_its_own_is_found(isolated):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = pathlib.Path(name)
         folder.chmod(0o755)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ruby").write_text("#!/bin/bash\necho as ruby: $(cat $1)\n")
-    (tmp_path / "bin" / "ruby").chmod(0o755)
-    with Sandbox(num_warm=1, view=HostView(read_only_paths=(str(tmp_path),))) as one:
-        assert run(one, languages.program("ruby", "x")).stdout == b"as ruby: x\n"
+        (folder / "bin").mkdir()
+        (folder / "bin" / "ruby").write_text("#!/bin/bash\necho as ruby: $(cat $1)\n")
+        (folder / "bin" / "ruby").chmod(0o755)
+        with Sandbox(num_warm=1, view=HostView(read_only_paths=(name,))) as one:
+            assert run(one, languages.program("ruby", "x")).stdout == b"as ruby: x\n"
+
+
+@pytest.mark.parametrize("path", ["opt/go", "/tmp/go", "/var/../tmp/go", "/scratch"])
+def test_compiler_in_a_folder_that_a_sandbox_has_itself_is_refused(path):
+    with pytest.raises(ValueError, match="a path of HostView must be absolute"):
+        HostView(read_only_paths=(path,))
