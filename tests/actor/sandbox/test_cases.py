@@ -116,9 +116,20 @@ def test_case_finds_nothing_of_what_the_one_before_left(sandbox: Sandbox, left: 
     program = python(LOOK + LEAVINGS[left])
     with sandbox.open(program) as box:
         before = box.run(Case(timeout_s=PATIENT_S, stdin=b"look"))
+        process = box._process
         leaves = box.run(Case(timeout_s=PATIENT_S))
         after = box.run(Case(timeout_s=PATIENT_S, stdin=b"look"))
+        # Not because it was thrown away; but where a user's program takes away what its user owns, nothing else helps.
+        assert box._process is process or left == "places taken away"
     assert (before.stdout, leaves.succeeded, after.stdout) == (CLEAN, True, CLEAN), (before, leaves, after)
+
+
+def test_case_after_one_that_ran_out_of_time_has_the_same_sandbox(sandbox: Sandbox):
+    with sandbox.open(python("text = input()\nwhile text == 'slow': pass\nprint(1)")) as box:
+        process = box._process
+        assert box.run(Case(timeout_s=1.0, stdin=b"slow")).ended == "timeout"
+        assert box.run(Case(timeout_s=PATIENT_S, stdin=b"quick")).stdout == b"1\n"
+        assert box._process is process
 
 
 def test_many_cases_share_a_sandbox_and_are_run_when_asked_for(sandbox: Sandbox):
