@@ -80,14 +80,18 @@ class JudgeService:
             config, colocate=False, url=f"http://{HOST}:{self._port}/v1", api_key_file=str(key_file)
         )
         """For `actor.verifiers.judge.Judge`: with the server's address and the file of its key."""
-        self._process = self._start()
+        # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
+        self._thread = threading.Thread(target=self._watch, name="judge", daemon=True)
+        try:
+            self._process = self._start()
+        except BaseException:
+            self._folder.cleanup()
+            raise
         try:
             self._wait_until_ready(beats)
         except BaseException:
             self.close()
             raise
-        # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
-        self._thread = threading.Thread(target=self._watch, name="judge", daemon=True)
         self._thread.start()
         logging.info("judge ready model=%s url=%s pid=%d", config.model, self.config.url, self._process.pid)
 
@@ -104,7 +108,7 @@ class JudgeService:
     def close(self) -> None:
         """Ends it, and all it started."""
         self._is_closing.set()
-        if hasattr(self, "_thread"):
+        if self._thread.is_alive():
             self._thread.join()
         self._end()
         self._folder.cleanup()

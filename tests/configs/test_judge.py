@@ -1,8 +1,10 @@
+from typing import Any
+
 import pytest
 
 from configs.sections.judge import JudgeConfig
 
-HERE = {"url": "http://127.0.0.1:8000/v1", "model": "m"}
+HERE: dict[str, Any] = {"url": "http://127.0.0.1:8000/v1", "model": "m"}
 
 
 def test_judge_of_the_defaults_is_none():

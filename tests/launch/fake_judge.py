@@ -18,12 +18,12 @@ from launch.processes.lifeline import die_with_parent
 class Handler(http.server.BaseHTTPRequestHandler):
     """/health, and a completion for who shows the key."""
 
-    def do_GET(self) -> None:  # noqa: N802  # the library's name
+    def do_GET(self) -> None:  # the library's name
         self.send_response(200 if self.path == "/health" else 404)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         is_known = self.headers["Authorization"] == f"Bearer {os.environ['VLLM_API_KEY']}"
         said = {"choices": [{"message": {"content": '{"reason": "r", "score": 7}'}, "finish_reason": "stop"}]}

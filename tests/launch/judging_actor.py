@@ -1,4 +1,4 @@
-"""A process with a fake judge beside it, which says when that is ready: `python -m tests.launch.judging_actor FOLDER`."""
+"""A process beside which a fake judge runs, and which says when that is ready: its argument is a test's folder."""
 
 import sys
 import threading
