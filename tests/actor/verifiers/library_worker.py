@@ -12,13 +12,16 @@ from actor.verifiers import worker
 from bridge.types import Finish, Task
 
 
+def _patient(text: str) -> list[Any]:
+    return math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+
 def load(name: str) -> Any:
     def score(response_text: str, task: Task, finish: Finish) -> float:
         del finish
         gold = task.answer if name == "library_bare" else f"${task.answer}$"
         if name == "library_patient":
-            parsed = [math_verify.parse(text, parsing_timeout=None) for text in (gold, response_text)]  # pyright: ignore[reportArgumentType]
-            return float(math_verify.verify(*parsed, timeout_seconds=None))
+            return float(math_verify.verify(_patient(gold), _patient(response_text), timeout_seconds=None))
         return float(math_verify.verify(math_verify.parse(gold), math_verify.parse(response_text)))
 
     return score
