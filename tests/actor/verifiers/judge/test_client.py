@@ -307,6 +307,7 @@ def test_endpoint_that_knows_no_schema_is_asked_without_from_then_on():
             one = judge(served, structured="on")
             with pytest.raises(VerifierError, match="refuses: status 400"):
                 await one.score(response(), TASK)
+            assert served.num_requests == 1
             await one.close()
         async with endpoint.serving(endpoint.score(7)) as served:
             one = judge(served, structured="off")

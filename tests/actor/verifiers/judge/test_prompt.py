@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from actor.verifiers.judge import prompt
@@ -8,6 +8,7 @@ TASK = Task(verifier="judge", answer="the {response} of {answer}", metadata='{"q
 
 
 @given(st.text())
+@example("{question} {answer} {response} {0} %s")
 def test_messages_hold_a_response_once_and_as_it_was_whatever_is_in_it(text):
     text = prompt.harmless(text)
     (message,) = prompt.messages('Q {question} A {answer} R {response} {"score": 1}', "", TASK, text, 10_000)
