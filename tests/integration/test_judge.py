@@ -30,6 +30,7 @@ START_S = 400.0
 # The tiny model answers sums; its score is the first digit of that.
 CONFIG = JudgeConfig(
     colocate=True,
+    model="the fixture's",
     system_prompt="",
     template="{response}\n{question}",
     parser="regex",
