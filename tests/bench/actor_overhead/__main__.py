@@ -68,8 +68,8 @@ def main(argv: list[str]) -> None:
         title="What the actor costs",
         about=[
             f"The tiny model on vLLM, {phase.max_num_seqs} sequences at once; {phase.num_groups} groups of "
-            f"{phase.num_samples} responses of {phase.num_tokens} tokens a phase, judged by `exact`; {repeats} phases of "
-            f"each kind in turns. `before` is the actor of commit {BEFORE}."
+            f"{phase.num_samples} responses of {phase.num_tokens} tokens a phase, judged by `exact`; {repeats} phases "
+            f"of each kind in turns. `before` is the actor of commit {BEFORE}."
         ],
         table=report.Table(
             columns=["", "tokens/s, median", "least", "most"],
