@@ -72,10 +72,6 @@ def test_pick_with_changing_weights_follows_them_and_never_picks_what_weighs_not
         assert [again.pick(weights) for weights in steps[before:]] == done[before:]
 
 
-def test_pick_spreads_names_out():
-    assert picks({"a": 2.0, "b": 1.0}, 6) == ["a", "b", "a"] * 2
-
-
 def test_set_state_of_other_names_begins_anew():
     mixture = Mixture(["a", "b"])
     picks({"a": 1, "b": 5}, 4, mixture)

@@ -168,7 +168,7 @@ def sources_of(planner):
 @pytest.mark.parametrize("width", [0, 6])
 def test_source_of_a_ticket_is_its_problems_also_after_a_restart_and_a_replacement(width):
     planner = books_of(config_of(4, 2, width=width), problems=Sourced())
-    planner.issue(step=0)
+    planner.issue_up_to(3, step=0)
     planner.replace(planner.open_tickets[1].id)
     planner.consume(planner.open_tickets[0].id)
     want = {n: f"s{n}" for n in sources_of(planner)}
