@@ -16,7 +16,7 @@ from configs.races import too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from launch.placement import Machine, place
-from learner.data.problems import load_file, load_held_out
+from learner.data.opening import open_sources
 from learner.data.tokenizer import load_tokenizer
 from learner.model.config import Architecture
 
@@ -49,17 +49,22 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
     if config.prompts.chat_template == "on" and not tokenizer.chat_template:
         raise ValueError(f"{model_folder} has no chat template; set prompts.chat_template=auto or off")
     notes = []
-    if config.prompts.path:
-        train, held_out, bad = load_file(config, tokenizer)
-        notes.append(f"{config.prompts.path}: {len(train)} problems to train on, {len(held_out)} held out")
-        if len(held_out) < config.evaluation.num_problems:
+    opened = open_sources(config, tokenizer)
+    for source in opened:
+        if not source.is_endless:
             notes.append(
-                f"warning: evaluation.num_problems is {config.evaluation.num_problems}, only {len(held_out)} are there"
+                f"{source.source.path}: {len(source.problems)} problems to train on, {len(source.held_out)} held out"
             )
-        if bad:
-            notes.append(f"warning: {len(bad)} rows set aside, see quarantine.jsonl; row {bad[0].row}: {bad[0].reason}")
-    else:
-        load_held_out(config, tokenizer)
+        if source.bad:
+            first = source.bad[0]
+            notes.append(
+                f"warning: {len(source.bad)} rows set aside, see quarantine.jsonl; row {first.row}: {first.reason}"
+            )
+    num_held_out = sum(len(source.held_out) for source in opened)
+    if num_held_out < config.evaluation.num_problems:
+        notes.append(
+            f"warning: evaluation.num_problems is {config.evaluation.num_problems}, only {num_held_out} are there"
+        )
     check_snapshot_room(config, model_folder)
     return notes
 

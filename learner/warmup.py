@@ -16,8 +16,10 @@ from jaxtyping import Array, Int32
 
 from bridge.names import flatten, unflatten
 from configs.sections import PromptsConfig
+from configs.sections.prompt_source import PromptSource
 from configs.tiny_model import TinyModelRecipe
-from learner.data.problems import ReasoningGymSource, is_held_out
+from learner.data.problems import is_held_out
+from learner.data.sources.reasoning_gym import ReasoningGymSource
 from learner.model.config import Architecture
 from learner.model.decoder import INIT_STD, Params, init_params, make_apply, output_head
 from learner.model.hf import io as hf_io
@@ -77,7 +79,8 @@ class _Corpus:
         self._recipe = recipe
         self._one_in = prompts.held_out_one_in
         self._tokenizer = tokenizer
-        self._source = ReasoningGymSource(prompts, seed=_WARMUP_SEED + recipe.seed)
+        source = PromptSource(task=prompts.task, task_args=prompts.task_args, pattern=prompts.pattern, verifier="exact")
+        self._source = ReasoningGymSource(source, seed=_WARMUP_SEED + recipe.seed)
         self._next = 0
         self.eos = _id(tokenizer, _EOS)
         self.answer_ids = np.array([*self._encode("-0123456789"), self.eos], np.int32)
