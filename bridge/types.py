@@ -23,7 +23,7 @@ Finish = Literal["stop", "length"]
 environment was done, or a budget of turns or tokens was used up."""
 
 Verdict = Literal["ok", "wrong", "timeout", "hang"]
-"""What a verifier found. ok: it earns something; wrong: nothing. timeout: the answer's own code ran out of time, which
+"""What a verifier found. ok: it earns something; wrong: nothing, or a part (`rewards.code_partial`). timeout: the answer's own code ran out of time, which
 is wrong, too (RollPacker section 4.3). hang: the verifier hung on the answer, each time that it was asked: wrong,
 and counted apart."""
 

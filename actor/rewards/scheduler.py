@@ -10,6 +10,7 @@ from absl import logging
 
 from actor.rewards.adaptive import Anchors, task_key
 from actor.verifiers.judged import Response, Score
+from actor.verifiers.own_answer import own_answer
 from actor.verifiers.pool import TIMES_CASES, HangError, VerifierError, VerifierPool
 from bridge.types import RewardPart, RewardScore, Task
 from configs.sections.prompts import Truncated
@@ -133,7 +134,7 @@ class Rewards:
         Raises:
           VerifierError: it did not judge it.
         """
-        own = Response(text=task.answer, finish="stop", num_tokens=1)
+        own = Response(text=own_answer(name, task, self._pool.settings), finish="stop", num_tokens=1)
         try:
             await self._pool.score(name, own, task)
         except VerifierError as e:

@@ -5,6 +5,7 @@ import json
 import math
 from typing import Any
 
+from bridge import code_tests
 from bridge.types import MAX_REWARD_PARTS
 from configs.sections import PromptsConfig
 from configs.sections.prompt_source import VERIFIERS, PromptSource
@@ -77,6 +78,11 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
     metadata = _metadata(row, form)
     if "reasoning_gym" in parts and not _is_entry(metadata):
         raise NotARowError("verifier reasoning_gym needs the library's entry as metadata (metadata.source_dataset)")
+    if "code" in parts:
+        try:
+            code_tests.read(metadata)
+        except ValueError as e:
+            raise NotARowError(str(e)) from e
     task = task_of(answer, parts, answer_in=source.answer_in, metadata=metadata, environment=source.environment)
     question, messages = _prompt(row[source.prompt_field], source.prompt_field)
     return RawProblem(question, messages, task, number, source.environment)
