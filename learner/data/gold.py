@@ -22,11 +22,11 @@ class GoldRow:
     """Counted from 1."""
     question: str
     task: Task
-    """Its answer is the one that a right response gives."""
+    """Its answer is the one that a right response gives; verifier code has a program in the metadata instead."""
 
 
 def gold_rows(prompts: PromptsConfig, *, limit: int = 0) -> Iterator[GoldRow]:
-    """The well-formed rows with an answer, of all files and data sets, one source after the other.
+    """The well-formed rows of all files and data sets, one source after the other.
 
     What is found to be wrong goes to `learner.data.prompts.load_prompts(set_aside=...)`. Evaluation files are not
     looked at: nothing is trained on them.
@@ -49,5 +49,5 @@ def gold_rows(prompts: PromptsConfig, *, limit: int = 0) -> Iterator[GoldRow]:
         for index in indices:
             row = rows[index]
             raw = parse_row(index + 1, row, form) if isinstance(row, dict) else None
-            if isinstance(raw, RawProblem) and raw.task.answer:
+            if isinstance(raw, RawProblem):
                 yield GoldRow(source=name, row=raw.row, question=raw.question, task=raw.task)

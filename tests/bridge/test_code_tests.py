@@ -26,7 +26,11 @@ def test_cases_of_our_own_form_are_read_as_they_stand():
         {"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", "7"]},
         {"tests": {"inputs": ["1 2\n", "3\n4"], "outputs": ["3\n", ["7"]]}},
         {"input_output": json.dumps({"inputs": ["1 2\n", "3\n4"], "outputs": ["3\n", "7"]})},
-        {"tests": json.dumps([{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}, {"input": "3\n4", "output": "7"}])},
+        {
+            "tests": json.dumps(
+                [{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}, {"input": "3\n4", "output": "7"}]
+            )
+        },
     ],
 )
 def test_columns_and_columns_of_text_are_the_same_cases(metadata):

@@ -67,7 +67,9 @@ def _is_same_number(got: float, wanted: float, compare: Compare, tolerance: floa
     if got == wanted or (got != got and wanted != wanted):
         return True
     # Whole numbers are counted, not measured.
-    return compare == "float" and not (isinstance(got, int) and isinstance(wanted, int)) and _near(got, wanted, tolerance)
+    return (
+        compare == "float" and not (isinstance(got, int) and isinstance(wanted, int)) and _near(got, wanted, tolerance)
+    )
 
 
 def _near_text(got: str, wanted: str, tolerance: float) -> bool:

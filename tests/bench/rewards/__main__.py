@@ -39,9 +39,7 @@ from tests.bench.rig import report
 async def measure(workload: Workload, root: pathlib.Path) -> dict[str, list[Step]]:
     """Each arm's rounds; the workers and their sandboxes are the same for all."""
     size = workload.size
-    settings = RewardsConfig(
-        min_timeout_s=T_MIN_S / size.speed, max_timeout_s=T_MAX_S / size.speed, sandbox_warm=1
-    )
+    settings = RewardsConfig(min_timeout_s=T_MIN_S / size.speed, max_timeout_s=T_MAX_S / size.speed, sandbox_warm=1)
     pool = VerifierPool(num_workers=size.workers, timeout_s=60.0, retries=0, settings=settings)
     try:
         await asyncio.gather(*(pool.load("code") for _ in range(size.workers)))
@@ -69,16 +67,21 @@ def values_of(found: Mapping[str, Sequence[Step]], added_ms: float) -> dict[str,
     rounds = speedups(found[FIXED], found[ADAPTIVE])
     last = max(s.epoch for s in found[ADAPTIVE])
     of_kind = {
-        f"adaptive_speedup_{kind}": statistics.fmean(r for r, s in zip(rounds, found[FIXED], strict=True) if s.kind == kind)
+        f"adaptive_speedup_{kind}": statistics.fmean(
+            r for r, s in zip(rounds, found[FIXED], strict=True) if s.kind == kind
+        )
         for kind in sorted({s.kind for s in found[FIXED]})
     }
     of_epoch = {
-        f"adaptive_speedup_epoch_{e}": statistics.fmean(r for r, s in zip(rounds, found[FIXED], strict=True) if s.epoch == e)
+        f"adaptive_speedup_epoch_{e}": statistics.fmean(
+            r for r, s in zip(rounds, found[FIXED], strict=True) if s.epoch == e
+        )
         for e in range(last + 1)
     }
     return {
         "adaptive_speedup": statistics.fmean(rounds),
-        "adaptive_speedup_of_sums": sum(s.combined_s for s in found[FIXED]) / sum(s.combined_s for s in found[ADAPTIVE]),
+        "adaptive_speedup_of_sums": sum(s.combined_s for s in found[FIXED])
+        / sum(s.combined_s for s in found[ADAPTIVE]),
         **of_kind,
         **of_epoch,
         "asynchronous_speedup": statistics.fmean(speedups(found[SYNCHRONOUS], found[FIXED])),
@@ -150,8 +153,8 @@ def _remarks(workload: Workload, found: Mapping[str, Sequence[Step]], values: Ma
         f"three alike; the seconds above are those of the clock. {HANG_SHARE:.0%} of the answers hang, drawn by hash.",
         "Verdicts: " + "; ".join(f"{arm}: {', '.join(f'{v} {n}' for v, n in of.items())}" for arm, of in num.items())
         + f". Right answers that the adaptive timeout ended: {values['right_timed_out']:.0f}.",
-        "The fewer answers a round has, the fewer of them hang, and the less likely one of those ended late, where 30 s "
-        "more are 30 s more of the round: the paper's rounds have four times as many.",
+        "The fewer answers a round has, the fewer of them hang, and the less likely one of those ended late, where "
+        "30 s more are 30 s more of the round: the paper's rounds have four times as many.",
     ]  # fmt: skip
 
 

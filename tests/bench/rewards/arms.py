@@ -1,4 +1,4 @@
-"""One way to compute rewards, in a real actor: its loop, scheduler, workers, sandboxes and store; the engine is paced."""
+"""A way to compute rewards, in a real actor: its loop, scheduler, workers, sandboxes, store; the engine is paced."""
 
 import asyncio
 import collections
@@ -65,7 +65,9 @@ class Answering(ReplayEngine):
     def __init__(self, workload: Workload) -> None:
         places = workload.size.prompts * SAMPLES
         speed = TOKENS_PER_S * workload.size.speed
-        profile = EngineProfile(running=(1.0, float(max(2, places))), tokens_per_s=(speed, speed * max(2, places)), max_num_seqs=places)
+        profile = EngineProfile(
+            running=(1.0, float(max(2, places))), tokens_per_s=(speed, speed * max(2, places)), max_num_seqs=places
+        )
         self._paced = PacedEngine(profile, version=_VERSION)
         super().__init__(self._paced, None)
         self._workload = workload
@@ -139,7 +141,9 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
             epoch, round_, prompt, index = (int(t) for t in tokens[:4])
             return workload.answer(epoch, round_, prompt, index)
 
-        source = LocalSource(root / "snapshots", root / "copy" / "weights", run="r", tokenizer_hash="t", expected=_TABLE)
+        source = LocalSource(
+            root / "snapshots", root / "copy" / "weights", run="r", tokenizer_hash="t", expected=_TABLE
+        )
         actor = Actor(
             "actor-0",
             store=store,

@@ -194,9 +194,7 @@ def test_worker_that_is_killed_takes_its_sandboxes_and_programs_with_it():
         below = worker.children(recursive=True)
         judging.cancel()  # the pool kills who was asked
         await asyncio.gather(judging, return_exceptions=True)
-        await asyncio.to_thread(
-            wait_until, lambda: not any(is_running(p) for p in below), "all is gone", deadline_s=30
-        )
+        await asyncio.to_thread(wait_until, lambda: not any(is_running(p) for p in below), "all is gone", deadline_s=30)
         assert await one.score("code", response(ADD), task(**SUMS)) is not None  # by a new one
         await one.close()
 
@@ -284,9 +282,7 @@ def test_own_answer_of_a_row_is_its_solution_where_the_program_is_looked_for(cod
 
 def worker_of() -> psutil.Process:
     """The pool's one worker, a child of this process."""
-    (found,) = [
-        p for p in psutil.Process(os.getpid()).children() if "actor.verifiers.worker" in " ".join(p.cmdline())
-    ]
+    (found,) = [p for p in psutil.Process(os.getpid()).children() if "actor.verifiers.worker" in " ".join(p.cmdline())]
     return found
 
 
