@@ -136,7 +136,7 @@ MIGRATIONS = {
     5: ("DELETE FROM announcements",),
     6: _SINCE_6,
     7: _SINCE_7,
-    8: (*_SINCE_8, "DELETE FROM heartbeats"),  # of another form
+    8: _SINCE_8,
 }
 """Schema version -> what makes such a file one of the next version, so that a run goes on that an older build began."""
 
