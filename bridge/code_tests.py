@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 Compare = Literal["exact", "tokens", "float"]
 """exact: the same text, but for the line ends at its end; of a call, the same value of the same type. tokens: the same
@@ -112,25 +112,21 @@ def read(metadata: Mapping[str, Any]) -> CodeTests:
 
 
 def _cases(metadata: Mapping[str, Any]) -> list[Printed | Returned]:
-    for field in ("tests", "input_output"):
-        if metadata.get(field) is not None:
-            found = _parsed(metadata[field], f"metadata.{field}")
-            break
-    else:
-        field, found = "inputs", metadata if "inputs" in metadata else []
+    field = next((f for f in ("tests", "input_output") if metadata.get(f) is not None), "inputs")
+    given = _parsed(metadata[field], f"metadata.{field}") if field != "inputs" else metadata
     where = f"metadata.{field}"
     function = metadata.get("fn_name") or metadata.get("func_name") or ""
-    if isinstance(found, Mapping):
-        return _columns(found, found.get("fn_name") or function, where)
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ValueError(f"{where} must be a list of cases, or inputs and outputs, got {_short(found)}")
-    return [_case(case, function, f"{where}[{i}]") for i, case in enumerate(found)]
+    if (columns := _object(given)) is not None:
+        return _columns(columns, columns.get("fn_name") or function, where) if field in metadata else []
+    if (cases := _list(given)) is None:
+        raise ValueError(f"{where} must be a list of cases, or inputs and outputs, got {_short(given)}")
+    return [_case(case, function, f"{where}[{i}]") for i, case in enumerate(cases)]
 
 
 def _columns(found: Mapping[str, Any], function: str, where: str) -> list[Printed | Returned]:
     """{"inputs": [...], "outputs": [...], "fn_name": ...}: APPS's form, and TACO's."""
-    inputs, outputs = found.get("inputs"), found.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+    inputs, outputs = _list(found.get("inputs")), _list(found.get("outputs"))
+    if inputs is None or outputs is None or len(inputs) != len(outputs):
         raise ValueError(f"{where}: inputs and outputs must be lists of one length, got {_short(found)}")
     pairs = enumerate(zip(inputs, outputs, strict=True))
     if not function:
@@ -138,17 +134,17 @@ def _columns(found: Mapping[str, Any], function: str, where: str) -> list[Printe
     return [_called(function, given, wanted, f"{where}[{n}]") for n, (given, wanted) in pairs]
 
 
-def _case(case: Any, function: str, where: str) -> Printed | Returned:
-    if not isinstance(case, Mapping):
-        raise ValueError(f"{where} must be an object, got {_short(case)}")
+def _case(given: Any, function: str, where: str) -> Printed | Returned:
+    if (case := _object(given)) is None:
+        raise ValueError(f"{where} must be an object, got {_short(given)}")
     if "call" in case:
         if "returns" not in case:
             raise ValueError(f"{where} needs `returns`, got {_short(case)}")
-        arguments, keywords = case.get("args") or [], case.get("kwargs") or {}
-        if not isinstance(arguments, list) or not isinstance(keywords, Mapping):
+        arguments, keywords = _list(case.get("args") or []), _object(case.get("kwargs") or {})
+        if arguments is None or keywords is None:
             raise ValueError(f"{where}: args must be a list and kwargs an object, got {_short(case)}")
         name = _function(case["call"], where)
-        return Returned(function=name, arguments=arguments, keywords=dict(keywords), wanted=(case["returns"],))
+        return Returned(function=name, arguments=arguments, keywords=keywords, wanted=(case["returns"],))
     if "input" not in case or "output" not in case:
         raise ValueError(f"{where} needs input and output, or call and returns, got {_short(case)}")
     if case.get("testtype") == "functional" or (function and "testtype" not in case):  # LiveCodeBench's
@@ -160,15 +156,15 @@ def _called(function: str, given: Any, wanted: Any, where: str) -> Returned:
     """A call whose arguments are a list, or text with the JSON of one in each line, and whose result is alike."""
     name = _function(function, where)
     if isinstance(given, str):
-        given = [_parsed(line, where) for line in given.splitlines() if line.strip()]
-        wanted = _parsed(wanted, where)
-        return Returned(function=name, arguments=given, keywords={}, wanted=(wanted,))
-    if isinstance(given, Mapping):
-        return Returned(function=name, arguments=[], keywords=dict(given), wanted=(wanted,))
-    if not isinstance(given, list):
+        arguments = [_parsed(line, where) for line in given.splitlines() if line.strip()]
+        return Returned(function=name, arguments=arguments, keywords={}, wanted=(_parsed(wanted, where),))
+    if (keywords := _object(given)) is not None:
+        return Returned(function=name, arguments=[], keywords=keywords, wanted=(wanted,))
+    if (arguments := _list(given)) is None:
         raise ValueError(f"{where}: the arguments of a call must be a list, got {_short(given)}")
-    either = (wanted, wanted[0]) if isinstance(wanted, list) and len(wanted) == 1 else (wanted,)
-    return Returned(function=name, arguments=given, keywords={}, wanted=either)
+    alone = _list(wanted)
+    either = (wanted, *alone) if alone is not None and len(alone) == 1 else (wanted,)
+    return Returned(function=name, arguments=arguments, keywords={}, wanted=either)
 
 
 def _function(name: Any, where: str) -> str:
@@ -178,8 +174,9 @@ def _function(name: Any, where: str) -> str:
 
 
 def _lines(value: Any, where: str) -> str:
-    if isinstance(value, list) and all(isinstance(line, str | int | float) for line in value):
-        return "\n".join(map(str, value))
+    lines = _list(value)
+    if lines is not None and all(isinstance(line, str | int | float) for line in lines):
+        return "\n".join(map(str, lines))
     if not isinstance(value, str):
         raise ValueError(f"{where}: input and output are text, or lists of lines, got {_short(value)}")
     return value
@@ -191,10 +188,18 @@ def _solution(metadata: Mapping[str, Any]) -> str:
     several = metadata.get("solutions")
     if several is None or several == "":
         return ""
-    found = _parsed(several, "metadata.solutions")
-    if not isinstance(found, list) or any(not isinstance(one, str) for one in found):
+    found = _list(_parsed(several, "metadata.solutions"))
+    if found is None or any(not isinstance(one, str) for one in found):
         raise ValueError(f"metadata.solutions must be a list of programs, got {_short(several)}")
     return found[0] if found else ""
+
+
+def _list(value: Any) -> list[Any] | None:
+    return cast(list[Any], value) if isinstance(value, list) else None
+
+
+def _object(value: Any) -> Mapping[str, Any] | None:
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else None
 
 
 def _parsed(value: Any, where: str) -> Any:

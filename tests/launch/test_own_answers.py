@@ -79,7 +79,7 @@ def test_what_was_judged_is_not_judged_again_until_it_changes(tmp_path, monkeypa
     assert checked(math_rows(tmp_path)).set_aside == first.set_aside
     for changed in ({"liars": [4]}, {"max_timeout_s": 7.0}):
         with pytest.raises(AssertionError, match="judged again"):
-            checked(math_rows(tmp_path, **changed))
+            checked(math_rows(tmp_path, **changed))  # pyright: ignore[reportArgumentType]
 
 
 def test_run_that_was_set_up_keeps_what_was_found_then(tmp_path):
