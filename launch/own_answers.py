@@ -80,6 +80,7 @@ def check_answers(config: Config, roles: Collection[str], *, show: Callable[[str
     set_aside: dict[str, dict[int, str]] = {}
     for (source, row), reason in failed.items():
         set_aside.setdefault(source, {})[row] = reason
+    notes.append(f"own answers: {len(rows)} rows judged, {len(failed)} set aside")
     return Checked(set_aside=set_aside, notes=notes)
 
 

@@ -3,7 +3,6 @@
 from actor.sandbox.isolation import check_isolation
 from actor.sandbox.languages import LANGUAGES, program
 from actor.sandbox.program import SandboxUnavailableError
-from actor.verifiers.code.sandboxes import limits_of
 from configs.schema import Config
 
 
@@ -16,7 +15,7 @@ def check_sandbox(config: Config) -> list[str]:
     if "code" not in config.prompts.parts:
         return []
     try:
-        found = check_isolation(limits_of(config.rewards))
+        found = check_isolation()
     except SandboxUnavailableError as e:
         raise ValueError(f"code rewards are refused: {e}") from e
     there = [name for name in LANGUAGES if found.tools.issuperset(program(name, "").tools)]

@@ -265,3 +265,9 @@ def test_to_json_reads_back_as_the_same_config(name):
 def test_from_dict_unknown_or_wrong_field_is_refused(raw: dict[str, Any], said):
     with pytest.raises(ValueError, match=said):
         overrides.from_dict(raw)
+
+
+def test_load_preset_tiny_code_judges_programs_and_is_tiny_otherwise():
+    code, tiny = preset("tiny_code.py"), preset("tiny.py")
+    assert code.prompts.parts == {"code": 1.0} and code.rewards.code_in == "text"
+    assert (code.loss, code.optimizer, code.publish) == (tiny.loss, tiny.optimizer, tiny.publish)

@@ -126,7 +126,7 @@ def test_verifier_that_can_not_be_had_is_refused_where_an_actor_is_to_run_and_to
     with pytest.raises(ValueError, match="rows are judged by code: .*bubblewrap is not installed"):
         checked(config)
     found = checked(config, roles=("learner",))
-    assert found.set_aside == {} and len(found.notes) == 1
+    assert found.set_aside == {} and len(found.notes) == 2
     assert found.notes[0].startswith("note: rows' own answers are not judged by code on this machine: ")
 
 

@@ -28,7 +28,7 @@ def sandbox(settings: RewardsConfig) -> Sandbox:
     """
     limits = limits_of(settings)
     if limits not in _open:
-        check_isolation(limits)
+        check_isolation()  # of the machine: what programs that look for a way out need is not what answers may have
         _open[limits] = Sandbox(limits, num_warm=settings.sandbox_warm)
     return _open[limits]
 
