@@ -50,7 +50,7 @@ class Size:
 
 
 WHOLE = Size(prompts=32, speed=2.0, workers=24)
-SMALL = Size(prompts=2, period=("short", "long"), epochs=1, speed=20.0, workers=4)
+SMALL = Size(prompts=2, period=("short", "short"), epochs=1, speed=8.0, workers=4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
