@@ -96,6 +96,11 @@ class PromptSource:
                 f"{where}.verifier=reasoning_gym needs a reasoning-gym task; for {where}.path use exact or math"
             )
 
+        if "code" in self.parts and self.task:
+            raise ValueError(
+                f"{where}.verifier=code needs rows with test cases ({where}.path), got {where}.task={self.task}"
+            )
+
     def _check_fields_have_effect(self, where: str) -> None:
         of_hub = {n: getattr(self, n) for n in ("subset", "revision", "eval_split")}
         if not self.is_hugging_face and (self.split != "train" or any(of_hub.values())):

@@ -61,6 +61,7 @@ def test_own_verifiers_are_those_of_all_sources():
         (dict(mixture={"a": PromptSource(task="y", pattern="x")}), "a.pattern needs a group in parentheses"),
         (dict(mixture={"a": PromptSource(task="y", eval_path="x")}), "a.eval_path needs prompts.mixture.a.path"),
         (dict(mixture={"a": FILE}, verifier="reasoning_gym"), "a.verifier=reasoning_gym needs a reasoning-gym task"),
+        (dict(task="chain_sum", verifier="code"), "prompts.verifier=code needs rows with test cases"),
         (dict(path="a.jsonl", split="test"), "are of a Hugging Face data set"),
         (dict(path="a.jsonl", revision="main"), "are of a Hugging Face data set"),
         (dict(path="hf:a/b", eval_path="x", eval_split="test"), "both say what is held out"),

@@ -112,3 +112,20 @@ def test_parse_row_of_an_environment_needs_no_answer_and_no_verifier():
     assert json.loads(raw.task.metadata) == {"secret": 3}
     judged = parsed({"prompt": "play", "answer": "3"}, environment="guess", rewards={"exact": 0.5})
     assert parts_of(judged) == {"exact": 0.5}
+
+
+PRINTED = {"tests": [{"input": "1", "output": "1"}]}
+
+
+def test_parse_row_of_code_needs_test_cases_and_no_answer():
+    form = form_of(verifier="code")
+    raw = parse_row(3, {"prompt": "write it", "metadata": PRINTED}, form)
+    assert isinstance(raw, RawProblem) and json.loads(raw.task.metadata) == PRINTED and raw.task.answer == ""
+    for metadata, said in (
+        (None, "verifier code needs test cases"),
+        ({"tests": [{"input": "1"}]}, "metadata.tests[0] needs input and output"),
+        (PRINTED | {"language": "cobol"}, "no language 'cobol'"),
+    ):
+        why = parse_row(3, {"prompt": "write it", "metadata": metadata}, form)
+        assert isinstance(why, str) and said in why
+    assert "needs test cases" in str(parse_row(1, GOOD | {"rewards": [{"name": "code"}]}, form_of()))

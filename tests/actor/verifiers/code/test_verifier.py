@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from actor.rewards.scheduler import Rewards
+from actor.sandbox.pool import Box
 from actor.sandbox.program import LanguageError, SandboxUnavailableError
 from actor.verifiers.code import sandboxes, verifier
 from actor.verifiers.judged import Context, Response, Score
@@ -78,6 +79,15 @@ def test_program_that_runs_out_of_its_cases_or_the_answers_time_is_a_timeout(tim
     assert got == Score(value=0.0, verdict="timeout")
 
 
+def test_case_may_run_no_longer_than_is_left_of_the_answers_time(monkeypatch):
+    given = []
+    run_case = Box.run
+    monkeypatch.setattr(Box, "run", lambda box, case: given.append(case.timeout_s) or run_case(box, case))
+    assert judged(ADD, task(**SUMS), timeouts_s=(3.0, 90.0, 90.0), max_answer_s=60.0).verdict == "ok"
+    first, second, third = given[-3:]
+    assert first == 3.0 and 60.0 > second > third
+
+
 def test_timeouts_are_by_case_and_the_answers_time_is_for_all_of_them():
     slow = f"import time; time.sleep(0.5)\n{ADD}"
     assert judged(slow, task(**SUMS), timeouts_s=(30.0, 30.0, 0.1)).verdict == "timeout"
@@ -122,13 +132,15 @@ def test_what_a_case_wants_is_nowhere_in_the_sandbox():
     """A program that looks into its files, environment, arguments and memory's maps for what it should print."""
     secret = "wanted-4711-of-this-case"
     look = (
-        "import os, sys, gc\nfound = [repr(os.environ), repr(sys.argv), repr(gc.get_objects())]\n"
+        "import os, sys, gc\n"
+        "found = [sys.stdin.read(), repr(os.environ), repr(sys.argv), repr(gc.get_objects())]\n"
         "for top in ('/scratch', '/tmp', '/dev/shm', '/sluice'):\n"
         "    for folder, _, names in os.walk(top):\n"
         "        for name in names:\n"
         "            try: found.append(open(os.path.join(folder, name), errors='replace').read())\n"
         "            except OSError: pass\n"
-        "key = '-'.join(['wanted', str(4711)])\nprint('found' if any(key in f for f in found) else 'nothing')"
+        "import re\nkey = '-'.join(['wanted', str(4711)])\n"
+        "seen = [m for f in found for m in re.findall(key + r'[-a-z]*', f)]\nprint(seen[0] if seen else 'nothing')"
     )
     of = task(tests=[{"input": "x", "output": "nothing"}, {"input": "y", "output": secret}])
     got = judged(look, of, code_partial=True)
@@ -186,7 +198,8 @@ def test_worker_that_is_killed_takes_its_sandboxes_and_programs_with_it():
     forever = response("import os\nif os.fork() == 0: os.setsid()\nwhile True: pass")
 
     async def body():
-        one = pool(settings=RewardsConfig(sandbox_warm=2))
+        # Its own clock is none that ends it here.
+        one = pool(settings=RewardsConfig(sandbox_warm=2, max_timeout_s=600.0, max_answer_s=600.0))
         await one.load("code")
         judging = asyncio.create_task(one.score("code", forever, task(**SUMS)))
         worker = worker_of()
