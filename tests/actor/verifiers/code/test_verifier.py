@@ -14,6 +14,7 @@ from actor.verifiers.code import sandboxes, verifier
 from actor.verifiers.judged import Context, Response, Score
 from actor.verifiers.own_answer import own_answer
 from actor.verifiers.pool import VerifierError, VerifierPool
+from actor.verifiers.worker import MAX_MEMORY_BYTES
 from bridge.types import Task
 from configs.sections import RewardsConfig
 from tests.integration.support.processes import wait_until
@@ -184,6 +185,9 @@ def test_pool_judges_code_in_a_worker_whose_sandboxes_wait_since_it_loaded():
         try:
             await one.load("code")
             assert len(sandboxes_of(worker_of())) >= 1
+            # What a sandbox may have is bounded by the hard limit of who starts it.
+            hard = psutil.Process().rlimit(psutil.RLIMIT_AS)[1]
+            assert worker_of().rlimit(psutil.RLIMIT_AS) == (MAX_MEMORY_BYTES, hard)
             right = await one.score("code", response(ADD), task(**SUMS))
             ended = await one.score("code", response("while True: pass"), task(**SUMS), case_timeouts_s=(0.2,))
             return right.verdict, ended.verdict
