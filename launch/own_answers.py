@@ -12,6 +12,8 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from absl import logging
+
 from actor.sandbox.languages import TOOLS
 from actor.verifiers.judged import Response
 from actor.verifiers.own_answer import own_answer
@@ -135,14 +137,28 @@ def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show
     asked = [(row, questions) for row, questions in asked if questions]
     if any(extension.is_own(name) for name in names):  # whose text may be another by now
         return asyncio.run(_judge_all(config, asked, show))
-    file = cache_folder() / "own_answers" / f"{_key(config, asked)}.json"
-    if file.is_file():
-        return {(source, row): reason for source, row, reason in json.loads(file.read_text())}
-    failed = asyncio.run(_judge_all(config, asked, show))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    found = [[source, row, reason] for (source, row), reason in failed.items()]
-    replace_file(file, json.dumps(found).encode())
+    key = _key(config, asked)
+    try:
+        return _kept(key)
+    except (OSError, ValueError):  # not there, or torn
+        failed = asyncio.run(_judge_all(config, asked, show))
+    try:
+        _keep(key, failed)
+    except (OSError, ValueError) as e:
+        logging.warning("own answers will be judged again, what was found can't be kept: %s", e)
     return failed
+
+
+def _kept(key: str) -> _Failed:
+    found = json.loads((cache_folder() / "own_answers" / f"{key}.json").read_text())
+    return {(source, row): reason for source, row, reason in found}
+
+
+def _keep(key: str, failed: _Failed) -> None:
+    folder = cache_folder() / "own_answers"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [[source, row, reason] for (source, row), reason in failed.items()]
+    replace_file(folder / f"{key}.json", json.dumps(found).encode())
 
 
 def _key(config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]]) -> str:

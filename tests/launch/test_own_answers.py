@@ -82,6 +82,12 @@ def test_what_was_judged_is_not_judged_again_until_it_changes(tmp_path, monkeypa
             checked(math_rows(tmp_path, **changed))  # pyright: ignore[reportArgumentType]
 
 
+def test_cache_that_can_not_be_written_is_no_reason_not_to_start(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "file" / "cache"))
+    assert sorted(checked(math_rows(tmp_path)).set_aside[""]) == LIARS
+
+
 def test_run_that_was_set_up_keeps_what_was_found_then(tmp_path):
     config = math_rows(tmp_path)
     (tmp_path / "run").mkdir()
