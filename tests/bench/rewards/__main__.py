@@ -2,7 +2,7 @@
 
     python -m tests.bench.rewards [--small]
 
-Three actors, one after the other, serve the same rounds of a code task in which 5% of the answers never end. Loop,
+Four actors, one after the other, serve the same rounds of a code task in which 5% of the answers never end. Loop,
 scheduler of rewards, verifier workers, sandboxes and store are the real ones; the engine is paced: responses take as
 long as lengths drawn beforehand do at a stated rate (`tests.bench.rewards.workload` says which figures are the paper's,
 and from where, and which are ours; all were chosen before anything was run).
@@ -10,7 +10,10 @@ and from where, and which are ours; all were chosen before anything was run).
 * synchronous: rewards begin when all responses of the round have ended; a test case may run 30 s;
 * asynchronous: each response is judged when it ends; 30 s as well, which is the baseline of Figure 13(c);
 * adaptive: the same with T = min(max(2 s, 1.5 T_anchor), 30 s), anchors in the store. In the first epoch there is none
-  until a right answer to the same task has run.
+  until a right answer to the same task has run;
+* adaptive, own solutions first: the same, and the rows have programs of their own, as those of APPS and TACO do: the
+  actor runs a row's when its first group begins (`actor.rewards.scheduler.Rewards.begin`). RollPacker has no such
+  thing, so the aims are the third's.
 
 `adaptive_speedup` is the mean over all rounds of asynchronous over adaptive combined time (from the round's tickets to
 its last reward), as in Figure 13(c); `exposed_share` is what rewards add to the rollout, of rollout and reward without
@@ -31,9 +34,13 @@ from actor.sandbox.pool import Sandbox
 from actor.verifiers.pool import VerifierPool
 from configs.sections import RewardsConfig
 from tests.bench import sandbox as of_sandbox
-from tests.bench.rewards.arms import ADAPTIVE, ARMS, FIXED, SYNCHRONOUS, Step, run_arm
+from tests.bench.rewards.arms import ADAPTIVE, ARMS, FIXED, OWN, SYNCHRONOUS, Step, run_arm
 from tests.bench.rewards.workload import HANG_SHARE, SAMPLES, SMALL, T_MAX_S, T_MIN_S, WHOLE, Workload
 from tests.bench.rig import report
+
+
+TRAINING_OVER_ROLLOUT = 21 / 66
+"""RollPacker, Table 1: code."""
 
 
 async def measure(workload: Workload, root: pathlib.Path) -> dict[str, list[Step]]:
@@ -62,6 +69,12 @@ def exposed_share(steps: Sequence[Step]) -> float:
     return sum(s.exposed_s for s in steps) / sum(s.combined_s for s in steps)
 
 
+def exposed_share_of_step(steps: Sequence[Step]) -> float:
+    """The same of a whole step, with a training as long, against the rollout, as the paper's (Table 1, code)."""
+    training_s = TRAINING_OVER_ROLLOUT * sum(s.rollout_s for s in steps)
+    return sum(s.exposed_s for s in steps) / (training_s + sum(s.combined_s for s in steps))
+
+
 def values_of(found: Mapping[str, Sequence[Step]], added_ms: float) -> dict[str, float]:
     """What the bench says, besides its conditions."""
     rounds = speedups(found[FIXED], found[ADAPTIVE])
@@ -88,7 +101,11 @@ def values_of(found: Mapping[str, Sequence[Step]], added_ms: float) -> dict[str,
         "exposed_share": exposed_share(found[ADAPTIVE]),
         "exposed_share_asynchronous": exposed_share(found[FIXED]),
         "exposed_share_synchronous": exposed_share(found[SYNCHRONOUS]),
-        "right_timed_out": sum(s.right_timed_out for s in found[ADAPTIVE]),
+        "exposed_share_of_step": exposed_share_of_step(found[ADAPTIVE]),
+        "own_solutions_speedup": statistics.fmean(speedups(found[FIXED], found[OWN])),
+        "own_solutions_exposed_share": exposed_share(found[OWN]),
+        "own_solutions_exposed_share_of_step": exposed_share_of_step(found[OWN]),
+        "right_timed_out": sum(s.right_timed_out for arm in (ADAPTIVE, OWN) for s in found[arm]),
         "sandbox_added_ms": added_ms,
     }
 
@@ -150,7 +167,7 @@ def _remarks(workload: Workload, found: Mapping[str, Sequence[Step]], values: Ma
     return [
         f"{size.prompts} prompts x {SAMPLES} responses a round (the paper: 128 x 8, on a cluster's CPUs), "
         f"{size.workers} workers. All times of tokens, test cases and timeouts are divided by {size.speed:g}, for all "
-        f"three alike; the seconds above are those of the clock. {HANG_SHARE:.0%} of the answers hang, drawn by hash.",
+        f"arms alike; the seconds above are those of the clock. {HANG_SHARE:.0%} of the answers hang, drawn by hash.",
         "Verdicts: " + "; ".join(f"{arm}: {', '.join(f'{v} {n}' for v, n in of.items())}" for arm, of in num.items())
         + f". Right answers that the adaptive timeout ended: {values['right_timed_out']:.0f}.",
         "The fewer answers a round has, the fewer of them hang, and the less likely one of those ended late, where "

@@ -32,7 +32,8 @@ from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import ReplayEngine
 
 SYNCHRONOUS, FIXED, ADAPTIVE = "synchronous", "asynchronous", "asynchronous, adaptive timeout"
-ARMS = (SYNCHRONOUS, FIXED, ADAPTIVE)
+OWN = "adaptive, own solutions first"
+ARMS = (SYNCHRONOUS, FIXED, ADAPTIVE, OWN)
 _VERSION = Version(incarnation=0, step=0)
 _TABLE = {"a": ("float32", (4,))}
 
@@ -133,7 +134,7 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
     with _parts(root) as (store, timeline):
         anchors = Anchors(
             store, factor=FACTOR, min_s=T_MIN_S / size.speed, max_s=T_MAX_S / size.speed
-        ) if arm == ADAPTIVE else None  # fmt: skip
+        ) if arm in (ADAPTIVE, OWN) else None  # fmt: skip
         rewards = Clocked(Rewards(pool, anchors=anchors), num_responses, at_once=arm == SYNCHRONOUS)
         engine = Answering(workload)
 
@@ -160,7 +161,7 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
             serving = asyncio.create_task(actor.run(STANDARD_DUTIES))
             try:
                 return [
-                    await _step(workload, epoch, round_, store, engine, rewards, serving)
+                    await _step(workload, epoch, round_, store, engine, rewards, serving, has_solutions=arm == OWN)
                     for epoch in range(size.epochs)
                     for round_ in range(len(size.period))
                 ]
@@ -175,11 +176,13 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
 
 async def _step(
     workload: Workload, epoch: int, round_: int, store: SqliteStore, engine: Answering, rewards: Clocked,
-    serving: "asyncio.Task[None]",
+    serving: "asyncio.Task[None]", *, has_solutions: bool,
 ) -> Step:  # fmt: skip
     rewards.begin_round()
     began = time.monotonic()
-    store.put_tickets(_ticket(workload, epoch, round_, prompt) for prompt in range(workload.size.prompts))
+    store.put_tickets(
+        _ticket(workload, epoch, round_, prompt, has_solutions=has_solutions) for prompt in range(workload.size.prompts)
+    )
     judging = asyncio.create_task(rewards.all_judged.wait())
     await asyncio.wait({judging, serving}, return_when=asyncio.FIRST_COMPLETED)
     if not judging.done():
@@ -203,7 +206,7 @@ async def _step(
     )
 
 
-def _ticket(workload: Workload, epoch: int, round_: int, prompt: int) -> Ticket:
+def _ticket(workload: Workload, epoch: int, round_: int, prompt: int, *, has_solutions: bool) -> Ticket:
     order = (epoch * len(workload.size.period) + round_) * workload.size.prompts + prompt
     return Ticket(
         id=f"{order:06d}",
@@ -211,7 +214,7 @@ def _ticket(workload: Workload, epoch: int, round_: int, prompt: int) -> Ticket:
         round=epoch * len(workload.size.period) + round_,
         order=order,
         prompt_tokens=np.array([epoch, round_, prompt], np.int32),
-        task=workload.task(round_, prompt),
+        task=workload.task(round_, prompt, has_solution=has_solutions),
         num_samples=SAMPLES,
         num_requests=SAMPLES,
         sampling=Sampling(max_tokens=MAX_TOKENS),

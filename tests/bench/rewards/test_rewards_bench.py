@@ -11,7 +11,7 @@ import pytest
 
 from tests.actor.sandbox.conftest import isolated as isolated
 from tests.bench.rewards.__main__ import exposed_share, speedups, values_of
-from tests.bench.rewards.arms import ADAPTIVE, ARMS, FIXED, SYNCHRONOUS, Step
+from tests.bench.rewards.arms import ADAPTIVE, ARMS, FIXED, OWN, SYNCHRONOUS, Step
 from tests.bench.rewards.workload import CASE_S, HANG_SHARE, SAMPLES, SMALL, WHOLE, Workload
 from tests.integration.support.processes import REPO
 
@@ -62,6 +62,7 @@ def test_values_are_of_the_same_rounds_of_the_arms():
         SYNCHRONOUS: [step(4.0), step(6.0, epoch=1, kind="long")],
         FIXED: [step(2.0), step(3.0, epoch=1, kind="long")],
         ADAPTIVE: [step(1.0), step(2.0, epoch=1, kind="long")],
+        OWN: [step(1.0), step(1.0, epoch=1, kind="long")],
     }
     assert speedups(found[FIXED], found[ADAPTIVE]) == [2.0, 1.5]
     assert exposed_share(found[ADAPTIVE]) == pytest.approx(1 / 3)
@@ -71,6 +72,8 @@ def test_values_are_of_the_same_rounds_of_the_arms():
     assert values["asynchronous_speedup"] == 2.0
     assert (values["adaptive_speedup_short"], values["adaptive_speedup_long"]) == (2.0, 1.5)
     assert (values["adaptive_speedup_epoch_0"], values["adaptive_speedup_epoch_1"]) == (2.0, 1.5)
+    assert values["exposed_share_of_step"] == pytest.approx(1 / (3 + 2 * 21 / 66))
+    assert values["own_solutions_speedup"] == 2.5 and values["own_solutions_exposed_share"] == 0.0
     assert values["exposed_share_synchronous"] == pytest.approx(0.8) and values["sandbox_added_ms"] == 7.0
 
 
@@ -103,6 +106,6 @@ def test_small_bench_runs_all_arms_and_ends_in_the_line(isolated, tmp_path):
             verdicts.update(one["verdicts"])
             assert one["combined_s"] >= one["rollout_s"] > 0
         # A busy machine may be slower than the least timeout, divided as it is.
-        late = verdicts["timeout"] - kinds["hang"] if arm == ADAPTIVE else 0
+        late = verdicts["timeout"] - kinds["hang"] if arm in (ADAPTIVE, OWN) else 0
         assert late >= 0 and verdicts.total() == kinds.total()
         assert late or verdicts == {"ok": kinds["right"], "wrong": kinds["wrong"], "timeout": kinds["hang"]}

@@ -89,18 +89,23 @@ class Workload:
             return "hang"
         return "right" if drawn < HANG_SHARE + RIGHT_SHARE * (1 - HANG_SHARE) else "wrong"
 
-    def task(self, round_: int, prompt: int) -> Task:
-        """Sums of two numbers; another task of the same form for each prompt."""
+    def task(self, round_: int, prompt: int, *, has_solution: bool) -> Task:
+        """Sums of two numbers; another task of the same form for each prompt, with a program of its own or without."""
         numbers = [(round_, prompt + 1), (prompt + 1, 7), (prompt + 1, 11)][:CASES]
         tests = [{"input": f"{a} {b}\n", "output": f"{a + b}\n"} for a, b in numbers]
-        return Task.judged_by("code", answer="", metadata=json.dumps({"tests": tests, "code_in": "text"}))
+        metadata = {"tests": tests, "code_in": "text"}
+        if has_solution:
+            metadata["solution"] = self._program(round_, prompt, "+")
+        return Task.judged_by("code", answer="", metadata=json.dumps(metadata))
 
     def answer(self, epoch: int, round_: int, prompt: int, sample: int) -> str:
         """The program that a response is."""
         kind = self.kind(epoch, round_, prompt, sample)
         if kind == "hang":
             return "import time\nwhile True: time.sleep(1)\n"
-        sign = "+" if kind == "right" else "-"
+        return self._program(round_, prompt, "+" if kind == "right" else "-")
+
+    def _program(self, round_: int, prompt: int, sign: str) -> str:
         wait = self.case_s(round_, prompt)
         return f"import time\na, b = map(int, input().split())\ntime.sleep({wait:.4f})\nprint(a {sign} b)\n"
 

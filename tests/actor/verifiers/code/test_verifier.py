@@ -7,6 +7,7 @@ import os
 import psutil
 import pytest
 
+from actor.rewards.adaptive import Anchors, task_key
 from actor.rewards.scheduler import Rewards
 from actor.sandbox.pool import Box
 from actor.sandbox.program import LanguageError, SandboxUnavailableError
@@ -258,7 +259,6 @@ def test_worker_without_isolation_raises_it_at_load(monkeypatch, tmp_path):
 
 def test_right_runs_shorten_the_timeout_of_the_same_cases_and_hanging_ones_do_not():
     """RollPacker 4.3 through the scheduler, with a store's anchors in between."""
-    from actor.rewards.adaptive import Anchors, task_key
 
     class Store:
         def __init__(self):
@@ -283,6 +283,31 @@ def test_right_runs_shorten_the_timeout_of_the_same_cases_and_hanging_ones_do_no
         assert [s.verdict for s in judged.scores] == ["timeout"] and judged.reward == 0.0
         await rewards.close()
         assert set(store.known) == {task_key(of)} and len(store.known[task_key(of)]) == 3
+
+    run(body())
+
+
+def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first_anchors():
+    class Store:
+        def anchors(self, keys):
+            return {}
+
+        def raise_anchors(self, told):
+            pass
+
+    async def body():
+        anchors = Anchors(Store(), factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
+        rewards = Rewards(pool(), anchors=anchors)
+        own, none = task(**SUMS, solution=ADD), task(**SUMS, solution="print(0)")
+        for of in (own, none, task(**SUMS), own):
+            rewards.begin(of)
+        runs = dict(rewards._own_runs)
+        assert set(runs) == {task_key(own), task_key(none)}
+        await asyncio.gather(*runs.values())
+        assert len(anchors.timeouts_s(task_key(own))) == 3 and anchors.timeouts_s(task_key(none)) == ()
+        rewards.begin(own)
+        assert rewards._own_runs == runs
+        await rewards.close()
 
     run(body())
 
