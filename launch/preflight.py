@@ -190,7 +190,7 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
         own += [f"prompts.verifier={name}" for name in config.prompts.own_verifiers]
         pool.check_own(config.prompts.own_verifiers)
         notes += check_sandbox(config)
-    return notes + [f"functions of your own: {', '.join(own)}"] if own else []
+    return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])
 
 
 def _try_objective(config: Config) -> None:

@@ -15,7 +15,6 @@ from actor.verifiers.pool import TIMES_CASES, HangError, VerifierError, Verifier
 from bridge.types import RewardPart, RewardScore, Task
 from configs.sections.prompts import Truncated
 
-
 MAX_OWN_RUNS = 2**14
 """Tasks of which it is remembered that their own answer was run."""
 

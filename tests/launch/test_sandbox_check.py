@@ -39,5 +39,7 @@ def test_sandbox_is_tried_where_an_actor_is_to_run_and_not_elsewhere(nothing_ins
 
 @pytest.mark.integration
 def test_machine_that_isolates_says_in_which_languages(isolated):
-    (said,) = check_sandbox(tiny_code.get_config())
+    config = tiny_code.get_config()
+    (said,) = check_sandbox(config)
+    assert preflight.check_functions(config, ("learner", "actor")) == [said]
     assert said.startswith("code is judged in sandboxes: Python 3.") and "languages python" in said

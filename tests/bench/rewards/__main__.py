@@ -38,7 +38,6 @@ from tests.bench.rewards.arms import ADAPTIVE, ARMS, FIXED, OWN, SYNCHRONOUS, St
 from tests.bench.rewards.workload import HANG_SHARE, SAMPLES, SMALL, T_MAX_S, T_MIN_S, WHOLE, Workload
 from tests.bench.rig import report
 
-
 TRAINING_OVER_ROLLOUT = 21 / 66
 """RollPacker, Table 1: code."""
 
