@@ -68,11 +68,11 @@ def check_answers(config: Config, roles: Collection[str], *, show: Callable[[str
         return Checked(set_aside={}, notes=[])
     names, notes = _names(config, rows, roles)
     failed = _judged(config, rows, names, show)
-    if failed and len(rows) >= num:
-        rows = list(gold_rows(config.prompts))
-        more, notes = _names(config, rows, roles)
-        show(f"own answers: {len(failed)} of {num} a file do not pass, all {len(rows)} are judged")
-        failed = _judged(config, rows, more, show)
+    if failed and len(everything := list(gold_rows(config.prompts))) > len(rows):
+        show(f"own answers: {len(failed)} of {len(rows)} rows do not pass, all {len(everything)} are judged")
+        rows = everything
+        names, notes = _names(config, rows, roles)
+        failed = _judged(config, rows, names, show)
     if failed and len(failed) == len(rows):
         (source, row), reason = next(iter(failed.items()))
         raise ValueError(

@@ -66,7 +66,7 @@ def test_sample_that_passes_is_all_that_is_judged_and_one_that_does_not_has_all_
     found = checked(math_rows(tmp_path, liars=[2, 6], check_answers=3), show=said.append)
     assert sorted(found.set_aside[""]) == [2, 6]
     assert sorted(judged) == [1, *range(1, 7), 6, *range(7, 13), 12]
-    assert said == ["own answers: 1 of 3 a file do not pass, all 12 are judged"]
+    assert said == ["own answers: 1 of 3 rows do not pass, all 12 are judged"]
 
 
 def test_what_was_judged_is_not_judged_again_until_it_changes(tmp_path, monkeypatch):

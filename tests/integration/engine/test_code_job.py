@@ -53,6 +53,7 @@ def test_run_on_code_sets_wrong_rows_aside_and_trains_on_answers_right_and_wrong
         writer,
         config="configs/tiny_code.py",
         prompts__path=tasks,
+        rewards__check_answers=3,
         evaluation__num_problems=4,
         run__num_updates=4,
         rounds__groups_per_update=4,
@@ -63,7 +64,7 @@ def test_run_on_code_sets_wrong_rows_aside_and_trains_on_answers_right_and_wrong
     finally:
         job.end()
     assert "code is judged in sandboxes: Python" in output
-    assert "do not pass, all 120 are judged" in output
+    assert "own answers: 1 of 3 rows do not pass, all 120 are judged" in output
     set_aside = [json.loads(line) for line in (job.folder / "quarantine.jsonl").read_text().splitlines()]
     assert [bad["row"] for bad in set_aside] == list(BAD_ROWS)
     assert all(bad["reason"] == "its own answer is no right one: verifier code says wrong" for bad in set_aside)
