@@ -297,7 +297,10 @@ def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first
 
     async def body():
         anchors = Anchors(Store(), factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
-        rewards = Rewards(pool(), anchors=anchors)
+        one, asked = pool(), []
+        ask = one.score
+        one.score = lambda *given, **more: asked.append(given) or ask(*given, **more)  # pyright: ignore[reportAttributeAccessIssue]
+        rewards = Rewards(one, anchors=anchors)
         own, none = task(**SUMS, solution=ADD), task(**SUMS, solution="print(0)")
         for of in (own, none, task(**SUMS), own):
             rewards.begin(of)
@@ -306,7 +309,7 @@ def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first
         await asyncio.gather(*runs.values())
         assert len(anchors.timeouts_s(task_key(own))) == 3 and anchors.timeouts_s(task_key(none)) == ()
         rewards.begin(own)
-        assert rewards._own_runs == runs
+        assert rewards._own_runs == runs and len(asked) == 2
         await rewards.close()
 
     run(body())
