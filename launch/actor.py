@@ -45,6 +45,7 @@ from launch.leaving import serve_until_told
 from launch.placement import VISIBLE, bind_to_cores, core_ids, of_one_engine, spread_cores
 from launch.processes.lifeline import die_with_parent
 from launch.processes.stopped import end_stopped_processes
+from launch.sandbox_check import check_sandbox
 
 if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
@@ -114,6 +115,7 @@ def main() -> int:
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
             check_own(joined.own_verifiers)
+            check_sandbox(joined.config)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
         stopped = end_stopped_processes(joined.config.supervision.heartbeat_s)

@@ -1,5 +1,6 @@
 """Every metric's name and unit, and the writers: JSONL (the record) and TensorBoard (the view)."""
 
+import fnmatch
 import json
 import math
 import os
@@ -124,8 +125,17 @@ METRICS: dict[str, str] = {
     "eval/last_version": "step of the newest weights behind the evaluation; eval/version's by rounds",
     "eval/response_tokens": "tokens, mean response length in evaluation",
     "eval/truncated": "fraction of the evaluation's responses that the token limit cut off",
+    "prompts/epoch": "problems asked so far over the rows of their file; of a mixture the largest of its files'",
     "parity/max_abs_dlogprob": "nats, engine against learner on a probe right after a publish",
 }
+FAMILIES: dict[str, str] = {
+    # `*` is a name of the configuration's: of a source in prompts.mixture
+    "prompts/*/epoch": "problems asked of a source's rows so far, over its rows",
+    "prompts/*/share": "fraction of the problems that are of a source now, by its weight and the curriculum",
+    "prompts/*/problems": "problems asked of a source so far",
+    "prompts/*/reward": "running mean reward of a source's groups (prompts.curriculum_groups)",
+}
+"""Metrics of which there is one for each of something; unit and meaning."""
 METRICS |= {LAST_PASS.format(name): f"{METRICS[name]}; in the last pass over the batch" for name in SHOWN_OF_LAST_PASS}
 
 TIMINGS = (
@@ -142,6 +152,13 @@ TIMINGS = (
     "mfu",
 )
 """What two runs of the same stream may differ in."""
+
+
+def meaning(name: str) -> str | None:
+    """Unit and meaning of a metric; None of one that has none."""
+    if name in METRICS:
+        return METRICS[name]
+    return next((said for family, said in FAMILIES.items() if fnmatch.fnmatchcase(name, family)), None)
 
 
 class MetricsWriter:
@@ -177,9 +194,9 @@ class MetricsWriter:
           extra: JSON for the record only (group ids).
 
         Raises:
-          KeyError: a name that `METRICS` does not have.
+          KeyError: a name that neither `METRICS` nor `FAMILIES` has.
         """
-        unknown = sorted(set(values) - METRICS.keys())
+        unknown = sorted(name for name in values if meaning(name) is None)
         if unknown:
             raise KeyError(f"metrics without a name and unit in learner/metrics.py: {unknown}")
         scalars = {k: float(v) for k, v in values.items()}

@@ -92,6 +92,7 @@ class StepBooks:
             "time/step_s": step_s,
             "time/train_s": self._train_s,
             "time/wait_s": wait_s,
+            **self._stream.prompts.metrics(),
             **self._actor_metrics(),
         }
         ids, self._ticket_ids, self._of_passes = self._ticket_ids, [], []

@@ -41,8 +41,12 @@ class Tokenizer:
         """The text of token ids, special tokens left out."""
         return self.backend.decode(list(map(int, tokens)), skip_special_tokens=True)
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """Messages in the model's chat format, up to where the assistant begins to speak.
+    def num_tokens(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has; on all cores, in a fraction of the time of as many `encode`."""
+        return [len(e.ids) for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Messages in the model's chat format, with the generation prompt up to where the assistant begins to speak.
 
         Raises:
           ValueError: the folder has no chat template, or the template refuses the messages.
@@ -54,7 +58,7 @@ class Tokenizer:
                 messages=list(messages),
                 tools=None,  # set, since templates compare it with none
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 **self.special_tokens,
             )
         except jinja2.TemplateError as e:

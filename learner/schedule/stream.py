@@ -34,8 +34,16 @@ class Prompts(Protocol):
 
     def __next__(self) -> Problem: ...
 
+    def observe(self, source: str, reward: float) -> None:
+        """Takes in the mean reward of a group whose problem was of `source`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What a step's row says of them."""
+        ...
+
     def get_state(self) -> dict[str, Any]:
-        """Their place; JSON."""
+        """Their place, and what came of `observe`; JSON."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -87,6 +95,7 @@ class Stream:
             desk=store,
             has_signal=lambda group: teaches(group, masks_truncated=config.prompts.truncated == "mask"),
             check=self._check,
+            on_filtered=self._observe,
             restores=store.restores(),
             fenced_actors=store.fenced_actors(),
             step=step,
@@ -154,6 +163,8 @@ class Stream:
             self._offer(self.planner.issue(step=self.step, num_unclaimed=self._store.num_unclaimed))
             groups = next(self._queue)
             self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
+            for group in groups:
+                self._observe(group)
             yield from consume(self._config, self.planner, groups)
 
     def poll(self) -> None:
@@ -271,6 +282,14 @@ class Stream:
             if self.planner.is_open(ticket_id):
                 logging.error("ticket replaced ticket=%s reason=%s", ticket_id, reason)
                 self.intake.replace_failed(ticket_id)
+
+    def _observe(self, group: Group) -> None:
+        """Tells the prompts what a group earned that is trained, or that teaches nothing: each group once.
+
+        Not when it arrives: a group that waits while a checkpoint is made arrives again after a restart.
+        """
+        rewards = [r.reward for r in group.rollouts]
+        self.prompts.observe(self.planner.source(group.ticket_id), sum(rewards) / len(rewards))
 
     def _check(self, group: Group) -> str | None:
         return self._objection(group, self.planner.ticket(group.ticket_id))

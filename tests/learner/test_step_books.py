@@ -22,6 +22,7 @@ def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = ()) -> StepBooks:
         num_held_back={},
         dropped=collections.Counter(),
         trained=lambda *a: None,
+        prompts=SimpleNamespace(metrics=lambda: {"prompts/epoch": 0.5}),
     )
     store: Any = SimpleNamespace(
         num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats), now_s=time.time
@@ -68,6 +69,7 @@ def test_close_has_the_first_pass_and_of_the_last_what_training_changes():
     last = {name for name in row if name.startswith("last_pass/")}
     assert last == {f"last_pass/{name}" for name in SHOWN_OF_LAST_PASS} and last <= METRICS.keys()
     assert row["time/train_s"] == 3.0
+    assert row["prompts/epoch"] == 0.5
     assert not any(name.startswith("last_pass/") for name in update(books, 0))
 
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -334,3 +335,22 @@ def test_compiler_in_a_folder_of_its_own_is_found(isolated):
 def test_compiler_in_a_folder_that_a_sandbox_has_itself_is_refused(path):
     with pytest.raises(ValueError, match="a path of HostView must be absolute"):
         HostView(read_only_paths=(path,))
+
+
+def test_runtime_that_reserves_memory_is_not_held_by_a_soft_bound_of_who_started_the_sandbox(isolated):
+    """As a verifier's worker has one."""
+    script = """
+import dataclasses, resource
+from actor.sandbox import languages
+from actor.sandbox.pool import Sandbox
+from actor.sandbox.program import Case
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (2**32, hard))
+source = "import resource; print(resource.getrlimit(resource.RLIMIT_AS)[0])"
+program = dataclasses.replace(languages.program("python", source), reserves_memory=True)
+with Sandbox(num_warm=1) as sandbox, sandbox.open(program) as box:
+    print(hard, box.run(Case(timeout_s=60.0)).stdout.decode())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    hard, inside = ran.stdout.split()
+    assert inside == hard
