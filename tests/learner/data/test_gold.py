@@ -10,7 +10,7 @@ def test_gold_rows_are_the_well_formed_rows_of_all_files_with_their_tasks(tmp_pa
         "a": PromptSource(path=jsonl(tmp_path, rows)),
         "b": PromptSource(path=parquet(tmp_path, rows_of(2, start=9)), verifier="math"),
         "c": PromptSource(**SUMS),
-        "d": PromptSource(path=jsonl(tmp_path, [{"prompt": "play"}], "d.jsonl"), environment="guess"),
+        "d": PromptSource(path=jsonl(tmp_path, [{"prompt": "play", "answer": "3"}], "d.jsonl"), environment="guess"),
     }
     found = list(gold_rows(sections.PromptsConfig(mixture=mixture)))
     assert [(g.source, g.row, g.task.answer) for g in found] == [
