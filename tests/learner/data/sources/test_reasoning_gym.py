@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 
@@ -7,8 +8,9 @@ from learner.data.sources.reasoning_gym import NUM_PROCEDURAL, ReasoningGymSourc
 from tests.learner.data.rooms import SUMS
 
 
-def source_of(**fields):
-    return PromptSource(**{"task": "chain_sum", "verifier": "exact", "answer_in": "conclusion"} | fields)
+def source_of(**fields: Any) -> PromptSource:
+    values: dict[str, Any] = {"task": "chain_sum", "verifier": "exact", "answer_in": "conclusion"}
+    return PromptSource(**(values | fields))
 
 
 SUM_SOURCE = source_of(**SUMS)
