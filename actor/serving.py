@@ -11,6 +11,7 @@ from jaxtyping import Int32
 
 from actor.admission import Admission
 from actor.bell import Bell
+from actor.environments.protocol import EpisodeError
 from actor.fence import Fence
 from actor.group_builder import GroupBuilder
 from actor.holdings import Holdings
@@ -104,7 +105,7 @@ class Serving:
             group = builder.build(finished_s=time.time())
             await self._emit(group)
             record(self.timeline, group, lane=lane, served_s=served_s)
-        except* VerifierError as e:
+        except* (VerifierError, EpisodeError) as e:
             await self._drop(ticket, e.exceptions[0])
         finally:
             self._lanes.give_back(lane)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from configs import extension
 
-VERIFIERS = ("reasoning_gym", "exact", "math", "format", "code")
+VERIFIERS = ("reasoning_gym", "exact", "math", "format", "code", "judge")
 
 HUGGING_FACE = "hf:"
 """Before the name of a data set of the Hub, or a folder in its format."""

@@ -187,6 +187,12 @@ class PromptsConfig:
         return {name: weight for source in self.sources.values() for name, weight in source.parts.items()}
 
     @property
+    def own_environments(self) -> tuple[str, ...]:
+        """Those of the user's own."""
+        names = {source.environment: None for source in self.sources.values()}
+        return tuple(name for name in names if extension.is_own(name))
+
+    @property
     def own_verifiers(self) -> tuple[str, ...]:
         """Those of the user's own; a row can't name others."""
         return tuple(name for name in self.parts if extension.is_own(name))

@@ -83,8 +83,10 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
             code_tests.read(metadata)
         except ValueError as e:
             raise NotARowError(str(e)) from e
-    task = task_of(answer, parts, answer_in=source.answer_in, metadata=metadata, environment=source.environment)
     question, messages = _prompt(row[source.prompt_field], source.prompt_field)
+    if "judge" in parts:  # it is told what was asked
+        metadata = {"question": question, **(metadata or {})}
+    task = task_of(answer, parts, answer_in=source.answer_in, metadata=metadata, environment=source.environment)
     return RawProblem(question, messages, task, number, source.environment)
 
 
