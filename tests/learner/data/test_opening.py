@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,12 @@ def trained(opened):
     return [opened.problems[i].question for i in range(len(opened.problems))]
 
 
+def problem_at(opened, index):
+    problem = opened.problems[index]
+    assert problem is not None
+    return problem
+
+
 def held(opened):
     return [p.question for p in opened.held_out]
 
@@ -33,7 +40,7 @@ def test_open_file_keeps_the_rows_order_and_numbers_what_is_set_aside(tmp_path, 
     opened = open_one(config_of(path=write(tmp_path, rows), num_problems=0), tokenizer)
     wanted = [r["prompt"] for r in rows_of(6) if not is_held_out(r["prompt"], 10)]
     assert trained(opened) == wanted and [b.row for b in opened.bad] == [4]
-    problem = opened.problems[0]
+    problem = problem_at(opened, 0)
     assert tokenizer.decode(problem.prompt_tokens) == problem.question == wanted[0]
 
 
@@ -182,7 +189,7 @@ def test_open_mixture_holds_out_in_proportion_and_names_every_problem(tmp_path, 
     assert [(o.name, len(o.held_out), o.is_endless) for o in opened] == [("big", 9, False), ("made", 3, True)]
     for source in opened:
         assert {p.source for p in source.held_out} == {source.name}
-    assert opened[0].problems[3].source == "big"
+    assert problem_at(opened[0], 3).source == "big"
 
 
 def test_open_mixture_no_source_trains_on_what_another_evaluates(tmp_path, tokenizer):
@@ -202,7 +209,7 @@ def test_open_mixture_no_source_trains_on_what_another_evaluates(tmp_path, token
 
 def test_num_epochs_refuses_a_run_that_asks_rows_more_often_and_says_what_fits(tmp_path, tokenizer):
     rows = [r for r in rows_of(60) if not is_held_out(r["prompt"], 10)][:20]
-    fields = dict(path=jsonl(tmp_path, rows), num_problems=0, num_epochs=3)
+    fields: dict[str, Any] = dict(path=jsonl(tmp_path, rows), num_problems=0, num_epochs=3)
     assert len(open_one(config_of(**fields, num_updates=60), tokenizer).problems) == 20
     with pytest.raises(
         ValueError, match=r"run.num_updates=61 asks the 20 rows .*num_epochs=3 .*at most 60 updates of 1"
@@ -219,7 +226,7 @@ def test_num_epochs_refuses_a_run_that_asks_rows_more_often_and_says_what_fits(t
 def test_num_epochs_of_a_mixture_counts_each_files_share(tmp_path, tokenizer):
     rows = [r for r in rows_of(60) if not is_held_out(r["prompt"], 10)][:20]
     mixture = {"file": PromptSource(path=jsonl(tmp_path, rows), weight=1.0), "made": PromptSource(**SUMS, weight=3.0)}
-    fields = dict(mixture=mixture, num_problems=0, num_epochs=1)
+    fields: dict[str, Any] = dict(mixture=mixture, num_problems=0, num_epochs=1)
     open_sources(config_of(**fields, num_updates=80), tokenizer)
     with pytest.raises(ValueError, match="at most 80 updates"):
         open_sources(config_of(**fields, num_updates=81), tokenizer)

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,8 @@ from tests.learner.data.rooms import SUMS
 
 
 def source_of(**fields):
-    return PromptSource(**{"task": "chain_sum", "verifier": "exact", "answer_in": "conclusion"} | fields)
+    given: dict[str, Any] = {"task": "chain_sum", "verifier": "exact", "answer_in": "conclusion"} | fields
+    return PromptSource(**given)
 
 
 SUM_SOURCE = source_of(**SUMS)
