@@ -20,6 +20,12 @@ def trained(opened):
     return [opened.problems[i].question for i in range(len(opened.problems))]
 
 
+def problem_at(opened, index):
+    problem = opened.problems[index]
+    assert problem is not None
+    return problem
+
+
 def held(opened):
     return [p.question for p in opened.held_out]
 
@@ -34,8 +40,7 @@ def test_open_file_keeps_the_rows_order_and_numbers_what_is_set_aside(tmp_path, 
     opened = open_one(config_of(path=write(tmp_path, rows), num_problems=0), tokenizer)
     wanted = [r["prompt"] for r in rows_of(6) if not is_held_out(r["prompt"], 10)]
     assert trained(opened) == wanted and [b.row for b in opened.bad] == [4]
-    problem = opened.problems[0]
-    assert problem is not None
+    problem = problem_at(opened, 0)
     assert tokenizer.decode(problem.prompt_tokens) == problem.question == wanted[0]
 
 
@@ -184,8 +189,7 @@ def test_open_mixture_holds_out_in_proportion_and_names_every_problem(tmp_path, 
     assert [(o.name, len(o.held_out), o.is_endless) for o in opened] == [("big", 9, False), ("made", 3, True)]
     for source in opened:
         assert {p.source for p in source.held_out} == {source.name}
-    fourth = opened[0].problems[3]
-    assert fourth is not None and fourth.source == "big"
+    assert problem_at(opened[0], 3).source == "big"
 
 
 def test_open_mixture_no_source_trains_on_what_another_evaluates(tmp_path, tokenizer):

@@ -27,7 +27,9 @@ configs:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A data set as the Hub keeps one: a card and its files. The library's cache is the test's."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    from datasets import config
+
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for name in ("main", "other"):
         (tmp_path / "sums" / name).mkdir(parents=True)
     (tmp_path / "sums" / "README.md").write_text(CARD)

@@ -8,9 +8,9 @@ from learner.data.sources.reasoning_gym import NUM_PROCEDURAL, ReasoningGymSourc
 from tests.learner.data.rooms import SUMS
 
 
-def source_of(**fields: Any) -> PromptSource:
-    values: dict[str, Any] = {"task": "chain_sum", "verifier": "exact", "answer_in": "conclusion"}
-    return PromptSource(**(values | fields))
+def source_of(**fields):
+    given: dict[str, Any] = {"task": "chain_sum", "verifier": "exact", "answer_in": "conclusion"} | fields
+    return PromptSource(**given)
 
 
 SUM_SOURCE = source_of(**SUMS)
