@@ -25,6 +25,7 @@ from learner.schedule.group_queue import GroupQueue
 from learner.schedule.intake import Intake
 from learner.schedule.planner import planner_of
 from learner.schedule.race_places import RacePlaces
+from learner.schedule.reward_tally import RewardTally
 from learner.schedule.waiting_ratio import RoundClock
 from learner.update.packing import MicroBatch
 
@@ -93,7 +94,7 @@ class Stream:
             config,
             planner=self.planner,
             desk=store,
-            has_signal=lambda group: teaches(group, masks_truncated=config.prompts.truncated == "mask"),
+            has_signal=lambda group: teaches(group, config.loss, masks_truncated=config.prompts.truncated == "mask"),
             check=self._check,
             on_filtered=self._observe,
             restores=store.restores(),
@@ -111,6 +112,7 @@ class Stream:
             )
         )
         self._race_places = RacePlaces(config, store)
+        self._tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
         self.clock = RoundClock()
         self.num_dropped_updates = 0
         """Full updates that were not made (`drop_update`)."""
@@ -165,7 +167,7 @@ class Stream:
             self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
             for group in groups:
                 self._observe(group)
-            yield from consume(self._config, self.planner, groups)
+            yield from consume(self._config, self.planner, self._tally, groups)
 
     def poll(self) -> None:
         """Looks for arrivals without waiting, while the learner computes: a race may be decided, a window run dry."""
@@ -191,12 +193,17 @@ class Stream:
         self.intake.step += 1
         self.intake.fresh_from = None
 
+    def take_rewards(self) -> dict[str, float]:
+        """What the responses of the update just made earned, as metrics; the next update's count anew."""
+        return self._tally.take()
+
     def drop_update(self) -> None:
         """The update that was full is not made; only groups by the current weights are taken until the next one is.
 
         All that is in progress on older weights is asked for anew at once: it would be turned away in the end.
         """
         ids = [t.id for t in self.planner.put_back()]
+        self._tally.clear()
         self._queue.take_back(ids)
         self.intake.dropped["off_policy"] += len(ids)
         self._queue.poll()
