@@ -120,7 +120,7 @@ class Serving:
             await self.fence.look()
             return
         self.tally.num_emitted += is_new
-        self.tally.num_emitted_tokens += is_new * sum(r.tokens.size for r in group.rollouts)
+        self.tally.num_emitted_tokens += is_new * sum(int(r.loss_mask.sum()) for r in group.rollouts)
         self._num_dropped_in_a_row = 0
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:

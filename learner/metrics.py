@@ -149,7 +149,7 @@ FAMILIES: dict[str, str] = {
     "prompts/*/problems": "problems asked of a source so far",
     "prompts/*/reward": "running mean reward of a source's groups (prompts.curriculum_groups)",
     # or of a verifier
-    "rewards/?*": "mean score of the verifier of that name, before it is weighted, over the update's responses it judged",
+    "rewards/?*": "mean score of the verifier so named, before it is weighted, over the update's responses it judged",
     "eval/rewards/?*": "the same over the evaluation's responses",
 }
 """Metrics of which there is one for each of something; unit and meaning."""

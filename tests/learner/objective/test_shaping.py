@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,7 +80,7 @@ def test_shaped_rewards_nan_reward_is_refused():
         shaped([float("nan")], [3])
 
 
-KIMI = {"length_penalty": 1.0}
+KIMI: dict[str, Any] = {"length_penalty": 1.0}
 
 
 def test_length_penalty_known_numbers():

@@ -136,6 +136,20 @@ def test_drop_update_asks_for_all_older_weights_made_anew_until_an_update_is_mad
     assert not learner.stream.takes_only_fresh
 
 
+def test_rewards_are_those_of_the_update_that_was_made_and_a_dropped_ones_are_forgotten(store):
+    learner = Learner(store, config_of(window=True))
+    learner.stream.resume(None)
+    batches = learner.train(1)
+    # Two groups of K responses that no verifier was asked about.
+    assert learner.stream.take_rewards()["verdicts/unjudged"] == 2 * K
+    next(batches)
+    learner.stream.drop_update()
+    next(batches)
+    learner.stream.end_update()
+    assert learner.stream.take_rewards()["verdicts/unjudged"] == 2 * K
+    assert learner.stream.take_rewards()["verdicts/unjudged"] == 0
+
+
 def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
     learner = Learner(store, config_of())
     learner.stream.resume(None)
