@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from actor.engine.protocol import Sample
+from actor.engine.protocol import Episode, Sample
+from actor.rewards.scheduler import Judgement
 from bridge.types import Group, Rollout, Ticket
 
 
@@ -16,14 +17,14 @@ class GroupBuilder:
         self._ticket = ticket
         self._actor = actor
         self._started_s = started_s
-        self._members: dict[int, tuple[Sample, float]] = {}
+        self._members: dict[int, tuple[Sample, Judgement]] = {}
 
     @property
     def is_complete(self) -> bool:
         """Whether K samples have their rewards."""
         return len(self._members) == self._ticket.num_samples
 
-    def add(self, index: int, sample: Sample, reward: float) -> None:
+    def add(self, index: int, sample: Sample, judged: Judgement) -> None:
         """Books the sample of request `index`.
 
         Raises:
@@ -31,9 +32,9 @@ class GroupBuilder:
         """
         if not 0 <= index < self._ticket.num_requests or index in self._members or self.is_complete:
             raise ValueError(f"ticket {self._ticket.id}: sample {index} is out of range, here already or one too many")
-        if not math.isfinite(reward):
-            raise ValueError(f"ticket {self._ticket.id}: sample {index} has reward {reward}")
-        self._members[index] = (sample, reward)
+        if not math.isfinite(judged.reward):
+            raise ValueError(f"ticket {self._ticket.id}: sample {index} has reward {judged.reward}")
+        self._members[index] = (sample, judged)
 
     def build(self, *, finished_s: float) -> Group:
         """The complete group, its rollouts in order of request.
@@ -50,7 +51,7 @@ class GroupBuilder:
             round=self._ticket.round,
             order=self._ticket.order,
             prompt_tokens=self._ticket.prompt_tokens,
-            rollouts=tuple(_rollout(sample, reward) for sample, reward in members),
+            rollouts=tuple(_rollout(sample, judged) for sample, judged in members),
             incarnation=max(v.incarnation for sample, _ in members for v in sample.token_versions),
             actor=self._actor,
             started_s=self._started_s,
@@ -58,12 +59,17 @@ class GroupBuilder:
         )
 
 
-def _rollout(sample: Sample, reward: float) -> Rollout:
+def _rollout(sample: Sample, judged: Judgement) -> Rollout:
+    episode = sample.episode or Episode(
+        sampled=np.ones(sample.tokens.size, np.bool_), turn_rewards=np.zeros(0, np.float32)
+    )
     return Rollout(
         tokens=sample.tokens,
-        loss_mask=np.ones(sample.tokens.size, np.bool_),
+        loss_mask=episode.sampled,
         behavior_logprobs=sample.logprobs,
         token_versions=np.asarray([v.step for v in sample.token_versions], np.int32),
         finish=sample.finish,
-        reward=reward,
+        reward=judged.reward + float(episode.turn_rewards.sum(dtype=np.float64)),
+        scores=judged.scores,
+        turn_rewards=episode.turn_rewards,
     )

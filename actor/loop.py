@@ -14,12 +14,13 @@ from jaxtyping import Int32
 from actor.admission import Admission
 from actor.bell import Bell
 from actor.engine.protocol import Engine
+from actor.environments.episode import Episodes
 from actor.fence import Fence
 from actor.holdings import Holdings
 from actor.limits import Limits
+from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
 from actor.serving import Serving, Tally
-from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from bridge.store.protocol import TOPICS, ActorStore, FencedError, StoreLostError, Topic
 from bridge.timeline import Timeline
@@ -45,13 +46,14 @@ class Actor:
         store: ActorStore,
         engine: Engine,
         weights: WeightClient,
-        verifiers: VerifierPool,
+        rewards: Rewards,
         decode: Callable[[Int32[np.ndarray, " T"]], str],
         admission: Admission,
         timeline: Timeline,
         limits: Limits,
         drains: bool = False,
         lag_bound: int | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         """Puts the parts together; nothing starts.
 
@@ -60,13 +62,14 @@ class Actor:
           store: where tickets and groups are.
           engine: what samples.
           weights: keeps up with what is published.
-          verifiers: judge.
+          rewards: judges.
           decode: from tokens to text.
           admission: which tickets are in service.
           timeline: where groups and weight updates are marked.
           limits: how long things may take.
           drains: running requests end before weights are swapped.
           lag_bound: updates that the start of a running sample may be behind the weights served; None for no bound.
+          episodes: plays tickets whose task names an environment; without, those are given up.
         """
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits, self.drains = admission, timeline, limits, drains
@@ -76,13 +79,13 @@ class Actor:
         """Rung when the store tells of a change (`hear`)."""
         self.sample_ended, self.group_ended = Bell(), Bell()
         """Rung when a request ends; and when a group is stored, or given up."""
-        self.sampler = Sampler(engine, timeline=timeline, lag_bound=lag_bound)
+        self.sampler = Sampler(engine, timeline=timeline, lag_bound=lag_bound, episodes=episodes)
         self.fence = Fence(name, store, timeline=timeline, noticed=self.told["weights"])  # who follows them sees to it
         self.holdings = Holdings(name, store, lease_s=limits.lease_s)
         self._serving = Serving(
             actor=name,
             sampler=self.sampler,
-            verifiers=verifiers,
+            rewards=rewards,
             decode=decode,
             admission=admission,
             holdings=self.holdings,
@@ -115,6 +118,16 @@ class Actor:
     def tally(self) -> Tally:
         """What became of tickets so far."""
         return self._serving.tally
+
+    @property
+    def num_verifier_failures(self) -> int:
+        """Times that a verifier failed or hung."""
+        return self._serving.rewards.num_failures
+
+    @property
+    def num_episode_failures(self) -> int:
+        """Times that an environment failed or hung."""
+        return self.sampler.num_failures
 
     @property
     def num_groups(self) -> int:

@@ -11,13 +11,16 @@ from jaxtyping import Int32
 
 from actor.admission import Admission
 from actor.bell import Bell
+from actor.environments.protocol import EpisodeError
 from actor.fence import Fence
 from actor.group_builder import GroupBuilder
 from actor.holdings import Holdings
 from actor.lanes import Lanes, record
 from actor.race import Race
+from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
-from actor.verifiers.pool import VerifierError, VerifierPool
+from actor.verifiers.judged import Response
+from actor.verifiers.pool import VerifierError
 from bridge.store.protocol import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
@@ -44,7 +47,7 @@ class Serving:
     actor: str
     """The actor's name, which its groups bear."""
     sampler: Sampler
-    verifiers: VerifierPool
+    rewards: Rewards
     decode: Callable[[Int32[np.ndarray, " T"]], str]
     admission: Admission
     holdings: Holdings
@@ -74,6 +77,7 @@ class Serving:
           ExceptionGroup: of what is no fault of the ticket's (EngineDeadError, FencedError for good, StoreLostError).
           RuntimeError: nothing can be judged any more.
         """
+        self.rewards.begin(ticket.task)
         start_s = served_s = time.time()
         builder = GroupBuilder(ticket, actor=self.actor, started_s=start_s)
         race = Race(num_samples=ticket.num_samples, num_requests=ticket.num_requests)
@@ -90,8 +94,8 @@ class Serving:
                 self._just_served.append(ticket.id)
             self.changed.ring()
             self.sample_ended.ring()
-            text = self.decode(sample.tokens)
-            builder.add(index, sample, await self.verifiers.score(text, ticket.task, sample.finish))
+            response = Response(text=self.decode(sample.last_turn), finish=sample.finish, num_tokens=sample.num_sampled)
+            builder.add(index, sample, await self.rewards.judge(response, ticket.task))
 
         lane = self._lanes.take()
         try:
@@ -101,7 +105,7 @@ class Serving:
             group = builder.build(finished_s=time.time())
             await self._emit(group)
             record(self.timeline, group, lane=lane, served_s=served_s)
-        except* VerifierError as e:
+        except* (VerifierError, EpisodeError) as e:
             await self._drop(ticket, e.exceptions[0])
         finally:
             self._lanes.give_back(lane)
@@ -116,7 +120,7 @@ class Serving:
             await self.fence.look()
             return
         self.tally.num_emitted += is_new
-        self.tally.num_emitted_tokens += is_new * sum(r.tokens.size for r in group.rollouts)
+        self.tally.num_emitted_tokens += is_new * sum(int(r.loss_mask.sum()) for r in group.rollouts)
         self._num_dropped_in_a_row = 0
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:

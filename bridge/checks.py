@@ -25,12 +25,12 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
-def check_vector(name: str, value: object, dtype: type[np.generic]) -> None:
-    """Refuses what is no vector of this dtype with at least one element."""
+def check_vector(name: str, value: object, dtype: type[np.generic], *, may_be_empty: bool = False) -> None:
+    """Refuses what is no vector of this dtype, with at least one element unless it may be empty."""
     if not is_array(value) or value.ndim != 1 or value.dtype != np.dtype(dtype):
         got = f"{value.dtype}{value.shape}" if is_array(value) else type(value).__name__
         raise ValueError(f"{name} must be a {np.dtype(dtype).name} vector, got {got}")
-    if value.size == 0:
+    if value.size == 0 and not may_be_empty:
         raise ValueError(f"{name} must not be empty")
 
 

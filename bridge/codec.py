@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -16,13 +17,14 @@ import numpy as np
 
 from bridge.checks import is_array
 from bridge.published import Announcement, RunCard, WeightManifest
-from bridge.types import Group, Heartbeat, Ticket
+from bridge.types import MAX_SAMPLES, Group, Heartbeat, Rollout, Task, Ticket
 
-FORMATS = {Ticket: 2, Group: 2, WeightManifest: 4, Heartbeat: 3, Announcement: 2, RunCard: 1}
+FORMATS = {Ticket: 3, Group: 3, WeightManifest: 4, Heartbeat: 4, Announcement: 2, RunCard: 1}
 """What travels, and the version of its form.
 
-A type's number goes up with every change of its fields. What a store then holds of that type can't be read any more:
-`sqlite_database.SCHEMA_VERSION` goes up too, and a migration makes those rows anew or drops them.
+A type's number goes up with every change of its fields. What a store or a checkpoint then holds of that type is read by
+`_OLDER`, or can't be read any more: then `sqlite_schema.SCHEMA_VERSION` goes up too, and a migration makes those rows
+anew or drops them.
 """
 
 MAX_BYTES = 64 * 2**20
@@ -91,14 +93,55 @@ def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYT
         message = msgspec.msgpack.decode(data, type=_Message)
         if message.type != type_.__name__:
             raise ValueError(f"got a {_brief(repr(message.type))}, wanted a {type_.__name__}")
+        body: bytes | msgspec.Raw = message.body
         if message.format != FORMATS[type_]:
-            raise OtherFormatError(
-                f"{message.type}: wire format {message.format}, this build reads {FORMATS[type_]}: update the older one"
-            )
-        fields = msgspec.msgpack.decode(message.body, type=_strict(type_))
+            older = _OLDER.get((type_, message.format))
+            if older is None:
+                raise OtherFormatError(
+                    f"{message.type}: wire format {message.format}, this build reads {FORMATS[type_]}: update the "
+                    "older one"
+                )
+            body = older(body)
+        fields = msgspec.msgpack.decode(body, type=_strict(type_))
         return msgspec.convert(fields, type_, from_attributes=True, dec_hook=_unpack)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as e:
         raise ValueError(f"malformed {type_.__name__} message: {_brief(str(e))}") from None
+
+
+def _older_struct(type_: type, **other: Any) -> type[msgspec.Struct]:
+    """A struct with the dataclass's fields, each as it was written, but for `other`: its own, or None for one less.
+
+    Of a fixed shape, as today's is: what is not bounded can't become large.
+    """
+    fields = {f.name: msgspec.Raw for f in dataclasses.fields(type_)} | other
+    given = [(name, kind) for name, kind in fields.items() if kind is not None]
+    return msgspec.defstruct(f"{type_.__name__}2", given, forbid_unknown_fields=True)
+
+
+_TASK_2 = _older_struct(Task, rewards=None, environment=None, verifier=msgspec.Raw)
+_TICKET_2 = _older_struct(Ticket, task=_TASK_2)
+_ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None)
+_GROUP_2 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)])
+
+
+def _ticket_2(body: msgspec.Raw) -> bytes:
+    """A ticket of a build whose tasks had one verifier, and no environment."""
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_TICKET_2))
+    task = msgspec.structs.asdict(fields["task"])
+    rewards = [{"name": task.pop("verifier"), "weight": 1.0}]
+    return msgspec.msgpack.encode(fields | {"task": task | {"rewards": rewards, "environment": ""}})
+
+
+def _group_2(body: msgspec.Raw) -> bytes:
+    """A group of a build whose rollouts had one turn, and a reward without its parts."""
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_2))
+    new: dict[str, Any] = {"scores": [], "turn_rewards": _Array("<f4", b"")}
+    rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) | new for rollout in fields["rollouts"]]
+    return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
+
+
+_OLDER: dict[tuple[type, int], Callable[[msgspec.Raw], bytes]] = {(Ticket, 2): _ticket_2, (Group, 2): _group_2}
+"""Older forms that are read: from a body of theirs to one of today's. A run goes on that an older build began."""
 
 
 def describe_formats() -> str:

@@ -19,7 +19,13 @@ TicketKind = Literal["train", "eval", "probe"]
 compare the engine's logprobs with the learner's after a publish."""
 
 Finish = Literal["stop", "length"]
-"""Why a response ended: an end-of-sequence or stop token, or the token limit."""
+"""Why a response ended: an end-of-sequence or stop token, or the token limit. Of an episode of several turns: its
+environment was done, or a budget of turns or tokens was used up."""
+
+Verdict = Literal["ok", "wrong", "timeout", "hang"]
+"""What a verifier found. ok: it earns something; wrong: nothing, or a part of it (`rewards.code_partial`). timeout: the
+answer's own code ran out of time, which is wrong, too (RollPacker section 4.3). hang: the verifier hung on the answer,
+each time that it was asked: wrong, and counted apart."""
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """What vLLM samples at as it is told, besides 0 (greedy): it raises what is lower to 0.01, so that every ratio would be
@@ -29,6 +35,8 @@ another distribution's, and refuses what is higher."""
 MAX_SAMPLES = 2**14
 """Responses that one ticket may ask for."""
 MAX_STOP_TOKENS = 2**12
+MAX_REWARD_PARTS = 64
+"""Verifiers that may judge one response."""
 # The lengths in `Meta` hold before a list's first element is read: 64 MiB of small ones would become gigabytes.
 
 
@@ -93,14 +101,44 @@ class Sampling:
             raise ValueError(f"want 0 < top_p <= 1 and top_k >= 0, got top_p={self.top_p} top_k={self.top_k}")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RewardPart:
+    """A verifier that judges a response, and what its score counts."""
+
+    name: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuses what counts for nothing that could be told."""
+        if not self.name or not math.isfinite(self.weight):
+            raise ValueError(f"a reward needs a verifier's name and a finite weight, got {self.name!r}, {self.weight}")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a response is judged by: a verifier's name and what that verifier needs."""
+    """What a response is judged by: verifiers, and what they need; or an environment that it is played in."""
 
-    verifier: str
+    rewards: Annotated[tuple[RewardPart, ...], Meta(max_length=MAX_REWARD_PARTS)]
+    """Each judges the whole response; the reward is the sum of their weighted scores. May be empty in an environment,
+    which rewards by itself."""
     answer: str
     metadata: str = "{}"
-    """JSON that only the verifier reads."""
+    """JSON that only verifiers and the environment read."""
+    environment: str = ""
+    """Name of the environment that a response is an episode of; empty: a response is one turn."""
+
+    def __post_init__(self) -> None:
+        """Refuses a task that nothing judges, or one verifier twice."""
+        names = [part.name for part in self.rewards]
+        if len(set(names)) != len(names):
+            raise ValueError(f"a task names each verifier once, got {', '.join(names)}")
+        if not names and not self.environment:
+            raise ValueError("a task needs a verifier, or an environment")
+
+    @classmethod
+    def judged_by(cls, verifier: str, *, answer: str, metadata: str = "{}") -> "Task":
+        """A task of one turn with one verifier."""
+        return cls(rewards=(RewardPart(verifier),), answer=answer, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +177,27 @@ class Ticket:
             raise ValueError(f"num_requests must be <= {MAX_SAMPLES}, got {self.num_requests} for ticket {self.id}")
 
 
+def _no_rewards() -> Float32[np.ndarray, " 0"]:
+    return np.zeros(0, np.float32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RewardScore:
+    """What one verifier gave."""
+
+    name: str
+    """The verifier's."""
+    value: float
+    """Before it is weighted."""
+    verdict: Verdict
+
+    def __post_init__(self) -> None:
+        """Refuses a score that is no number."""
+        check_choice("verdict", self.verdict, Verdict)
+        if not math.isfinite(self.value):
+            raise ValueError(f"the score of {self.name} must be finite, got {self.value}")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One verified response, exactly as the engine sampled it."""
@@ -153,6 +212,12 @@ class Rollout:
     """Learner step of the weights behind each token; never decreases."""
     finish: Finish
     reward: float
+    """The weighted sum of `scores`, and that of `turn_rewards`."""
+    scores: Annotated[tuple[RewardScore, ...], Meta(max_length=MAX_REWARD_PARTS)] = ()
+    """By verifier; none of a response that none was asked about."""
+    turn_rewards: Float32[np.ndarray, " N"] = dataclasses.field(default_factory=_no_rewards)
+    """An environment's, one a turn: a turn is what was sampled between two observations. None where there is no
+    environment."""
 
     def __post_init__(self) -> None:
         """Refuses ragged, empty or non-finite data."""
@@ -178,6 +243,19 @@ class Rollout:
             raise ValueError("behavior_logprobs must be finite and <= 0")
         if not np.isfinite(self.reward):
             raise ValueError(f"reward must be finite, got {self.reward}")
+        self._check_turns()
+
+    def _check_turns(self) -> None:
+        check_vector("turn_rewards", self.turn_rewards, np.float32, may_be_empty=True)
+        if not np.all(np.isfinite(self.turn_rewards)):
+            raise ValueError(f"turn_rewards must be finite, got {self.turn_rewards.tolist()}")
+        if self.turn_rewards.size not in (0, self.num_turns):
+            raise ValueError(f"want a reward for each of {self.num_turns} turns, got {self.turn_rewards.size}")
+
+    @property
+    def num_turns(self) -> int:
+        """Runs of sampled tokens."""
+        return int(np.count_nonzero(self.loss_mask[1:] & ~self.loss_mask[:-1])) + int(self.loss_mask[0])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +339,10 @@ class ActorReport:
     """Groups emitted."""
     num_dropped_groups: int
     """Groups given up."""
+    num_verifier_failures: int
+    """Times that a verifier failed or hung, whether or not a later try succeeded."""
+    num_episode_failures: int
+    """Times that an environment failed or hung, likewise."""
     num_sampled_tokens: int
     """Tokens that its engine sampled."""
     num_emitted_tokens: int

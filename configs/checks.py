@@ -36,3 +36,9 @@ def not_negative(section: str, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value >= 0:
             raise ValueError(f"{section}.{name} must be >= 0, got {value}")
+
+
+def is_core_list(text: str) -> bool:
+    """Whether it is like "0", "0-3" or "0,2-3"."""
+    bounds = [part.split("-") for part in text.split(",")]
+    return all(len(b) <= 2 and all(n.strip().isdecimal() for n in b) and int(b[0]) <= int(b[-1]) for b in bounds)

@@ -25,7 +25,7 @@ from bridge.snapshots.layout import SnapshotError
 from bridge.store.open import FinishedRunError, NoRunError, find_run, open_store, sqlite_path
 from bridge.store.protocol import NAME_LEASE_S, ActorStore, NameTakenError
 from bridge.store.sql.store import SqlStore
-from configs import extension, overrides
+from configs import overrides
 from configs.run_folder import RunFolder, run_id, snapshot_folder, store_url
 from configs.schema import Config
 from launch import command_line
@@ -65,8 +65,7 @@ class Joined:
     @property
     def own_verifiers(self) -> Collection[str]:
         """The user's own functions that may be imported to judge responses."""
-        name = self.config.prompts.verifier
-        return (name,) if extension.is_own(name) else ()
+        return self.config.prompts.own_verifiers
 
 
 def _nothing() -> None:
@@ -283,12 +282,14 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
         raise ValueError(f"the config of run {card.name} can't be read here: {e}") from e
     # A folder of the learner's machine is none here.
     config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=""))
-    name = config.prompts.verifier
-    if extension.is_own(name) and name not in allowed_modules:
-        raise ValueError(
-            f"run {card.name} has prompts.verifier={name}, code that is not Sluice's: look at it, and give "
-            f"--allow_module={name} if this machine may import it"
-        )
+    prompts = config.prompts
+    own = {name: "verifier" for name in prompts.own_verifiers} | dict.fromkeys(prompts.own_environments, "environment")
+    for name, field in own.items():
+        if name not in allowed_modules:
+            raise ValueError(
+                f"run {card.name} has prompts.{field}={name}, code that is not Sluice's: look at it, and give "
+                f"--allow_module={name} if this machine may import it"
+            )
     return overrides.apply(config, given)
 
 

@@ -4,6 +4,8 @@
 #   bash launch/setup.sh              everything on CPU, from launch/lock-cpu.txt (or what .venv already is)
 #   bash launch/setup.sh gpu,dev      other extras of pyproject.toml (gpu, cuda, tpu, learner, actor), by pip's resolver
 #
+# Where an actor is installed it also wants bubblewrap, which code rewards need: by apt as root, else it says the command.
+#
 # SLUICE_PYTHON=/path/to/python3.x picks the interpreter (3.11 or newer). The full log is .venv/setup.log.
 set -Eeuo pipefail
 
@@ -113,6 +115,29 @@ install_extra() {
   pip_install -e ".[$extra]" || fail "installing sluice[$extra]"
 }
 
+# True for what brings an actor, which runs programs that a policy wrote.
+wants_bubblewrap() { [[ ",$extra," =~ ,(cpu|gpu|actor), ]]; }
+
+tell_of_bubblewrap() {
+  if wants_bubblewrap && ! command -v bwrap >/dev/null; then
+    say "bubblewrap is not installed: code rewards will be refused, all else works. As root: apt-get install bubblewrap"
+  fi
+}
+
+# Nothing but code rewards needs it, so a machine without apt or a network is set up all the same.
+install_bubblewrap() {
+  if ! wants_bubblewrap || command -v bwrap >/dev/null; then return 0; fi
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "bubblewrap, for code rewards"
+    apt_bubblewrap || { timeout 120 apt-get update >>"$log" 2>&1 && apt_bubblewrap; } || true
+  fi
+  tell_of_bubblewrap
+}
+
+apt_bubblewrap() {
+  DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y --no-install-recommends bubblewrap >>"$log" 2>&1
+}
+
 # Metadata only, so it is quick; torchvision is imported, but only where it exists.
 check() {
   "$python" - "$extra" "$lock" >>"$log" 2>&1 <<'PY' || fail "the environment is not what was asked for"
@@ -166,6 +191,7 @@ fi
 
 if venv_is_sound && [ "$(sed -n 1p "$stamp" 2>/dev/null)" = "$(wanted_hash)" ]; then
   say "up to date ($extra)"
+  tell_of_bubblewrap
   exit 0
 fi
 
@@ -178,6 +204,7 @@ rm -f "$stamp"
 printf '== %s: %s\n' "$(date -u +%FT%TZ)" "$extra" >"$log"
 drop_half_installed
 if [ "$extra" = cpu ]; then install_cpu; else install_extra; fi
+install_bubblewrap
 say "compiling to bytecode"
 compile_all
 say "checking"

@@ -3,7 +3,6 @@
 from bridge.secrets import TOKEN_FILE, Token
 from bridge.store.open import sqlite_path
 from bridge.store.postgres.way import parse, way_of
-from configs import extension
 from configs.schema import Config
 
 
@@ -23,8 +22,7 @@ def check_trust(url: str, token: Token | None) -> None:
 
 def allowing(config: Config) -> list[str]:
     """Flags by which an actor may import the code that a config names, for whoever has it before him and starts one."""
-    verifier = config.prompts.verifier
-    return [f"--allow_module={verifier}"] if extension.is_own(verifier) else []
+    return [f"--allow_module={name}" for name in (*config.prompts.own_verifiers, *config.prompts.own_environments)]
 
 
 def check_no_password(url: str) -> None:

@@ -20,6 +20,7 @@ from learner.model.config import Architecture
 from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
 from learner.schedule.stream import Stream
+from learner.timeouts import TimeoutAnchors
 from learner.trainer import Trainer
 
 
@@ -33,6 +34,7 @@ class Run:
     tokenizer: Tokenizer
     held_out: list[Problem]
     store: LearnerStore
+    timeouts: TimeoutAnchors
     stream: Stream
     trainer: Trainer
     lead: Lead
@@ -80,7 +82,8 @@ class Run:
     def _start(self, save: Save) -> None:
         self.stream.acknowledge(self.checkpoints.wait())
         self.heart.worked()
-        self.do(save)
+        # Of now, not of when `save` was made: read once a checkpoint, and not once an update.
+        self.do(dataclasses.replace(save, books=save.books | self.timeouts.books()))
         self.last_saved_step = save.step
         self.heart.worked()
 

@@ -5,10 +5,20 @@ import pathlib
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Int32
 
 from bridge.published import WeightManifest
 from bridge.types import Finish, Sampling, Version
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What makes an episode of several turns more than a response of the engine."""
+
+    sampled: Bool[np.ndarray, " T"]
+    """True where the engine sampled the token; the others are the environment's."""
+    turn_rewards: Float32[np.ndarray, " N"]
+    """One a turn."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +27,27 @@ class Sample:
 
     tokens: Int32[np.ndarray, " T"]
     logprobs: Float32[np.ndarray, " T"]
-    """Nats, after temperature, top-p and top-k."""
+    """Nats, after temperature, top-p and top-k; 0 where not sampled."""
     token_versions: tuple[Version, ...]
     """T entries: the weights behind each token."""
     finish: Finish
+    episode: Episode | None = None
+    """None of a single response: all of it was sampled."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the engine sampled."""
+        return self.tokens.size if self.episode is None else int(np.count_nonzero(self.episode.sampled))
+
+    @property
+    def last_turn(self) -> Int32[np.ndarray, " L"]:
+        """The tokens of the last turn: what is judged."""
+        if self.episode is None:
+            return self.tokens
+        sampled = np.flatnonzero(self.episode.sampled)
+        breaks = np.flatnonzero(np.diff(sampled) > 1)
+        first = sampled[breaks[-1] + 1] if breaks.size else sampled[0]
+        return self.tokens[first : sampled[-1] + 1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,14 @@
 
 import unicodedata
 
-from bridge.types import Finish, Task
+from actor.verifiers.judged import Context, Response
+from bridge.types import Task
 
 
-def score(response_text: str, task: Task, finish: Finish) -> float:
+def score(response: Response, task: Task, context: Context) -> float:
     """1 if response and answer are the same text, else 0; case, Unicode form, white space and finish don't count."""
-    del finish
-    return float(_normalize(response_text) == _normalize(task.answer))
+    del context
+    return float(_normalize(response.text) == _normalize(task.answer))
 
 
 def _normalize(text: str) -> str:

@@ -1,7 +1,7 @@
 """Verifier workers: off the event loop, with a deadline, killed and started again when they hang.
 
-What goes wrong here is the infrastructure's fault, never the response's: it is tried again, then
-reported as a `VerifierError`. It never becomes a reward.
+What goes wrong here is the infrastructure's fault, unless somebody shows otherwise: it is tried again, then reported as
+a `VerifierError`. It never becomes a reward.
 """
 
 import asyncio
@@ -16,21 +16,31 @@ import msgspec
 from absl import logging
 
 from actor.verifiers import worker
+from actor.verifiers.judged import Context, Response, Score
 from actor.verifiers.worker import Answer, Question
 from bridge.secrets import without_secrets
-from bridge.types import Finish, Task
+from bridge.types import Task
 from configs import extension
-from configs.sections.prompts import Truncated
+from configs.sections import RewardsConfig
 
 LOAD_TIMEOUT_S = 120.0
 """For starting a worker and importing a verifier's library; the deadline proper begins after that."""
-TRUNCATED_REWARD = 0.0
-"""Of a response that the token limit cut off, with prompts.truncated=zero (PipelineRL section 5)."""
+MAX_HANGS = 3
+"""A verifier that hangs on a text is asked about it so many times; failures of another kind have `retries`."""
+TIMES_CASES = ("code",)
+"""Verifiers that run test cases and end them themselves, after `rewards.max_answer_s` at the latest."""
+BEFORE_CASES_S = 120.0
+"""For those: until a sandbox is there and the program compiled; then `rewards.max_answer_s` begins."""
+_DEFAULTS = RewardsConfig()
 COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 
 
 class VerifierError(RuntimeError):
     """A response could not be judged."""
+
+
+class HangError(VerifierError):
+    """A verifier hung on a response, each time that it was asked (`MAX_HANGS`)."""
 
 
 class VerifierPool:
@@ -42,18 +52,25 @@ class VerifierPool:
         num_workers: int,
         timeout_s: float,
         retries: int,
-        truncated: Truncated = "zero",
+        settings: RewardsConfig = _DEFAULTS,
         command: Sequence[str] = COMMAND,
         own: Collection[str] = (),
+        cores: Collection[int] = (),
     ) -> None:
-        """Workers are started when they are first needed; `truncated` is `prompts.truncated`.
+        """Workers are started when they are first needed.
 
-        Of the user's own verifiers only `own` may be asked for: a ticket's name alone makes nothing be imported.
+        Args:
+          num_workers: processes, and responses judged at once.
+          timeout_s: for one response, but for the time that its own code may take.
+          retries: of what failed.
+          settings: what verifiers are told.
+          command: of a worker.
+          own: the user's own verifiers that may be asked for: a ticket's name alone makes nothing be imported.
+          cores: that the workers run on; none: as this process.
         """
         self._own = own
-        self._timeout_s = timeout_s
-        self._truncated: Truncated = truncated
-        self._retries = retries
+        self._timeout_s, self._retries, self.settings = timeout_s, retries, settings
+        command = (*command, *(["--cores=" + ",".join(map(str, sorted(cores)))] if cores else []))
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._workers = [_Worker(command) for _ in range(num_workers)]
         for w in self._workers:
@@ -61,27 +78,40 @@ class VerifierPool:
         self.num_failures = 0
         """Attempts that failed, whether or not a later one succeeded."""
 
-    async def score(self, response_text: str, task: Task, finish: Finish) -> float:
-        """The reward of a response that ended by `finish`; a truncated one is judged unless truncated=zero.
+    async def score(
+        self, name: str, response: Response, task: Task, *, case_timeouts_s: tuple[float, ...] = ()
+    ) -> Score:
+        """What a verifier gives a response.
+
+        Args:
+          name: the verifier's.
+          response: to judge.
+          task: that it answers.
+          case_timeouts_s: see `Context`.
 
         Raises:
-          VerifierError: every attempt failed, hung or gave no finite number.
+          HangError: it hung on it `MAX_HANGS` times.
+          VerifierError: it failed more often than `retries`, or gave no finite number.
         """
-        if finish == "length" and self._truncated == "zero":
-            return TRUNCATED_REWARD
-        self._check_allowed(task.verifier)
-        problem = ""
-        for _ in range(1 + self._retries):
+        self._check_allowed(name)
+        context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s)
+        question = Question(verifier=name, task=task, response=response, context=context)
+        num_hangs = num_failures = 0
+        while True:
             one = await self._idle.get()
             try:
-                return await self._attempt(one, Question(task=task, response_text=response_text, finish=finish))
+                return await self._attempt(one, question)
             except VerifierError as e:
-                problem = str(e)
                 self.num_failures += 1
-                logging.warning("verifier failed verifier=%s problem=%r", task.verifier, problem)
+                logging.warning("verifier failed verifier=%s problem=%r", name, str(e))
+                num_hangs += isinstance(e, HangError)
+                num_failures += not isinstance(e, HangError)
+                if num_hangs == MAX_HANGS:
+                    raise HangError(f"verifier {name}: {e} ({num_hangs} times)") from e
+                if num_failures > self._retries:
+                    raise VerifierError(f"verifier {name}: {e} ({num_failures} attempts)") from e
             finally:
                 self._idle.put_nowait(one)
-        raise VerifierError(f"verifier {task.verifier}: {problem} ({1 + self._retries} attempts)")
 
     def _check_allowed(self, name: str) -> None:
         if extension.is_own(name) and name not in self._own:
@@ -96,7 +126,7 @@ class VerifierPool:
         self._check_allowed(name)
         one = await self._idle.get()
         try:
-            await self._load(one, Task(verifier=name, answer=""))
+            await self._load(one, name)
         finally:
             self._idle.put_nowait(one)
 
@@ -105,50 +135,56 @@ class VerifierPool:
         for w in self._workers:
             await w.kill()
 
-    async def _attempt(self, one: "_Worker", question: Question) -> float:
+    async def _attempt(self, one: "_Worker", question: Question) -> Score:
         try:
-            await self._load(one, question.task)
-            reward = await self._ask(one, question, self._timeout_s)
+            await self._load(one, question.verifier)
+            own_s = BEFORE_CASES_S + self.settings.max_answer_s if question.verifier in TIMES_CASES else 0.0
+            score = await self._ask(one, question, self._timeout_s + own_s)
         except asyncio.CancelledError:
             await one.kill()  # its next answer would be to a question nobody asks any more
             raise
-        if reward is None or not math.isfinite(reward):
-            raise VerifierError(f"the reward is {reward}")
-        return reward
+        if score is None or not math.isfinite(score.value):
+            raise VerifierError(f"the score is {score}")
+        return score
 
-    async def _load(self, one: "_Worker", task: Task) -> None:
-        if task.verifier not in one.loaded:
-            await self._ask(one, Question(task=task, response_text=None), LOAD_TIMEOUT_S)
-            one.loaded.add(task.verifier)
+    async def _load(self, one: "_Worker", name: str) -> None:
+        if name in one.loaded:
+            return
+        try:
+            await self._ask(one, Question(verifier=name, context=Context(settings=self.settings)), LOAD_TIMEOUT_S)
+        except HangError as e:  # no text was asked about
+            raise VerifierError(f"loading it: {e}") from e
+        one.loaded.add(name)
 
-    async def _ask(self, one: "_Worker", question: Question, timeout_s: float) -> float | None:
+    async def _ask(self, one: "_Worker", question: Question, timeout_s: float) -> Score | None:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await one.ask(question)
         except TimeoutError as e:
             await one.kill()
-            raise VerifierError(f"no answer after {timeout_s} s") from e
+            raise HangError(f"no answer after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError, struct.error, msgspec.MsgspecError, ValueError) as e:
             await one.kill()
             raise VerifierError(f"the worker broke down: {type(e).__name__}: {e}") from e
         if answer.error:
             raise VerifierError(answer.error)
-        return answer.reward
+        return answer.score
 
 
-def check_own(name: str) -> None:
-    """Loads a user's own verifier in a worker, before anything starts; names of ours need no check.
+def check_own(names: Collection[str]) -> None:
+    """Loads a user's own verifiers in a worker, before anything starts.
 
     Raises:
-      ValueError: says why it can't be.
+      ValueError: says why one can't be.
     """
-    if not extension.is_own(name):
+    if not names:
         return
 
     async def load() -> None:
-        pool = VerifierPool(num_workers=1, timeout_s=LOAD_TIMEOUT_S, retries=0, own=(name,))
+        pool = VerifierPool(num_workers=1, timeout_s=LOAD_TIMEOUT_S, retries=0, own=names)
         try:
-            await pool.load(name)
+            for name in names:
+                await pool.load(name)
         finally:
             await pool.close()
 

@@ -6,21 +6,22 @@ from typing import Any
 
 import reasoning_gym
 
-from bridge.types import Finish, Task
+from actor.verifiers.judged import Context, Response
+from bridge.types import Task
 
 
-def score(response_text: str, task: Task, finish: Finish) -> float:
+def score(response: Response, task: Task, context: Context) -> float:
     """What the task family's `score_answer` gives for the whole response, stripped; 0 to 1. How it ended doesn't count.
 
     Raises:
       ValueError: the metadata names no task family.
     """
-    del finish
+    del context
     entry = json.loads(task.metadata)
     family = entry.get("metadata", {}).get("source_dataset")
     if not family:
         raise ValueError("Task.metadata holds no reasoning-gym entry (metadata.source_dataset is missing)")
-    return float(_score_answer(family)(response_text.strip(), entry))
+    return float(_score_answer(family)(response.text.strip(), entry))
 
 
 @functools.cache

@@ -1,28 +1,32 @@
-"""Verifiers by the name that a `Task` gives; a module is imported when its name is first asked for."""
+"""Verifiers by the name that a task gives; a module is imported when its name is first asked for."""
 
 import importlib
-import math
-import numbers
 from collections.abc import Callable
+from typing import Any
 
-from bridge.types import Finish, Task
+from actor.verifiers.judged import Context, Response, Score, Verifier
+from bridge.types import Task
 from configs import extension
-
-Verifier = Callable[[str, Task, Finish], float]
-"""The reward of a response, from its text, its task and why it ended."""
+from configs.sections import RewardsConfig
 
 MODULES = {
+    "code": "actor.verifiers.code.verifier",
     "exact": "actor.verifiers.exact",
+    "format": "actor.verifiers.format",
     "math": "actor.verifiers.math",
     "reasoning_gym": "actor.verifiers.reasoning_gym",
 }
+"""Each has a function `score` that takes a response, its task and the context, and returns a number or a `Score`."""
 
-OWN_VERIFIER = extension.Signature(takes=("response_text", "task"), constants=("finish",), returns="float")
-"""A user's own need not take `finish`: with `prompts.truncated=zero` it is only asked about completed responses."""
+PREPARED = ("code",)
+"""Their modules have a function `prepare` besides, which takes `RewardsConfig`: what takes time before the first
+response."""
+OWN_VERIFIER = extension.Signature(takes=("response_text", "task"), constants=("finish", "num_tokens"), returns="float")
+"""A user's own: it takes `finish` and `num_tokens` if it names them."""
 
 
 def load(name: str) -> Verifier:
-    """The `score` function of a verifier, or a user's own, named `module:function`.
+    """The verifier of a name, or a user's own, named `module:function`.
 
     Raises:
       ValueError: no such verifier; or (in one line) why the user's own can't be used.
@@ -31,24 +35,29 @@ def load(name: str) -> Verifier:
         return _own(extension.load("prompts.verifier", name, OWN_VERIFIER))
     if name not in MODULES:
         raise ValueError(f"no verifier {name!r}; there are {', '.join(sorted(MODULES))}")
-    return importlib.import_module(MODULES[name]).score
+    return _scored(importlib.import_module(MODULES[name]).score)
 
 
-def _own(function: Callable[..., float]) -> Verifier:
-    takes_finish = "finish" in extension.constant_defaults(function, OWN_VERIFIER)
+def prepare(name: str, settings: RewardsConfig) -> None:
+    """Makes what a verifier needs besides its module; raises what the verifier does."""
+    if name in PREPARED:
+        importlib.import_module(MODULES[name]).prepare(settings)
 
-    def score(response_text: str, task: Task, finish: Finish) -> float:
-        return function(response_text, task, **({"finish": finish} if takes_finish else {}))
+
+def _scored(function: Callable[[Response, Task, Context], Any]) -> Verifier:
+    def score(response: Response, task: Task, context: Context) -> Score:
+        returned = function(response, task, context)
+        return returned if isinstance(returned, Score) else Score.of(returned)
 
     return score
 
 
-def reward(returned: object) -> float:
-    """What a verifier returned, as a reward.
+def _own(function: Callable[..., Any]) -> Verifier:
+    named = extension.constant_defaults(function, OWN_VERIFIER)
 
-    Raises:
-      ValueError: it is no finite number.
-    """
-    if not isinstance(returned, numbers.Real) or not math.isfinite(returned):
-        raise ValueError(f"a verifier must return a finite number, got {returned!r}")
-    return float(returned)
+    def score(response: Response, task: Task, context: Context) -> Any:
+        del context
+        constants = {"finish": response.finish, "num_tokens": response.num_tokens}
+        return function(response.text, task, **{n: v for n, v in constants.items() if n in named})
+
+    return _scored(score)

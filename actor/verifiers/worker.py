@@ -16,27 +16,30 @@ from typing import BinaryIO
 import msgspec
 
 from actor.verifiers import registry
-from bridge.types import Finish, Task
+from actor.verifiers.judged import Context, Response, Score, Verifier
+from bridge.types import Task
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
 """Of address space; beyond it the verifier fails instead of the machine."""
 _LENGTH = struct.Struct(">I")
 _PR_SET_PDEATHSIG = 1
+_CORES = "--cores="
 
 
 class Question(msgspec.Struct):
     """One response to judge; without one, the verifier is only loaded."""
 
-    task: Task
-    response_text: str | None
-    finish: Finish = "stop"
+    verifier: str
+    task: Task | None = None
+    response: Response | None = None
+    context: Context = Context()
 
 
 class Answer(msgspec.Struct):
-    """A reward, or what went wrong."""
+    """A score, or what went wrong."""
 
-    reward: float | None = None
+    score: Score | None = None
     error: str = ""
 
 
@@ -64,7 +67,7 @@ def frame_length(head: bytes) -> int:
     return length
 
 
-def serve(load: Callable[[str], registry.Verifier], source: BinaryIO, sink: BinaryIO) -> None:
+def serve(load: Callable[[str], Verifier], source: BinaryIO, sink: BinaryIO) -> None:
     """Answers questions until the input ends."""
     while head := source.read(_LENGTH.size):
         question = msgspec.msgpack.decode(source.read(frame_length(head)), type=Question)
@@ -72,23 +75,29 @@ def serve(load: Callable[[str], registry.Verifier], source: BinaryIO, sink: Bina
         sink.flush()
 
 
-def main(load: Callable[[str], registry.Verifier] = registry.load) -> None:
-    """Serves on standard input and output."""
+def main(load: Callable[[str], Verifier] = registry.load) -> None:
+    """Serves on standard input and output; `--cores=0,2` binds it to these."""
+    for argument in sys.argv[1:]:
+        if argument.startswith(_CORES):
+            os.sched_setaffinity(0, map(int, argument.removeprefix(_CORES).split(",")))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also in a hung verifier
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    # The hard limit stays open: a sandbox can't have more than who starts it.
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, hard))
     # What a verifier prints must not end up between the answers.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(load, sys.stdin.buffer, sink)
 
 
-def _answer(load: Callable[[str], registry.Verifier], question: Question) -> Answer:
+def _answer(load: Callable[[str], Verifier], question: Question) -> Answer:
     try:
-        score = load(question.task.verifier)
-        if question.response_text is None:
+        score = load(question.verifier)
+        if question.response is None or question.task is None:
+            registry.prepare(question.verifier, question.context.settings)
             return Answer()
-        return Answer(reward=registry.reward(score(question.response_text, question.task, question.finish)))
+        return Answer(score=score(question.response, question.task, question.context))
     except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
         return Answer(error=f"{type(e).__name__}: {e}")
 

@@ -232,6 +232,27 @@ class LearnerStore(SharedStore, Protocol):
         """Tickets by state: open, claimed, done, acknowledged, failed; also reissued (a running total)."""
         ...
 
+    def all_anchors(
+        self, *, after: str = "", limit: int, patience_s: float | None = None
+    ) -> dict[str, tuple[float, ...]]:
+        """What `ActorStore.anchors` gives, of all tasks in the order of their keys, page by page.
+
+        Who asks for all of them while actors raise some gets each as it was at some moment since; none is left out.
+
+        Args:
+          after: the last key of the page before.
+          limit: tasks a page; each has up to `MAX_CASES` numbers.
+          patience_s: how long a store that can't be reached is tried; None: as long as it was told to.
+
+        Raises:
+          ValueError: a negative limit.
+        """
+        ...
+
+    def put_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
+        """What `ActorStore.raise_anchors` does, by a learner that has them from its checkpoint."""
+        ...
+
     def record_restore(self, incarnation: int, step: int) -> None:
         """Records the step that a learner's incarnation began at: later ones of those before it are abandoned."""
         ...
@@ -339,6 +360,29 @@ class ActorStore(SharedStore, Protocol):
         """
         ...
 
+    def anchors(self, keys: Collection[str]) -> dict[str, tuple[float, ...]]:
+        """T_anchor of RollPacker, section 4.3: how long the longest correct run of each test case took so far.
+
+        Seconds, to a millisecond, by test case; by the key of a task. Tasks without one are left out, and cases of
+        which none is known come after the last: they have no number.
+        """
+        ...
+
+    def raise_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
+        """Takes correct runs into account: each number becomes the larger one of what is there and what is given.
+
+        So it may be called again, in any order, and by all actors at once. Nobody can make an anchor smaller; who
+        makes one too large lengthens that case's timeout, at most to T_max.
+
+        Args:
+          anchors: seconds by test case, by the key of a task; a list of another length than what is there is fine.
+
+        Raises:
+          ValueError: a key of more than `MAX_TASK_KEY_BYTES`, no test case or more than `MAX_CASES`, or a time that is
+            none, below 0 or above `MAX_CASE_S`; nothing is written then.
+        """
+        ...
+
     def give_up(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
         """Hands in that a ticket's group could not be made: offered again, or `failed` after so many attempts."""
         ...
@@ -373,6 +417,11 @@ class UnfitGroupError(ValueError):
     """A group does not answer the ticket that has its id: another prompt may have taken the place of the one it had."""
 
 
+MAX_TASK_KEY_BYTES = 64
+MAX_CASES = 2**12
+"""Test cases of one task that have anchors; also in `postgres/schema.sql`, as are the bytes of a key."""
+MAX_CASE_S = 99_999.999
+"""Of an anchor: eight digits of milliseconds, more than a day."""
 LIVE_S = 10.0
 """An actor that has said nothing for so long counts for no engine: five of its heartbeats."""
 COUNTED_S = 1.0

@@ -28,10 +28,10 @@ _DROP_S = 100 * 365 * 86400.0
 _RETRY_S = 60.0
 """For how long what a bucket fails to delete is tried again."""
 # Table, what names a row, rows dropped in one transaction: the large ones first, so that none takes for ever.
-_IN_PARTS = (("groups", "seq", 256), ("payloads", "call", 256), ("tickets", "number", 4096))
+_IN_PARTS = (("groups", "seq", 256), ("payloads", "call", 256), ("tickets", "number", 4096), ("anchors", "key", 4096))
 _REST = (
     *("groups", "payloads", "tickets", "dropped_objects", "restores", "heartbeats", "fences", "announcements"),
-    *("serving", "cards", "blobs", "runs"),
+    *("serving", "cards", "blobs", "anchors", "runs"),
 )
 
 
@@ -54,7 +54,7 @@ class RunState:
     num_waiting: int
     """Groups that are here and not trained, or not yet in a checkpoint."""
     num_bytes: int
-    """Of tickets, groups and files in the database."""
+    """Of tickets, groups, files and anchors in the database."""
     num_objects: int
     """Of its groups, those that lie in a bucket."""
     silent_s: float | None
@@ -192,7 +192,8 @@ _SIZES = """SELECT run, sum(num_bytes), sum(num_objects) FROM (
         SELECT run, length(payload) AS num_bytes, CASE WHEN object IS NULL THEN 0 ELSE 1 END AS num_objects
         FROM payloads
         UNION ALL SELECT run, length(payload), 0 FROM tickets
-        UNION ALL SELECT run, length(content), 0 FROM blobs) AS parts
+        UNION ALL SELECT run, length(content), 0 FROM blobs
+        UNION ALL SELECT run, length(ms), 0 FROM anchors) AS parts
     GROUP BY run"""
 
 

@@ -193,6 +193,16 @@ class SampleTickets(LearnerStore):
         return self._store.now_s()
 
     @override
+    def all_anchors(
+        self, *, after: str = "", limit: int, patience_s: float | None = None
+    ) -> dict[str, tuple[float, ...]]:
+        return self._store.all_anchors(after=after, limit=limit, patience_s=patience_s)
+
+    @override
+    def put_anchors(self, anchors: Mapping[str, Sequence[float]]) -> None:
+        self._store.put_anchors(anchors)
+
+    @override
     def record_restore(self, incarnation: int, step: int) -> None:
         self._store.record_restore(incarnation, step)
 

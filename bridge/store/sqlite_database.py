@@ -20,6 +20,7 @@ from typing import Any
 from typing_extensions import override
 
 from bridge.store.protocol import TOPICS, Mark, SupersededLearnerError, Topic
+from bridge.store.sql.anchor_row import higher
 from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedError, list_names, translate
 from bridge.store.sqlite_schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION, add_migration_functions
 
@@ -94,7 +95,8 @@ class SqliteDatabase(Database):
             return rows
 
     @override
-    def read(self, run: str, step: Step) -> list[Row]:
+    def read(self, run: str, step: Step, *, patience_s: float | None = None) -> list[Row]:
+        del patience_s  # a reader waits for nobody
         with self.connection() as db:
             return _execute(db, step, self._clock())
 
@@ -183,6 +185,7 @@ class SqliteDatabase(Database):
             factory=_Connection,
         )
         db.execute("PRAGMA synchronous = FULL")
+        db.create_function("higher", 2, higher, deterministic=True)
         return db
 
     def _has_changed(self, run: str, mark: Mark, topics: Collection[Topic]) -> bool:

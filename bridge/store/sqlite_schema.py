@@ -13,7 +13,7 @@ from bridge.store.sql.fit import fit_of
 from bridge.types import Group, Ticket
 
 APPLICATION_ID = 0x534C5543  # "SLUC", in the file's header
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 RUN = "local"
 MAX_SIZES = 256
 """Sizes of engines that are told apart; also in `postgres/schema.sql`, as `LIVE_S` is."""
@@ -80,12 +80,18 @@ _SINCE_7 = (
     """CREATE TABLE changes (
         run TEXT NOT NULL, topic TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, topic)) WITHOUT ROWID""",
 )
+# The longest correct runs of tasks' test cases (`ActorStore.anchors`).
+_SINCE_8 = (
+    """CREATE TABLE anchors (
+        run TEXT NOT NULL, key TEXT NOT NULL, ms TEXT NOT NULL, PRIMARY KEY (run, key)) WITHOUT ROWID""",
+)
 CREATE = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     *_TABLES,
     *_SINCE_4,
     *_SINCE_6,
     *_SINCE_7,
+    *_SINCE_8,
     f"INSERT INTO runs (run) VALUES ('{RUN}')",
     f"INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION})",
     f"PRAGMA application_id = {APPLICATION_ID}",
@@ -130,6 +136,7 @@ MIGRATIONS = {
     5: ("DELETE FROM announcements",),
     6: _SINCE_6,
     7: _SINCE_7,
+    8: _SINCE_8,
 }
 """Schema version -> what makes such a file one of the next version, so that a run goes on that an older build began."""
 

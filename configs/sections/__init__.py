@@ -3,7 +3,9 @@
 from configs.sections.actor import ActorConfig
 from configs.sections.admission import AdmissionConfig
 from configs.sections.checkpoint import CheckpointConfig
+from configs.sections.environments import EnvironmentsConfig
 from configs.sections.evaluation import EvaluationConfig
+from configs.sections.judge import JudgeConfig
 from configs.sections.learner import LearnerConfig
 from configs.sections.loss import LossConfig
 from configs.sections.mesh import MeshConfig
@@ -12,6 +14,7 @@ from configs.sections.optimizer import OptimizerConfig
 from configs.sections.packing import PackingConfig
 from configs.sections.prompts import PromptsConfig
 from configs.sections.publish import PublishConfig
+from configs.sections.rewards import RewardsConfig
 from configs.sections.rounds import RoundsConfig
 from configs.sections.run import RunConfig
 from configs.sections.sampling import SamplingConfig
@@ -22,7 +25,9 @@ __all__ = [
     "ActorConfig",
     "AdmissionConfig",
     "CheckpointConfig",
+    "EnvironmentsConfig",
     "EvaluationConfig",
+    "JudgeConfig",
     "LearnerConfig",
     "LossConfig",
     "MeshConfig",
@@ -31,6 +36,7 @@ __all__ = [
     "PackingConfig",
     "PromptsConfig",
     "PublishConfig",
+    "RewardsConfig",
     "RoundsConfig",
     "RunConfig",
     "SamplingConfig",

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 
-from configs.checks import not_negative, positive
+from configs.checks import is_core_list, not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,14 +130,8 @@ class ActorConfig:
             )
         for group in groups:
             parts = group.split("|")
-            if not all(map(_is_cores, parts)) or len(parts) != size:
+            if not all(map(is_core_list, parts)) or len(parts) != size:
                 raise ValueError(
                     f'actor.cpu_cores={self.cpu_cores!r}: {group!r} is no list of cores ("0", "0-3" or "0,2") for each '
                     f'of {size} processes (actor.tensor_parallel_size), "|" between processes'
                 )
-
-
-def _is_cores(text: str) -> bool:
-    """Whether it is like "0", "0-3" or "0,2-3"."""
-    bounds = [part.split("-") for part in text.split(",")]
-    return all(len(b) <= 2 and all(n.strip().isdecimal() for n in b) and int(b[0]) <= int(b[-1]) for b in bounds)

@@ -5,9 +5,9 @@ FROM python:3.11-slim-bookworm
 ARG DEVICE=gpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-# vLLM compiles kernels when it starts.
+# vLLM compiles kernels when it starts; bubblewrap holds programs that a policy wrote.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc g++ libc6-dev libnuma1 tini \
+    && apt-get install -y --no-install-recommends bubblewrap gcc g++ libc6-dev libnuma1 tini \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/sluice

@@ -5,7 +5,7 @@ ARG EXTRA=gpu
 
 # vLLM compiles kernels when it starts.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc g++ libc6-dev libnuma1 tini \
+    && apt-get install -y --no-install-recommends bubblewrap gcc g++ libc6-dev libnuma1 tini \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/sluice

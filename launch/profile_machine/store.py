@@ -142,7 +142,7 @@ def _ticket(number: int, num_samples: int, kind: TicketKind) -> Ticket:
         round=0,
         order=number,
         prompt_tokens=np.ones(16, np.int32),
-        task=Task(verifier="exact", answer="1"),
+        task=Task.judged_by("exact", answer="1"),
         num_samples=num_samples,
         num_requests=num_samples,
         sampling=Sampling(max_tokens=32_768),

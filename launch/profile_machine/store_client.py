@@ -134,6 +134,8 @@ def make_heartbeat(name: str) -> Heartbeat:
         is_leaving=False,
         num_groups=1000,
         num_dropped_groups=0,
+        num_verifier_failures=0,
+        num_episode_failures=0,
         num_sampled_tokens=10**7,
         num_emitted_tokens=10**7,
         max_sequences=256,

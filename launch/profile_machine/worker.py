@@ -4,10 +4,12 @@ python -m launch.profile_machine.worker learner|engine RUN_FOLDER      (started 
 """
 
 import asyncio
+import dataclasses
 import sys
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 from absl import logging
 
@@ -51,7 +53,7 @@ class LearnerSide:
         task = found[0].task
         return {
             "prompts": [p.prompt_tokens.tolist() for p in found],
-            "task": {"verifier": task.verifier, "answer": task.answer, "metadata": task.metadata},
+            "task": dataclasses.asdict(task),
             "stop_token_ids": list(self._run.tokenizer.stop_token_ids),
         }
 
@@ -139,8 +141,10 @@ class EngineSide:
 
         return {"groups": self._runner.run(lengths())}
 
-    def judging(self, task: dict[str, str]) -> dict[str, Any]:
-        """Seconds of one verdict; the verifier is loaded before."""
+    def judging(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Seconds of one verdict; its verifiers are loaded before."""
+        from actor.rewards.scheduler import Rewards
+        from actor.verifiers.judged import Response
         from actor.verifiers.pool import VerifierPool
 
         actor = self._config.actor
@@ -150,16 +154,19 @@ class EngineSide:
                 num_workers=1,
                 timeout_s=actor.verifier_timeout_s,
                 retries=actor.verifier_retries,
-                own=(task["verifier"],),
+                settings=self._config.rewards,
+                own=self._config.prompts.own_verifiers,
             )
+            rewards, asked = Rewards(pool), msgspec.convert(task, Task)
+            # What verifier=math takes for an answer.
+            response = Response(text=f"\\boxed{{{asked.answer}}}", finish="stop", num_tokens=8)
             try:
-                response = f"\\boxed{{{task['answer']}}}"  # what verifier=math takes for an answer
-                await pool.score(response, Task(**task), "stop")
+                await rewards.judge(response, asked)
                 start = time.perf_counter()
-                await pool.score(response, Task(**task), "stop")
+                await rewards.judge(response, asked)
                 return time.perf_counter() - start
             finally:
-                await pool.close()
+                await rewards.close()
 
         return {"verifier_s": self._runner.run(seconds())}
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from actor.admission import Admission, Policy
 from actor.duties import STANDARD_DUTIES
+from actor.environments.episode import Episodes
 from actor.limits import Limits
 from actor.loop import Actor, Duty
+from actor.rewards.scheduler import Rewards
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
@@ -34,7 +36,7 @@ class Setup:
     writer: SnapshotWriter
     engine: FakeEngine
     actor: Actor
-    verifiers: VerifierPool
+    rewards: Rewards
 
     def publish(self, step: int, incarnation: int = 0) -> Version:
         version = Version(incarnation=incarnation, step=step)
@@ -75,7 +77,7 @@ class Setup:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
                 await task
-            await self.verifiers.close()
+            await self.rewards.close()
 
 
 def ticket(order: int, **fields) -> Ticket:
@@ -94,6 +96,7 @@ def make_setup(
     name: str = "actor-0",
     drains: bool = False,
     lag_bound: int | None = None,
+    episodes: Episodes | None = None,
 ) -> Setup:
     engine = FakeEngine(auto=auto)
     store = SqliteStore(root / "store.sqlite")
@@ -110,13 +113,13 @@ def make_setup(
         timeline=events,
     )
     extra: dict[str, Any] = {"command": command} if command else {}
-    verifiers = VerifierPool(num_workers=1, timeout_s=5.0, retries=0, **extra)
+    rewards = Rewards(VerifierPool(num_workers=1, timeout_s=5.0, retries=0, **extra))
     actor = Actor(
         name,
         store=store,
         engine=engine,
         weights=weights,
-        verifiers=verifiers,
+        rewards=rewards,
         decode=lambda tokens: bytes(tokens.astype(np.uint8)).decode(),
         admission=Admission(
             policy, width=width, max_sequences=8, samples_per_group=2, tickets_per_group=tickets_per_group
@@ -125,9 +128,10 @@ def make_setup(
         limits=limits,
         drains=drains,
         lag_bound=lag_bound,
+        episodes=episodes,
     )
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")
-    return Setup(root, store, writer, engine, actor, verifiers)
+    return Setup(root, store, writer, engine, actor, rewards)
 
 
 def run(coroutine):

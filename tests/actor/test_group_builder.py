@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 
@@ -6,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.engine.protocol import Sample
+from actor.engine.protocol import Episode, Sample
 from actor.group_builder import GroupBuilder
-from bridge.types import Version
+from actor.rewards.scheduler import Judgement
+from bridge.types import RewardScore, Version
 from tests.bridge.factories import make_ticket
 
 
@@ -20,6 +22,10 @@ def sample(token: int, *versions: tuple[int, int]) -> Sample:
         token_versions=tuple(Version(incarnation=i, step=s) for i, s in versions),
         finish="length",
     )
+
+
+def judged(reward: float, *scores: RewardScore) -> Judgement:
+    return Judgement(reward=reward, scores=scores)
 
 
 def builder(num_samples: int) -> GroupBuilder:
@@ -34,7 +40,7 @@ def test_build_in_any_order_of_arrival_gives_rollouts_by_index(order):
         assert not b.is_complete
         with pytest.raises(ValueError, match=f"has {number} of 4"):
             b.build(finished_s=4.0)
-        b.add(index, sample(index, (0, 0)), float(index))
+        b.add(index, sample(index, (0, 0)), judged(float(index)))
     group = b.build(finished_s=4.0)
     assert [int(r.tokens[0]) for r in group.rollouts] == [0, 1, 2, 3]
     assert [r.reward for r in group.rollouts] == [0.0, 1.0, 2.0, 3.0]
@@ -43,7 +49,7 @@ def test_build_in_any_order_of_arrival_gives_rollouts_by_index(order):
 
 def test_build_over_an_update_keeps_every_tokens_step():
     b = builder(1)
-    b.add(0, sample(7, (0, 4), (0, 4), (1, 5)), 1.0)
+    b.add(0, sample(7, (0, 4), (0, 4), (1, 5)), judged(1.0))
     group = b.build(finished_s=4.0)
     (rollout,) = group.rollouts
     assert rollout.token_versions.tolist() == [4, 4, 5]
@@ -57,26 +63,50 @@ def test_incarnation_is_the_newest_of_any_sample():
     for versions in itertools.permutations([(0, 3), (2, 3), (1, 3)]):
         b = builder(3)
         for i, v in enumerate(versions):
-            b.add(i, sample(0, v), 0.0)
+            b.add(i, sample(0, v), judged(0.0))
         assert b.build(finished_s=4.0).incarnation == 2
 
 
 @pytest.mark.parametrize("index", [-1, 2, 0])
 def test_add_of_a_wrong_index_is_refused(index):
     b = builder(2)
-    b.add(0, sample(0, (0, 0)), 0.0)
+    b.add(0, sample(0, (0, 0)), judged(0.0))
     with pytest.raises(ValueError, match="out of range, here already or one too many"):
-        b.add(index, sample(0, (0, 0)), 0.0)
+        b.add(index, sample(0, (0, 0)), judged(0.0))
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_add_of_a_reward_that_is_no_number_is_refused(reward):
     with pytest.raises(ValueError, match="reward"):
-        builder(1).add(0, sample(0, (0, 0)), reward)
+        builder(1).add(0, sample(0, (0, 0)), judged(reward))
 
 
 def test_build_of_decreasing_steps_is_refused():
     b = builder(1)
-    b.add(0, sample(0, (0, 5), (1, 4)), 0.0)
+    b.add(0, sample(0, (0, 5), (1, 4)), judged(0.0))
     with pytest.raises(ValueError, match="must not decrease"):
         b.build(finished_s=4.0)
+
+
+def test_build_of_an_episode_trains_what_was_sampled_and_adds_its_turns_rewards():
+    response = sample(7, (0, 4), (0, 4), (0, 5), (0, 5), (0, 5))
+    sampled = np.array([False, True, False, True, True])
+    episode = Episode(sampled=sampled, turn_rewards=np.array([0.5, -0.25], np.float32))
+    whole = dataclasses.replace(response, episode=episode, tokens=np.arange(5, dtype=np.int32))
+    assert whole.last_turn.tolist() == [3, 4] and whole.num_sampled == 3
+    b = builder(1)
+    b.add(0, whole, judged(2.0, RewardScore(name="exact", value=1.0, verdict="ok")))
+    (rollout,) = b.build(finished_s=4.0).rollouts
+    assert rollout.loss_mask.tolist() == sampled.tolist() and rollout.turn_rewards.tolist() == [0.5, -0.25]
+    assert rollout.reward == 2.25 and rollout.scores == (RewardScore(name="exact", value=1.0, verdict="ok"),)
+
+
+@pytest.mark.parametrize(
+    ("mask", "turn"), [("1", [0]), ("101", [2]), ("0110", [1, 2]), ("1001011", [5, 6]), ("1111", [0, 1, 2, 3])]
+)
+def test_last_turn_is_the_last_run_of_sampled_tokens(mask, turn):
+    sampled = np.array([c == "1" for c in mask])
+    episode = Episode(sampled=sampled, turn_rewards=np.zeros(0, np.float32))
+    tokens = np.arange(sampled.size, dtype=np.int32)
+    whole = dataclasses.replace(sample(0, *[(0, 0)] * sampled.size), tokens=tokens, episode=episode)
+    assert whole.last_turn.tolist() == turn

@@ -18,7 +18,7 @@ def test_group_in_the_store_is_what_the_engine_and_the_verifier_made(tmp_path):
         s = make_setup(tmp_path, auto=True)
         s.publish(3, incarnation=1)
         s.put(0, num_samples=3)
-        s.put(1, task=Task(verifier="exact", answer="43"))
+        s.put(1, task=Task.judged_by("exact", answer="43"))
         async with s.serving():
             await until(lambda: len(s.groups()) == 2, "both groups")
         right, wrong = sorted(s.groups(), key=lambda g: g.order)
@@ -71,7 +71,7 @@ def test_slot_is_free_before_the_reward_is_known(tmp_path):
         s = make_setup(tmp_path, width=1, command=command)
         s.engine.reply = np.frombuffer(b"1", np.uint8).astype(np.int32)
         s.publish(0)
-        s.put(0, task=Task(verifier="hang", answer="a"))
+        s.put(0, task=Task.judged_by("hang", answer="a"))
         s.put(1)
         async with s.serving():
             await s.runs("t0.0", "t0.1")

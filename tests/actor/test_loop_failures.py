@@ -24,7 +24,7 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
         s = make_setup(tmp_path, auto=True, command=command)
         s.engine.reply = np.frombuffer(b"1", np.uint8).astype(np.int32)
         s.publish(0)
-        s.put(0, task=Task(verifier="raise", answer="a"))
+        s.put(0, task=Task.judged_by("raise", answer="a"))
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
         assert [r.reward for r in s.groups()[0].rollouts] == [0.5, 0.5]
@@ -40,7 +40,7 @@ def test_verifier_that_never_works_ends_the_actor(tmp_path, monkeypatch):
     async def body():
         s = make_setup(tmp_path, auto=True)
         s.publish(0)
-        s.put(*range(3), task=Task(verifier="nope", answer=""))
+        s.put(*range(3), task=Task.judged_by("nope", answer=""))
         async with s.serving() as task:
             error = await ended(task)
         assert isinstance(error, RuntimeError) and "3 groups in a row" in str(error)

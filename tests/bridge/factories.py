@@ -40,7 +40,7 @@ def make_ticket(id_: str = "t", **fields: Any) -> Ticket:
         "round": 0,
         "order": 0,
         "prompt_tokens": np.array([7, 8], np.int32),
-        "task": Task(verifier="exact", answer="42"),
+        "task": Task.judged_by("exact", answer="42"),
         "num_samples": 2,
         "sampling": Sampling(max_tokens=16),
         "min_version": Version(incarnation=0, step=0),

@@ -1,5 +1,5 @@
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import msgspec
@@ -10,7 +10,20 @@ from hypothesis.extra import numpy as npst
 
 from bridge import codec
 from bridge.published import Announcement, CardFile, DeltaEntry, FileEntry, RunCard, TensorEntry, WeightManifest
-from bridge.types import MAX_SAMPLES, ActorReport, Group, Heartbeat, Rollout, Sampling, Task, Ticket, Version
+from bridge.types import (
+    MAX_SAMPLES,
+    ActorReport,
+    Group,
+    Heartbeat,
+    RewardPart,
+    RewardScore,
+    Rollout,
+    Sampling,
+    Task,
+    Ticket,
+    Verdict,
+    Version,
+)
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket, one_piece
 
 UNHURRIED = settings(deadline=None, max_examples=200)
@@ -21,6 +34,13 @@ NAMES = st.text(
     st.characters(exclude_categories=("C", "Z"), exclude_characters="+/\\"), min_size=1, max_size=20
 ).filter(lambda name: not name.startswith("."))
 KINDS = st.sampled_from(["train", "eval", "probe"])
+PARTS = st.lists(
+    st.builds(RewardPart, st.text(min_size=1), FINITE), min_size=1, max_size=3, unique_by=lambda part: part.name
+).map(tuple)
+SCORES = st.lists(
+    st.builds(RewardScore, name=st.text(), value=FINITE, verdict=st.sampled_from(get_args(Verdict))), max_size=3
+).map(tuple)
+FLOAT32 = st.floats(-(2.0**99), 2.0**99, width=32)
 PROMPTS = npst.arrays(np.int32, st.integers(1, 20))
 VERSIONS = st.builds(Version, incarnation=COUNTS, step=COUNTS)
 SAMPLINGS = st.builds(
@@ -40,7 +60,7 @@ TICKETS = st.builds(
     round=INT64,
     order=INT64,
     prompt_tokens=PROMPTS,
-    task=st.builds(Task, verifier=st.text(), answer=st.text(), metadata=st.text()),
+    task=st.builds(Task, rewards=PARTS, answer=st.text(), metadata=st.text(), environment=st.text()),
     num_samples=st.integers(1, 20),
     num_requests=st.integers(20, MAX_SAMPLES),
     sampling=SAMPLINGS,
@@ -53,6 +73,7 @@ def rollouts(draw) -> Rollout:
     n = draw(st.integers(1, 20))
     mask = draw(npst.arrays(np.bool_, n))
     mask[draw(st.integers(0, n - 1))] = True
+    num_turns = len([bits for bits in "".join("1" if m else "0" for m in mask).split("0") if bits])
     return Rollout(
         tokens=draw(npst.arrays(np.int32, n)),
         loss_mask=mask,
@@ -60,6 +81,8 @@ def rollouts(draw) -> Rollout:
         token_versions=np.sort(draw(npst.arrays(np.int32, n, elements=st.integers(0, 2**31 - 1)))),
         finish=draw(st.sampled_from(["stop", "length"])),
         reward=draw(FINITE),
+        scores=draw(SCORES),
+        turn_rewards=draw(npst.arrays(np.float32, draw(st.sampled_from([0, num_turns])), elements=FLOAT32)),
     )
 
 
@@ -316,7 +339,7 @@ def test_wire_arrays_are_little_endian_bytes():
 
 def test_decode_other_format_or_type_refused():
     format_, name, body = msgspec.msgpack.decode(codec.encode(make_ticket()))
-    with pytest.raises(ValueError, match="Ticket: wire format 3, this build reads 2"):
+    with pytest.raises(ValueError, match="Ticket: wire format 4, this build reads 3"):
         codec.decode(Ticket, msgspec.msgpack.encode([format_ + 1, name, body]))
     with pytest.raises(ValueError, match="'Ticket', wanted a Group"):
         codec.decode(Group, codec.encode(make_ticket()))
@@ -324,13 +347,48 @@ def test_decode_other_format_or_type_refused():
         codec.decode(Rollout, b"")  # pyright: ignore[reportArgumentType]
 
 
+def in_form_2(message: Ticket | Group) -> bytes:
+    """What a build wrote whose tasks had one verifier, and whose rollouts had one turn."""
+    _, name, body = msgspec.msgpack.decode(codec.encode(message))
+    if isinstance(message, Ticket):
+        (part,) = body["task"].pop("rewards")
+        body["task"] = {"verifier": part["name"]} | {k: body["task"][k] for k in ("answer", "metadata")}
+    else:
+        for rollout in body["rollouts"]:
+            del rollout["scores"], rollout["turn_rewards"]
+    return msgspec.msgpack.encode([2, name, body])
+
+
+def test_ticket_and_group_of_the_form_before_are_read():
+    ticket, group = make_ticket(), make_group(make_ticket())
+    assert as_plain(codec.decode(Ticket, in_form_2(ticket))) == as_plain(ticket)
+    assert as_plain(codec.decode(Group, in_form_2(group))) == as_plain(group)
+
+
+@pytest.mark.parametrize(
+    ("type_", "body"),
+    [
+        (Ticket, []),
+        (Ticket, {"task": []}),
+        (Ticket, {"task": {"verifier": 3, "answer": "", "metadata": ""}}),
+        (Ticket, {}),
+        (Group, {"rollouts": {}}),
+        (Group, {"rollouts": [7]}),
+        (Group, None),
+    ],
+)
+def test_nonsense_in_the_form_before_is_a_value_error(type_, body):
+    with pytest.raises(ValueError, match="malformed"):
+        codec.decode(type_, msgspec.msgpack.encode([2, type_.__name__, body]))
+
+
 def test_formats_of_what_old_stores_hold_stay_as_they_were():
     """Tickets and groups are read from stores, manifests from folders, that an older build wrote."""
     assert {t.__name__: f for t, f in codec.FORMATS.items()} == {
-        "Ticket": 2,
-        "Group": 2,
+        "Ticket": 3,
+        "Group": 3,
         "WeightManifest": 4,
-        "Heartbeat": 3,
+        "Heartbeat": 4,
         "Announcement": 2,
         "RunCard": 1,
     }

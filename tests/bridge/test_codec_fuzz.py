@@ -192,7 +192,8 @@ def _tiny_rollout(body: Any) -> Any:
 
 
 def _arrays(body: Any) -> dict[str, Any]:
-    return {k: v for k, v in body["rollouts"][0].items() if isinstance(v, list)}
+    lists = {k: v for k, v in body["rollouts"][0].items() if isinstance(v, list)}
+    return {k: v for k, v in lists.items() if len(v) == 2 and isinstance(v[1], bytes)}
 
 
 HUGE = codec.MAX_BYTES - 2**20

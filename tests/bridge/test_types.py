@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from bridge.published import (
     TensorEntry,
     WeightManifest,
 )
-from bridge.types import MAX_SAMPLES, Heartbeat, Sampling, Version
+from bridge.types import MAX_SAMPLES, Heartbeat, RewardPart, Sampling, Task, Version
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 
 
@@ -302,3 +303,36 @@ def test_run_card_that_contradicts_itself_or_cannot_be_shown_refused(fields, sai
     }
     with pytest.raises(ValueError, match=said):
         RunCard(**(values | fields))
+
+
+def test_task_without_a_judge_or_with_one_twice_is_refused():
+    Task(rewards=(), answer="", environment="guess")
+    with pytest.raises(ValueError, match="needs a verifier, or an environment"):
+        Task(rewards=(), answer="")
+    with pytest.raises(ValueError, match="names each verifier once, got exact, exact"):
+        Task(rewards=(RewardPart("exact"), RewardPart("exact", 0.5)), answer="")
+
+
+@pytest.mark.parametrize(("name", "weight"), [("", 1.0), ("exact", math.nan), ("exact", math.inf)])
+def test_reward_part_that_counts_for_nothing_that_can_be_told_is_refused(name, weight):
+    with pytest.raises(ValueError, match="a verifier's name and a finite weight"):
+        RewardPart(name, weight)
+
+
+@pytest.mark.parametrize(("mask", "num_turns"), [("1", 1), ("011", 1), ("101", 2), ("1101001", 3), ("0110", 1)])
+def test_rollout_has_a_reward_for_each_turn_or_none(mask, num_turns):
+    bits = np.array([c == "1" for c in mask])
+    size = bits.size
+    fields: dict[str, Any] = {
+        "tokens": np.zeros(size, np.int32),
+        "loss_mask": bits,
+        "behavior_logprobs": np.zeros(size, np.float32),
+        "token_versions": np.zeros(size, np.int32),
+    }
+    for count in (0, num_turns):
+        rollout = make_rollout(**fields, turn_rewards=np.ones(count, np.float32))
+        assert rollout.num_turns == num_turns
+    with pytest.raises(ValueError, match=f"a reward for each of {num_turns} turns, got {num_turns + 1}"):
+        make_rollout(**fields, turn_rewards=np.ones(num_turns + 1, np.float32))
+    with pytest.raises(ValueError, match="turn_rewards must be finite"):
+        make_rollout(**fields, turn_rewards=np.full(num_turns, np.nan, np.float32))

@@ -94,7 +94,7 @@ def put(store: SqliteStore, *orders: int, max_tokens: int) -> None:
         make_ticket(
             f"t{o}",
             order=o,
-            task=Task(verifier="exact", answer="7"),
+            task=Task.judged_by("exact", answer="7"),
             sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
         )
         for o in orders

@@ -16,7 +16,9 @@ from tests.actor.loop_setup import Setup, ended, make_setup, run
 
 pytestmark = pytest.mark.integration
 
-PROBLEMS = [(Problem(str(n), np.array([n + 1, 3], np.int32), Task(verifier="exact", answer="42")), 2) for n in range(2)]
+PROBLEMS = [
+    (Problem(str(n), np.array([n + 1, 3], np.int32), Task.judged_by("exact", answer="42")), 2) for n in range(2)
+]
 VERSION = Version(incarnation=0, step=0)
 
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from actor.verifiers.judged import Response
 from actor.verifiers.pool import VerifierPool
 from bridge.types import Task
 from configs.schema import Config
@@ -31,7 +32,8 @@ def test_verifier_worker_is_ours():
     async def score() -> float:
         pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0)
         try:
-            return await pool.score("42", Task(verifier="exact", answer="42"), "stop")
+            response = Response(text="42", finish="stop", num_tokens=1)
+            return (await pool.score("exact", response, Task.judged_by("exact", answer="42"))).value
         finally:
             await pool.close()
 

@@ -25,7 +25,7 @@ async def told(s, *, leave_s: float):
         await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
         yield task
     finally:
-        await s.verifiers.close()
+        await s.rewards.close()
         assert task.done()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
@@ -117,6 +117,6 @@ def test_store_that_is_away_when_the_actor_is_told_keeps_it_no_longer_than_a_bou
         await task
         assert len(ended) == 1
         back.set()
-        await s.verifiers.close()
+        await s.rewards.close()
 
     run(body())

@@ -66,9 +66,9 @@ class PostgresDatabase(Database):
             raise self._in_words(e) from e
 
     @override
-    def read(self, run: str, step: Step) -> list[Row]:
+    def read(self, run: str, step: Step, *, patience_s: float | None = None) -> list[Row]:
         try:
-            return self.insist(lambda db: _execute(db, step).fetchall())
+            return self.insist(lambda db: _execute(db, step).fetchall(), patience_s=patience_s)
         except psycopg.Error as e:
             raise self._in_words(e) from e
 

@@ -1,10 +1,11 @@
 -- What each role may do. A learner: everything, in the runs it owns. An actor: read a run's tickets, take and give back
--- leases, hand groups in, say that it lives; in the runs it may serve. Statements that break a rule fail as a whole.
+-- leases, hand groups in, say that it lives, raise anchors; in the runs it may serve. Statements that break a rule fail
+-- as a whole.
 GRANT USAGE ON SCHEMA sluice TO sluice_learner, sluice_actor;
 GRANT SELECT ON sluice.format TO sluice_learner, sluice_actor;
 GRANT SELECT, INSERT, UPDATE, DELETE ON sluice.runs, sluice.restores, sluice.tickets, sluice.groups, sluice.payloads,
     sluice.heartbeats, sluice.serving, sluice.fences, sluice.announcements, sluice.cards, sluice.blobs,
-    sluice.dropped_objects TO sluice_learner;
+    sluice.anchors, sluice.dropped_objects TO sluice_learner;
 
 GRANT SELECT (run, name, owner, actor_role, created_s, last_seq, reissued, incarnation, finished_step, finished_s),
     UPDATE (last_seq, reissued) ON sluice.runs TO sluice_actor;
@@ -14,6 +15,7 @@ GRANT SELECT, INSERT ON sluice.groups TO sluice_actor;
 GRANT SELECT (run, call), INSERT, DELETE ON sluice.payloads TO sluice_actor;
 GRANT SELECT, INSERT, UPDATE ON sluice.heartbeats TO sluice_actor;
 GRANT SELECT, UPDATE (counted_s) ON sluice.serving TO sluice_actor;
+GRANT SELECT, INSERT, UPDATE (ms) ON sluice.anchors TO sluice_actor;
 GRANT SELECT ON sluice.fences, sluice.announcements, sluice.cards, sluice.blobs TO sluice_actor;
 
 -- FORCE: whoever made the tables is held to the rules too; only superusers are not.
@@ -31,7 +33,7 @@ DECLARE
     served constant text := 'run IN (SELECT run FROM sluice.runs WHERE sluice.has_role(actor_role))';
 BEGIN
     FOREACH name IN ARRAY ARRAY['restores', 'tickets', 'groups', 'payloads', 'heartbeats', 'serving', 'fences',
-            'announcements', 'cards', 'blobs', 'dropped_objects'] LOOP
+            'announcements', 'cards', 'blobs', 'anchors', 'dropped_objects'] LOOP
         EXECUTE format('ALTER TABLE sluice.%I ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY learner ON sluice.%I TO sluice_learner USING (%s) WITH CHECK (%s)', name, owned, owned);
         IF name NOT IN ('restores', 'dropped_objects') THEN
@@ -48,6 +50,8 @@ BEGIN
         WITH CHECK (%s AND process <> ''learner'')', served);
     EXECUTE format('CREATE POLICY actor_beats_on ON sluice.heartbeats FOR UPDATE TO sluice_actor
         USING (%s AND process <> ''learner'')', served);
+    EXECUTE format('CREATE POLICY actor_raises ON sluice.anchors FOR INSERT TO sluice_actor WITH CHECK (%s)', served);
+    EXECUTE format('CREATE POLICY actor_raises_on ON sluice.anchors FOR UPDATE TO sluice_actor USING (%s)', served);
     EXECUTE format('CREATE POLICY actor_has_counted ON sluice.serving FOR UPDATE TO sluice_actor USING (%s)', served);
 END $$;
 
@@ -154,3 +158,14 @@ BEGIN
 END $$;
 CREATE TRIGGER check_heartbeat BEFORE INSERT OR UPDATE ON sluice.heartbeats
     FOR EACH ROW WHEN (NOT sluice.owns(NEW.run)) EXECUTE FUNCTION sluice.check_heartbeat();
+
+-- A smaller one would have correct answers of others end as too slow.
+CREATE FUNCTION sluice.check_anchor() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NEW.ms <> sluice.higher(OLD.ms, NEW.ms) THEN
+        PERFORM sluice.refuse('make an anchor smaller');
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER check_anchor BEFORE UPDATE ON sluice.anchors
+    FOR EACH ROW WHEN (NOT sluice.owns(NEW.run)) EXECUTE FUNCTION sluice.check_anchor();

@@ -9,7 +9,7 @@ import pathlib
 import psycopg
 from psycopg import sql
 
-FORMAT = 4
+FORMAT = 5
 """Number of the tables' form; another one is refused."""
 LEARNER, ACTOR = "sluice_learner", "sluice_actor"
 _FOLDER = pathlib.Path(__file__).parent

@@ -2,7 +2,7 @@
 CREATE SCHEMA sluice;
 
 CREATE TABLE sluice.format (number integer NOT NULL);
-INSERT INTO sluice.format VALUES (4);
+INSERT INTO sluice.format VALUES (5);
 
 -- What leases and heartbeats are counted by: this server's clock, in Unix seconds; one moment a statement.
 CREATE FUNCTION sluice.now_s() RETURNS float8 LANGUAGE sql STABLE
@@ -86,6 +86,20 @@ CREATE TABLE sluice.announcements (
 );
 CREATE TABLE sluice.cards (run text PRIMARY KEY, payload bytea NOT NULL);
 CREATE TABLE sluice.blobs (run text NOT NULL, blake3 text NOT NULL, content bytea NOT NULL, PRIMARY KEY (run, blake3));
+
+-- The longest correct runs of a task's test cases, in milliseconds by case ('120,3400'). An actor may write any that
+-- these bounds allow; a trigger sees to it that it makes none smaller (grants.sql).
+CREATE TABLE sluice.anchors (
+    run text NOT NULL, key text COLLATE "C" NOT NULL, ms text NOT NULL, PRIMARY KEY (run, key),
+    CHECK (octet_length(key) BETWEEN 1 AND 64),
+    CHECK (octet_length(ms) <= 36864 AND ms ~ '^(0|[1-9][0-9]{0,7})(,(0|[1-9][0-9]{0,7}))*$'
+        AND array_length(string_to_array(ms, ','), 1) <= 4096)
+);
+-- The maximum of two rows, case by case; of the longer one the last cases stay as they are.
+CREATE FUNCTION sluice.higher(mine text, theirs text) RETURNS text LANGUAGE sql IMMUTABLE
+    RETURN (SELECT string_agg(greatest(a, b)::text, ',' ORDER BY i)
+        FROM unnest(string_to_array(mine, ',')::int[], string_to_array(theirs, ',')::int[])
+            WITH ORDINALITY AS pairs (a, b, i));
 
 -- Objects of groups that are gone, to be deleted from the bucket.
 CREATE TABLE sluice.dropped_objects (

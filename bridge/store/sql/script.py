@@ -69,8 +69,8 @@ class Database(Protocol):
         """
         ...
 
-    def read(self, run: str, step: Step) -> list[Row]:
-        """The rows of one statement, of one moment."""
+    def read(self, run: str, step: Step, *, patience_s: float | None = None) -> list[Row]:
+        """The rows of one statement, of one moment; `patience_s` is as a script's."""
         ...
 
     def mark(self, run: str) -> Mark:

@@ -9,6 +9,7 @@ from typing_extensions import override
 from bridge.published import RunCard
 from bridge.store.protocol import GroupStore, StoreLostError
 from bridge.store.sql.actor import SqlActorSide
+from bridge.store.sql.anchors import SqlAnchors
 from bridge.store.sql.cards import SqlCards
 from bridge.store.sql.fences import SqlFences
 from bridge.store.sql.groups import SqlGroups
@@ -19,7 +20,7 @@ from bridge.store.sql.tickets import SqlTickets
 _FAREWELL_S = 2.0
 
 
-class SqlStore(SqlLead, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlActorSide, GroupStore):
+class SqlStore(SqlLead, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlAnchors, SqlActorSide, GroupStore):
     """One run in a database; safe to use from several threads, closed before a fork."""
 
     @override

@@ -100,7 +100,7 @@ def test_sign_that_was_under_way_when_the_weights_came_is_not_believed_after_the
         await asyncio.gather(first, second)
         assert s.store.engines(anew=True) == {8: 1} and s.actor.is_counted
         assert s.actor.admission.num_engines == 1
-        await s.verifiers.close()
+        await s.rewards.close()
 
     run(body())
 

@@ -5,7 +5,8 @@ import pathlib
 import sys
 
 from actor.verifiers import worker
-from bridge.types import Finish, Task
+from actor.verifiers.judged import Context, Response, Score
+from bridge.types import Task
 
 
 def _attempts(task: Task) -> int:
@@ -32,13 +33,12 @@ def _misbehave(how: str) -> float:
 
 
 def load(name: str):
-    def score(response_text: str, task: Task, finish: Finish) -> float:
-        """`task.answer` is a label; `response_text` says how often to misbehave first."""
-        del finish
+    def score(response: Response, task: Task, context: Context) -> Score:
+        """`task.answer` is a label; the response says how often to misbehave first."""
+        del context
         print("verifiers may print")
-        if _attempts(task) <= int(response_text):
-            return _misbehave(name)
-        return 0.5
+        failing = _attempts(task) <= int(response.text)
+        return Score(value=_misbehave(name) if failing else 0.5, verdict="ok")
 
     return score
 

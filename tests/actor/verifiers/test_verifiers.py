@@ -1,17 +1,26 @@
 import json
+from types import ModuleType
 
 import numpy as np
 import pytest
 import reasoning_gym
 
-from actor.verifiers import exact, math, registry
+from actor.verifiers import exact, format, math, registry
 from actor.verifiers import reasoning_gym as gym
+from actor.verifiers.judged import Context, Response, Score
 from bridge.types import Finish, Task
+from configs.sections import RewardsConfig
 from configs.sections.prompts import VERIFIERS
+
+NO_CONTEXT = Context()
+
+
+def score(verifier: ModuleType, text: str, of: Task, finish: Finish) -> float:
+    return verifier.score(Response(text=text, finish=finish, num_tokens=1), of, NO_CONTEXT)
 
 
 def task(answer: str, verifier: str = "exact", metadata: str = "{}") -> Task:
-    return Task(verifier=verifier, answer=answer, metadata=metadata)
+    return Task.judged_by(verifier, answer=answer, metadata=metadata)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +36,7 @@ def task(answer: str, verifier: str = "exact", metadata: str = "{}") -> Task:
     ],
 )
 def test_exact_score(response, answer, reward):
-    assert exact.score(response, task(answer), "stop") == reward
+    assert score(exact, response, task(answer), "stop") == reward
 
 
 @pytest.mark.parametrize(
@@ -48,7 +57,7 @@ def test_exact_score(response, answer, reward):
     ],
 )
 def test_math_score(response, answer, reward):
-    assert math.score(response, task(answer), "stop") == reward
+    assert score(math, response, task(answer), "stop") == reward
 
 
 @pytest.mark.parametrize(
@@ -57,12 +66,12 @@ def test_math_score(response, answer, reward):
 )
 def test_math_score_in_the_whole_text_takes_its_last_number_unless_it_concludes(response, reward):
     anywhere = task("42", "math", json.dumps({"answer_in": "text"}))
-    assert math.score(response, anywhere, "stop") == reward
+    assert score(math, response, anywhere, "stop") == reward
 
 
 def test_math_on_an_answer_that_is_no_expression_fails_rather_than_scores():
     with pytest.raises(ValueError, match="no mathematical expression"):
-        math.score("7", task(""), "stop")
+        score(math, "7", task(""), "stop")
 
 
 @pytest.mark.parametrize("family", ["chain_sum", "leg_counting", "gcd"])
@@ -70,30 +79,31 @@ def test_reasoning_gym_score_agrees_with_the_library(family):
     dataset = reasoning_gym.create_dataset(family, size=3, seed=5)
     for entry in dataset:
         judged = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
-        assert gym.score(f" {entry['answer']}\n", judged, "stop") == 1.0
-        assert gym.score("nonsense", judged, "length") == dataset.score_answer("nonsense", entry)
+        assert score(gym, f" {entry['answer']}\n", judged, "stop") == 1.0
+        assert score(gym, "nonsense", judged, "length") == dataset.score_answer("nonsense", entry)
 
 
 def test_reasoning_gym_without_an_entry_fails_rather_than_scores():
     with pytest.raises(ValueError, match="source_dataset"):
-        gym.score("7", task("7", "reasoning_gym"), "stop")
+        score(gym, "7", task("7", "reasoning_gym"), "stop")
 
 
 def test_registry_of_every_name_gives_a_verifier():
-    assert {name: registry.load(name)("7", task("7"), "stop") for name in ("exact", "math")} == {
-        "exact": 1.0,
-        "math": 1.0,
-    }
-    assert registry.load("reasoning_gym") is gym.score
-    with pytest.raises(ValueError, match="there are exact, math, reasoning_gym"):
+    response = Response(text="7", finish="stop", num_tokens=1)
+    got = {name: registry.load(name)(response, task("7"), NO_CONTEXT) for name in ("exact", "math")}
+    assert got == dict.fromkeys(("exact", "math"), Score(value=1.0, verdict="ok"))
+    assert registry.load("exact")(response, task("8"), NO_CONTEXT) == Score(value=0.0, verdict="wrong")
+    with pytest.raises(ValueError, match="there are code, exact, format, math, reasoning_gym"):
         registry.load("nope")
-    assert set(registry.MODULES) == set(VERIFIERS)
+    assert {*registry.MODULES, "judge"} == set(VERIFIERS)  # a judge is asked elsewhere
 
 
 def test_registry_loads_ones_own_by_module_and_function():
-    assert registry.load(f"{__name__}:length")("four", task("7"), "length") == 4
-    assert registry.load(f"{__name__}:ending")("four", task("7"), "length") == 6
-    said = r"must be a function \(response_text, task, \*, any of finish\) -> float, it is \(answer: str"
+    four = Response(text="four", finish="length", num_tokens=3)
+    for name, value in {"length": 4, "ending": 6, "tokens": 3}.items():
+        got = registry.load(f"{__name__}:{name}")(four, task("7"), NO_CONTEXT)
+        assert got == Score(value=value, verdict="ok")
+    said = r"must be a function \(response_text, task, \*, any of finish, num_tokens\) -> float, it is \(answer: str"
     with pytest.raises(ValueError, match=said):
         registry.load(f"{__name__}:task_of_three")
 
@@ -106,16 +116,41 @@ def ending(response_text: str, task: Task, finish: Finish) -> float:
     return len(finish)
 
 
+def tokens(response_text: str, task: Task, *, num_tokens: int) -> float:
+    return num_tokens
+
+
 def task_of_three(answer: str, verifier: str, metadata: str) -> None: ...
 
 
 @pytest.mark.parametrize(("returned", "want"), [(1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (-2.5, -2.5)])
-def test_reward_of_a_number_is_its_float(returned, want):
-    got = registry.reward(returned)
-    assert got == want and type(got) is float
+def test_score_of_a_number_is_its_float(returned, want):
+    got = Score.of(returned)
+    assert got.value == want and type(got.value) is float and got.verdict == ("ok" if want > 0 else "wrong")
 
 
 @pytest.mark.parametrize("returned", [None, "1", float("nan"), float("-inf"), [1.0], np.ones(1), 1j])
-def test_reward_that_is_no_finite_number_is_refused(returned):
+def test_score_that_is_no_finite_number_is_refused(returned):
     with pytest.raises(ValueError, match="a verifier must return a finite number, got"):
-        registry.reward(returned)
+        Score.of(returned)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "own", "value"),
+    [
+        ("<think>a\nb</think> 7\n", r"<think>.*</think> \d+", "", 1.0),
+        ("7", r"<think>.*</think> \d+", "", 0.0),
+        ("7", "nothing like it", r"\d", 1.0),
+        ("77", "", r"\d", 0.0),
+    ],
+)
+def test_format_wants_the_whole_response_to_match_the_rows_pattern_or_the_configs(text, wanted, own, value):
+    context = Context(settings=RewardsConfig(format_pattern=wanted))
+    of = task("7", "format", json.dumps({"format": own} if own else {}))
+    assert format.score(Response(text=text, finish="stop", num_tokens=1), of, context) == value
+
+
+@pytest.mark.parametrize(("own", "said"), [("", "needs rewards.format_pattern"), ("(", "no regular expression")])
+def test_format_without_a_pattern_fails_rather_than_scores(own, said):
+    with pytest.raises(ValueError, match=said):
+        score(format, "7", task("7", "format", json.dumps({"format": own})), "stop")

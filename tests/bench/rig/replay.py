@@ -10,8 +10,10 @@ import numpy as np
 from jaxtyping import Int32
 
 from actor.engine.protocol import Engine, EngineSize, EngineStats, Sample, SwapTimings
+from actor.rewards.scheduler import Judgement
+from actor.verifiers.judged import Response
 from bridge.published import WeightManifest
-from bridge.types import Finish, Sampling, Task, Version
+from bridge.types import RewardScore, Sampling, Task, Version
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.places import Places
 
@@ -98,12 +100,18 @@ class HashRewards:
         """`flat_share` is of the prompts."""
         self._flat_share = flat_share
 
-    async def score(self, response_text: str, task: Task, finish: Finish) -> float:
-        del finish
-        if self.is_flat(task.answer):
-            return 1.0
-        digest = hashlib.blake2b((task.answer + response_text).encode(), digest_size=1).digest()
-        return float(digest[0] & 1)
+    num_failures = 0
+
+    def begin(self, task: Task) -> None:
+        """No timeouts are to be known."""
+
+    async def judge(self, response: Response, task: Task) -> Judgement:
+        """As `actor.rewards.scheduler.Rewards` does."""
+        digest = hashlib.blake2b((task.answer + response.text).encode(), digest_size=1).digest()
+        value = 1.0 if self.is_flat(task.answer) else float(digest[0] & 1)
+        return Judgement(
+            reward=value, scores=(RewardScore(name="hash", value=value, verdict="ok" if value else "wrong"),)
+        )
 
     def is_flat(self, answer: str) -> bool:
         """Whether a prompt, told by what its answer is judged by, has rewards that are all alike."""

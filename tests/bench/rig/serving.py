@@ -7,6 +7,7 @@ from actor.admission import Admission
 from actor.duties import STANDARD_DUTIES
 from actor.limits import Limits
 from actor.loop import Actor
+from actor.rewards.scheduler import Rewards
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from actor.weights.local_copy import LocalCopy
@@ -61,13 +62,13 @@ async def serve(
             timeline=timeline,
         )
         parts.callback(weights.close)
-        verifiers = _verifiers(session, config)
+        rewards = _rewards(session, config)
         actor = Actor(
             name,
             store=store,
             engine=replay,
             weights=weights,
-            verifiers=verifiers,  # pyright: ignore[reportArgumentType]
+            rewards=rewards,  # pyright: ignore[reportArgumentType]
             decode=model.decode,
             admission=Admission.of(config),
             timeline=timeline,
@@ -82,16 +83,17 @@ async def serve(
             if watching is not None:
                 watching.cancel()
             await replay.settle()
-            await verifiers.close()
+            await rewards.close()
 
 
-def _verifiers(session: Session, config: Config) -> VerifierPool | HashRewards:
+def _rewards(session: Session, config: Config) -> Rewards | HashRewards:
     if session.rewards == "hash":
         return HashRewards(session.flat_share)
-    return VerifierPool(
+    pool = VerifierPool(
         num_workers=config.actor.verifier_workers,
         timeout_s=config.actor.verifier_timeout_s,
         retries=config.actor.verifier_retries,
-        truncated=config.prompts.truncated,
-        own=(config.prompts.verifier,),
+        settings=config.rewards,
+        own=config.prompts.own_verifiers,
     )
+    return Rewards(pool, truncated=config.prompts.truncated)

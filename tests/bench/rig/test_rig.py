@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from actor.engine.protocol import Sample
+from actor.verifiers.judged import Response
 from bridge.types import Sampling, Task
 from configs.schema import Config
 from launch.processes.pipes import ChildError, PipedProcess, wait_for
@@ -138,7 +139,9 @@ def test_replay_a_swap_outlives_the_session_that_began_it():
 def test_hash_rewards_are_the_same_for_the_same_text_and_half_ones():
     async def scores() -> list[float]:
         pool = HashRewards()
-        return [await pool.score(f"text {i % 500}", Task(verifier="exact", answer="4"), "stop") for i in range(1000)]
+        task = Task.judged_by("exact", answer="4")
+        texts = [f"text {i % 500}" for i in range(1000)]
+        return [(await pool.judge(Response(text=t, finish="stop", num_tokens=2), task)).reward for t in texts]
 
     got = asyncio.run(scores())
     assert got[:500] == got[500:] and set(got) == {0.0, 1.0}

@@ -27,6 +27,8 @@ ACTORS_CALLS = (
     "blob",
     "take_name",
     "engines",
+    "anchors",
+    "raise_anchors",
 )
 
 

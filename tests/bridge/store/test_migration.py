@@ -147,6 +147,8 @@ def test_store_of_an_older_schema_version_goes_on_with_all_it_held(old_file):
         assert [dataclasses.replace(b, time_s=2.0) for b in store.heartbeats()] == [beat]
         store.give_up("again", "no verdict again", max_attempts=2)
         assert store.failed() == {"failed": "no verdict", "again": "no verdict again"}
+        store.raise_anchors({"task": [0.5]})
+        assert store.anchors(["task"]) == {"task": (0.5,)}
         # What it holds now and what it held go through the same calls: a late copy, the next number, a rewind.
         assert store.put_group(make_group(make_ticket("done", order=2))) is False
         assert store.put_group(make_group(make_ticket("claimed", order=1))) is True
@@ -163,7 +165,8 @@ def test_store_is_brought_up_once_and_has_the_columns_of_a_new_one(old_file, tmp
     def columns(path):
         with contextlib.closing(sqlite3.connect(path)) as db:
             return [
-                db.execute(f"PRAGMA table_info({t})").fetchall() for t in ("runs", "tickets", "heartbeats", "serving")
+                db.execute(f"PRAGMA table_info({t})").fetchall()
+                for t in ("runs", "tickets", "heartbeats", "serving", "anchors")
             ]
 
     SqliteStore(old_file).close()
@@ -171,14 +174,19 @@ def test_store_is_brought_up_once_and_has_the_columns_of_a_new_one(old_file, tmp
     SqliteStore(tmp_path / "new.sqlite").close()
     assert columns(old_file) == columns(tmp_path / "new.sqlite")
     with contextlib.closing(sqlite3.connect(old_file)) as db:
-        assert db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() == (8,)
+        assert db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() == (9,)
 
 
 def test_announcement_of_an_older_form_is_dropped_and_the_learner_announces_anew(tmp_path):
     path = tmp_path / "store.sqlite"
     SqliteStore(path).close()
     with contextlib.closing(sqlite3.connect(path)) as db, db:
-        for since in ("DROP TABLE changes", "DROP TABLE serving", "ALTER TABLE heartbeats DROP COLUMN places"):
+        for since in (
+            "DROP TABLE anchors",
+            "DROP TABLE changes",
+            "DROP TABLE serving",
+            "ALTER TABLE heartbeats DROP COLUMN places",
+        ):
             db.execute(since)
         db.execute("UPDATE meta SET value = 5 WHERE key = 'schema_version'")
         old = message("Announcement", manifest={"file": {}}, sources=[], hmac=None)

@@ -9,6 +9,7 @@ import pytest
 
 from actor.engine.protocol import AbortedError, Sample, WeightLoadError
 from actor.group_builder import GroupBuilder
+from actor.rewards.scheduler import UNJUDGED
 from bridge import timeline
 from bridge.types import Version
 from configs.sections import LossConfig, PackingConfig
@@ -38,7 +39,7 @@ def assert_batches_carry_the_spans(samples: list[Sample], packing: PackingConfig
     """A group of these samples, packed: every response token has the step that the engine stamped on it."""
     builder = GroupBuilder(make_ticket(prompt_tokens=PROMPT, num_samples=len(samples)), actor="a", started_s=0.0)
     for i, sample in enumerate(samples):
-        builder.add(i, sample, 0.0)
+        builder.add(i, sample, UNJUDGED)
     group = builder.build(finished_s=1.0)
     batches = pack_groups([group], packing=packing, loss=LossConfig(), max_response_tokens=400)
     rows = [(micro.batch, b) for micro in batches for b in range(packing.rows) if micro.batch.segment_ids[b].any()]

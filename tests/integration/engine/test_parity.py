@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from actor.group_builder import GroupBuilder
+from actor.rewards.scheduler import UNJUDGED
 from bridge.names import flatten, unflatten
 from bridge.types import Group, Sampling, Task, Ticket, Version
 from learner.devices.mesh import make_mesh
@@ -37,7 +38,7 @@ async def sample_group(bench: Bench, version: Version) -> Group:
         round=0,
         order=-1,
         prompt_tokens=prompt,
-        task=Task(verifier="exact", answer=""),
+        task=Task.judged_by("exact", answer=""),
         num_samples=4,
         num_requests=4,
         sampling=SAMPLING,
@@ -49,7 +50,7 @@ async def sample_group(bench: Bench, version: Version) -> Group:
     ]
     builder = GroupBuilder(ticket, actor="actor-0", started_s=time.time())
     for i, sample in enumerate(await asyncio.gather(*requests)):
-        builder.add(i, sample, 0.0)
+        builder.add(i, sample, UNJUDGED)
     return builder.build(finished_s=time.time())
 
 

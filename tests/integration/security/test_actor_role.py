@@ -34,6 +34,7 @@ TABLES = (
     "announcements",
     "cards",
     "blobs",
+    "anchors",
     "format",
 )
 
@@ -106,6 +107,7 @@ def site(postgres: Server, database: str) -> Generator[Site]:
             store.put_tickets(make_ticket(f"t{i}", order=i) for i in range(6))
             store.put_group(make_group(make_ticket("t5", order=5), actor="honest"))
             store.fence("broken", "it was")
+            store.put_anchors({"known": [1.0]})
             store.heartbeat(Heartbeat(process="learner", role="learner", pid=1, time_s=0.0))
             store.put_card(dataclasses.replace(CARD, run=run), {CARD.files[0].blake3: b"{}"})
         yield Site(postgres, database, stores[0], stores[1])
@@ -323,6 +325,25 @@ def test_actor_role_stores_what_would_fill_the_learners_memory_refused(site):
         )
     refused(site, {f"INSERT INTO heartbeats VALUES ('{RUN}', 'one more', 'x', now_s())": "4096 processes of an hour"})
     site.actor.heartbeat(Heartbeat(process="p1", role="actor", pid=1, time_s=0.0))  # who is there beats on
+
+
+def test_actor_role_makes_an_anchor_smaller_refused(site):
+    """It makes an anchor smaller, so that correct answers end as too slow, or forgets one | refused: they only go up"""
+    site.actor.raise_anchors({"task": [1.5, 20.0]})
+    refused(
+        site,
+        {
+            "UPDATE anchors SET ms = '1500,19999'": RULE,
+            "UPDATE anchors SET ms = '1500'": RULE,
+            f"INSERT INTO anchors VALUES ('{RUN}', 'task', '0') ON CONFLICT (run, key) DO UPDATE SET ms = '0'": RULE,
+            "DELETE FROM anchors": DENIED,
+            "UPDATE anchors SET key = 'another'": DENIED,
+            f"INSERT INTO anchors VALUES ('{OTHER}', 'task', '1')": POLICY,
+            f"INSERT INTO anchors VALUES ('{RUN}', 'k', {HUGE})": "",
+        },
+    )
+    site.actor.raise_anchors({"task": [0.1, 21.0]})
+    assert site.actor.anchors(["task"]) == {"task": (1.5, 21.0)}
 
 
 def test_actor_role_hands_in_a_group_outside_the_rules_refused(site):

@@ -14,6 +14,7 @@ from collections.abc import Generator
 
 import pytest
 
+from actor.verifiers.judged import Response
 from actor.verifiers.pool import VerifierPool
 from bridge import secrets
 from bridge.store.open import create_run, open_store
@@ -170,7 +171,8 @@ def test_verifier_is_given_no_secret(tmp_path, monkeypatch):
     async def judge() -> float:
         pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=("spy:score",))
         try:
-            return await pool.score("x", Task(verifier="spy:score", answer=""), "stop")
+            response = Response(text="x", finish="stop", num_tokens=1)
+            return (await pool.score("spy:score", response, Task.judged_by("spy:score", answer=""))).value
         finally:
             await pool.close()
 

@@ -205,7 +205,7 @@ def test_drain_ends_what_an_actor_admitted_by_the_old_weights_and_claims_nothing
 
     drawn = Lengths(profile.response_tokens, profile.prompt_tokens, seed=0)
     rollout = SimActors(by_rounds(R=4, at_publish="drain"), profile, drawn, calendar, on_group)
-    tasks = [Task(verifier="exact", answer=str(n)) for n in range(4)]
+    tasks = [Task.judged_by("exact", answer=str(n)) for n in range(4)]
     rollout.offer([make_ticket(str(n), order=n, task=task) for n, task in enumerate(tasks)])
     calendar.at(5.0, rollout.update, 1)
     while calendar.step():
@@ -343,7 +343,7 @@ def test_stale_sample_alone_is_asked_for_anew():
     profile = profile_of(response_tokens=LengthProfile(kind="groups", groups=((10, 20, 30),)))
     drawn = Lengths(profile.response_tokens, profile.prompt_tokens, seed=0)
     rollout = SimActors(config, profile, drawn, calendar, done.append)
-    ticket = make_ticket("t", order=0, num_samples=3, num_requests=3, task=Task(verifier="exact", answer="0"))
+    ticket = make_ticket("t", order=0, num_samples=3, num_requests=3, task=Task.judged_by("exact", answer="0"))
     rollout.offer([ticket])
     calendar.at(0.15, rollout.update, 1)
     while calendar.step():

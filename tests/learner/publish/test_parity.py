@@ -135,7 +135,7 @@ def start(tmp_path, steps):
                 off=[],
                 actors=actors,
             )
-            task = Task(verifier="exact", answer="")
+            task = Task.judged_by("exact", answer="")
             problems = [(Problem(str(n), np.array([n + 1, 3], np.int32), task), 2) for n in range(num_problems)]
             run.probe.start(problems, Sampling(max_tokens=12, temperature=TEMPERATURE), version=VERSION, round=0)
             return run

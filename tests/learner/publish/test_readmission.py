@@ -14,7 +14,7 @@ from learner.publish.readmission import ALONE_S, LOOK_AT_BEATS_S, MAX_TRIES, Rea
 from tests.bridge.factories import make_group, make_rollout
 
 BOUND = 0.25
-PROBLEMS = [(Problem(str(n), np.array([n + 1, 3], np.int32), Task(verifier="exact", answer="")), 2) for n in range(2)]
+PROBLEMS = [(Problem(str(n), np.array([n + 1, 3], np.int32), Task.judged_by("exact", answer="")), 2) for n in range(2)]
 
 
 class Setup:

@@ -25,11 +25,11 @@ def sides(postgres):
 
 
 def num_rows_read(*stores) -> int:
-    """Rows that were fetched from tickets, groups and payloads since the database was made, by the server's count."""
+    """Rows of tickets, groups, payloads and anchors that were fetched so far, by the server's count."""
     for store in stores:
         rows(store, "SELECT pg_stat_force_next_flush() WHERE :run <> ''")
     counted = """SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables
-        WHERE :run <> '' AND relname IN ('tickets', 'groups', 'payloads')"""
+        WHERE :run <> '' AND relname IN ('tickets', 'groups', 'payloads', 'anchors')"""
     return int(rows(stores[0], counted)[0][0])
 
 
@@ -57,3 +57,13 @@ def test_plans_of_empty_tables_read_few_rows_when_many_tickets_are_there(sides):
     before = num_rows_read(learner, actor)
     serve(1)
     assert num_rows_read(learner, actor) - before < NUM_TICKETS // 2
+
+
+def test_page_of_anchors_reads_its_own_rows_in_a_table_that_nobody_analysed(sides):
+    learner, _ = sides
+    for start in range(0, 4000, 500):
+        learner.put_anchors({f"k{i:05}": [1.0] * 20 for i in range(start, start + 500)})
+    for page in range(12):  # by the plans of the first uses, and by the one that is kept
+        before = num_rows_read(learner)
+        assert len(learner.all_anchors(after=f"k{100 * page:05}", limit=10)) == 10
+        assert num_rows_read(learner) - before <= 20

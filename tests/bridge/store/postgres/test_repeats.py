@@ -32,6 +32,8 @@ CALLS = {
     "announce": lambda s: s.announce(make_announcement(step=3)),
     "put_card": lambda s: s.put_card(make_card(), {}),
     "record_restore": lambda s: s.record_restore(1, 2),
+    "raise_anchors": lambda s: s.raise_anchors({"known": [0.5, 2.0], "new": [1.0]}),
+    "put_anchors": lambda s: s.put_anchors({"known": [0.5, 2.0], "new": [1.0]}),
 }
 
 
@@ -82,6 +84,7 @@ def fill(store):
     assert [t.id for t in store.claim("x", limit=1, lease_s=60)] == ["claimed"]
     store.release("w", ["open"])
     store.fence("f", "why")
+    store.raise_anchors({"known": [1.0]})
 
 
 def contents(store):
@@ -98,6 +101,7 @@ def contents(store):
         rows(store, "SELECT incarnation, step FROM restores WHERE run = :run"),
         rows(store, "SELECT actor FROM fences WHERE run = :run"),
         rows(store, "SELECT count(*) FROM cards WHERE run = :run"),
+        rows(store, "SELECT key, ms FROM anchors WHERE run = :run ORDER BY key"),
     ]
 
 

@@ -64,6 +64,22 @@ FORBIDDEN = {
     "record a restore": "INSERT INTO restores VALUES (:run, 9, 9)",
     "beat for the learner": "INSERT INTO heartbeats VALUES (:run, 'learner', '', 0)",
     "silence the learner": "DELETE FROM heartbeats WHERE run = :run",
+    "make an anchor smaller": "UPDATE anchors SET ms = '10,2999' WHERE run = :run",
+    "make an anchor smaller by handing one in": """INSERT INTO anchors VALUES (:run, 'task', '1')
+        ON CONFLICT (run, key) DO UPDATE SET ms = excluded.ms""",
+    "leave out a case of an anchor": "UPDATE anchors SET ms = '5000' WHERE run = :run",
+    "forget an anchor": "DELETE FROM anchors WHERE run = :run",
+    "give an anchor to another task": "UPDATE anchors SET key = 'other' WHERE run = :run",
+    "give an anchor to another run": "UPDATE anchors SET run = 'other' WHERE run = :run",
+    "put an anchor into another run": "INSERT INTO anchors VALUES ('other', 'task', '1')",
+    "put an anchor of a long key": "INSERT INTO anchors VALUES (:run, repeat('k', 65), '1')",
+    "put an anchor of no key": "INSERT INTO anchors VALUES (:run, '', '1')",
+    "put an anchor of nothing": "INSERT INTO anchors VALUES (:run, 'k', '')",
+    "put an anchor of words": "INSERT INTO anchors VALUES (:run, 'k', '1,x')",
+    "put an anchor below 0": "INSERT INTO anchors VALUES (:run, 'k', '-1')",
+    "put an anchor of many digits": "INSERT INTO anchors VALUES (:run, 'k', '100000000')",
+    "put an anchor of many cases": "INSERT INTO anchors VALUES (:run, 'k', repeat('1,', 4096) || '1')",
+    "put an anchor of megabytes": "INSERT INTO anchors VALUES (:run, 'k', repeat('1', 1000000))",
     "change the clock": "CREATE OR REPLACE FUNCTION now_s() RETURNS float8 LANGUAGE sql RETURN 0",
     "drop a rule": "DROP TRIGGER check_ticket ON tickets",
     "see all rows": "ALTER TABLE tickets DISABLE ROW LEVEL SECURITY",
@@ -87,6 +103,7 @@ def run(place, learner):
     learner.fence("f", "why")
     learner.announce(make_announcement())
     learner.put_card(make_card(), {})
+    learner.put_anchors({"task": [0.01, 3.0]})
     return place.run
 
 
@@ -117,7 +134,8 @@ def test_actor_sees_no_row_of_a_run_that_is_not_for_its_role(place, run, as_acto
         foreign.announce(make_announcement())
         foreign.fence("x", "why")
         foreign.put_card(make_card(), {})
-        for table in ("runs", "tickets", "fences", "announcements", "cards"):
+        foreign.put_anchors({"secret": [1.0]})
+        for table in ("runs", "tickets", "fences", "announcements", "cards", "anchors"):
             assert as_actor.execute(f"SELECT run FROM {table} WHERE run = 'foreign'").fetchall() == []
             assert as_actor.execute(f"SELECT run FROM {table} WHERE run = '{run}'").fetchall() != []
         took = "UPDATE tickets SET state = 'claimed', actor = 'x' WHERE id = 'secret' RETURNING run"
@@ -126,6 +144,9 @@ def test_actor_sees_no_row_of_a_run_that_is_not_for_its_role(place, run, as_acto
             as_actor.execute("INSERT INTO payloads VALUES ('foreign', 'x', '')")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             as_actor.execute("INSERT INTO heartbeats VALUES ('foreign', 'x', '', 0)")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            as_actor.execute("INSERT INTO anchors VALUES ('foreign', 'secret', '2000')")
+        assert as_actor.execute("UPDATE anchors SET ms = '2000' WHERE key = 'secret' RETURNING run").fetchall() == []
         with pytest.raises(psycopg.Error, match="no run foreign"):
             as_actor.execute("SELECT lock_run('foreign', NULL, '5s')")
     with pytest.raises(ValueError, match="no run foreign, or this role may not serve it"):
@@ -162,6 +183,7 @@ def test_superuser_whom_no_rule_holds_touches_one_run_only(place, run, tmp_path)
     with contextlib.closing(other.open()) as store:
         store.put_tickets([make_ticket(i) for i in ("open", "done", "e")])
         store.put_group(make_group(make_ticket("done")))
+        store.put_anchors({"task": [1.0]})
     before = dump(place, other.run)
     with contextlib.closing(PostgresStore(place.engine.url_of("postgres"), run=run)) as store:
         store.claim("x", limit=9, lease_s=60)
@@ -172,6 +194,8 @@ def test_superuser_whom_no_rule_holds_touches_one_run_only(place, run, tmp_path)
         store.rewind([], next_order=0, step=0)
         store.withdraw(["open", "done", "e"])
         store.withdraw_pinned()
+        store.put_anchors({"task": [9.0]})
+        store.raise_anchors({"task": [9.5]})
         assert store.lead("here", lease_s=9) == 0
     assert dump(place, other.run) == before
 
@@ -188,3 +212,10 @@ def test_actors_on_one_run_may_not_hand_in_for_an_actor_that_is_fenced(actor, le
 def test_actors_store_that_asks_for_what_is_the_learners_gets_one_clear_line(actor, act):
     with pytest.raises(PermissionError, match="permission denied"):
         act(actor)
+
+
+def test_actor_that_raises_anchors_does_not_wait_for_the_runs_writers(place, actor):
+    with psycopg.connect(place.engine.url_of(LEARNER, options="-csearch_path=sluice")) as writer:
+        writer.execute("SELECT lock_run(%s, NULL, '60s')", (place.run,))
+        actor.raise_anchors({"a": [1.0]})
+        assert actor.anchors(["a"]) == {"a": (1.0,)}

@@ -15,7 +15,7 @@ from tests.bridge.store.engines import ACTOR, LEARNER
 
 TABLES = (
     *("runs", "restores", "tickets", "groups", "payloads", "heartbeats", "fences", "announcements", "cards", "blobs"),
-    *("dropped_objects", "serving"),
+    *("dropped_objects", "serving", "anchors"),
 )
 
 
@@ -54,6 +54,7 @@ def fill(store, bucket=None) -> None:
     store.announce(make_announcement(step=5))
     store.put_card(make_card(), {"af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262": b""})
     store.record_restore(0, 0)
+    store.put_anchors({"task": [1.0, 2.5]})
     store.heartbeat(Heartbeat(process="learner", role="learner", pid=1, time_s=0.0))
     call = "INSERT INTO dropped_objects (run, ticket_id, object) VALUES (:run, 't', 'o') ON CONFLICT DO NOTHING"
     store._write(store._step(call))
@@ -79,7 +80,7 @@ def test_list_tells_what_there_is(place, learner, actor, runs):
     in_tables = [
         place.engine.admin.execute(size.format(t), (place.run,)).fetchone()[0] for t in ("payloads", "tickets")
     ]
-    assert state.num_bytes == sum(in_tables)
+    assert state.num_bytes == sum(in_tables) + len("1000,2500")
     learner.finish(9)
     place.clock.now_s += 100
     state = runs.find(place.run)

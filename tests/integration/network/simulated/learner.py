@@ -96,7 +96,7 @@ class Learner:
             setting.ticket_id(order),
             order=order,
             num_samples=self._told.samples_per_group,
-            task=Task(verifier="exact", answer="0"),
+            task=Task.judged_by("exact", answer="0"),
             sampling=Sampling(max_tokens=self._told.response_tokens + more, ignore_eos=True),
             min_version=self._version,
         )

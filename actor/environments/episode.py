@@ -1,0 +1,122 @@
+"""Episodes: the engine and an environment in turns (ROLL Flash section 5.2.1, EnvManager), each for itself.
+
+Token in, token out: what the engine sampled is what it is asked to go on with and what trains. Each turn is a request
+of its own whose prompt is all that came before, so that with prefix caching it costs its new tokens only. Where an
+environment takes its time nothing is in the engine.
+"""
+
+from typing import Any
+
+import msgspec
+from absl import logging
+
+from actor.engine.protocol import Engine
+from actor.environments import wire
+from actor.environments.pool import EnvironmentPool, EpisodeProcess
+from actor.environments.protocol import EpisodeError
+from actor.environments.rendering import Rendering
+from actor.environments.token_endpoint import Conversation, TokenEndpoint
+from actor.environments.transcript import Played
+from actor.environments.turns import EpisodeRequest, Turns
+from configs.sections.environments import EnvironmentsConfig
+
+
+class Episodes:
+    """Plays any number of episodes at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        pool: EnvironmentPool,
+        rendering: Rendering,
+        config: EnvironmentsConfig,
+        *,
+        max_context_tokens: int,
+    ) -> None:
+        """`max_context_tokens`: prompt and episode together, `model.max_tokens`."""
+        self._engine, self._pool, self._rendering, self._config = engine, pool, rendering, config
+        self._max_context_tokens = max_context_tokens
+        self.num_failures = 0
+        """Attempts at an episode that failed, whether or not a later one succeeded."""
+        self._endpoint: TokenEndpoint | None = None
+
+    async def play(self, episode: EpisodeRequest) -> Played:
+        """Plays an episode to its end, from its start again where its environment fails.
+
+        Cancelling it ends its request and its process.
+
+        Raises:
+          EpisodeError: the environment failed each time, or it can't be played at all.
+          AbortedError, EngineDeadError: as `Engine.sample`.
+        """
+        problem = ""
+        for attempt in range(1 + self._config.retries):
+            try:
+                async with self._pool.open(episode.environment) as process:
+                    return await self._play(episode, process, request_id=f"{episode.request_id}@{attempt}")
+            except EpisodeError as e:
+                self.num_failures += 1
+                if e.is_final:
+                    raise
+                problem = str(e)
+                logging.warning("episode failed environment=%s problem=%r", episode.environment, problem)
+        raise EpisodeError(f"{problem} ({1 + self._config.retries} attempts)")
+
+    async def close(self) -> None:
+        """Ends the environments' processes, and closes the endpoint, if there is one."""
+        if self._endpoint is not None:
+            await self._endpoint.close()
+        await self._pool.close()
+
+    async def _play(self, episode: EpisodeRequest, process: EpisodeProcess, *, request_id: str) -> Played:
+        start = await process.reset(episode.row)
+        budget = min(episode.sampling.max_tokens, self._max_context_tokens - episode.prompt_tokens.size)
+        turns = Turns(
+            self._engine,
+            episode,
+            request_id=request_id,
+            budget_tokens=budget,
+            max_turn_tokens=self._config.max_turn_tokens,
+        )
+        if start.plays_itself:
+            return await self._let_play(process, Conversation(turns, max_turns=self._config.max_turns))
+        return await self._play_turns(episode, process, turns, start)
+
+    async def _play_turns(
+        self, episode: EpisodeRequest, process: EpisodeProcess, turns: Turns, start: wire.Observed
+    ) -> Played:
+        history, transcript = [*episode.messages, *start.messages], turns.transcript
+        self._rendering.check(history, start.roles)
+        transcript.observe(self._rendering.opening(episode.messages, start.messages))
+        infos: list[dict[str, Any]] = []
+        if turns.left_tokens <= 0:
+            raise EpisodeError(
+                f"environment {episode.environment}: {episode.prompt_tokens.size} tokens of prompt and "
+                f"{transcript.num_tokens} of first observation leave no room for a turn; want sampling."
+                f"max_response_tokens ({episode.sampling.max_tokens}) above the latter, and model.max_tokens "
+                f"({self._max_context_tokens}) above both together",
+                is_final=True,
+            )
+        while True:
+            turn = await turns.take()
+            if turn.finish == "length" and turns.left_tokens <= 0:
+                return transcript.end("length", tuple(infos))  # cut off: no action
+            step = await process.step(self._rendering.action(turn.tokens, episode.sampling.stop_token_ids))
+            transcript.reward(step.reward)
+            infos.append(step.info)
+            if step.done:
+                return transcript.end("stop", tuple(infos))
+            if transcript.num_turns >= self._config.max_turns:
+                return transcript.end("length", tuple(infos))
+            observed = self._rendering.between(history, step.messages, turn=turn.tokens)
+            if observed.size >= turns.left_tokens:
+                return transcript.end("length", tuple(infos))
+            transcript.observe(observed)
+
+    async def _let_play(self, process: EpisodeProcess, conversation: Conversation) -> Played:
+        """An environment that asks for its turns itself, at an endpoint that is its own for as long."""
+        if self._endpoint is None:
+            self._endpoint = TokenEndpoint()
+        async with self._endpoint.serve(conversation) as address:
+            step = await process.step(msgspec.json.encode(address).decode(), plays_itself=True)
+        return conversation.end(step)

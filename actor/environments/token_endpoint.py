@@ -1,0 +1,183 @@
+"""Where an environment that plays itself finds the policy: token ids in, token ids out, on loopback.
+
+It speaks the part of vLLM's `/inference/v1/generate` that such environments use (`verifiers`' training client), but
+each conversation has a token of its own, and only goes on: a request must begin with all that was said before, so that
+what was sampled trains as it was sampled. A request that tells it otherwise was rendered again, and is refused.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from actor.engine.protocol import Sample
+from actor.environments import wire
+from actor.environments.protocol import EpisodeError
+from actor.environments.transcript import Played
+from actor.environments.turns import Turns
+from bridge.types import MAX_STOP_TOKENS
+
+MAX_REQUEST_BYTES = 32 * 2**20
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """How an environment reaches the policy."""
+
+    url: str
+    """`{url}/inference/v1/generate` takes requests."""
+    token: str
+    """Shown as `Authorization: Bearer ...`; of this episode alone."""
+
+
+class _Sampling(msgspec.Struct, frozen=True):
+    """What of a request's sampling counts; the run says the rest (temperature, lengths)."""
+
+    stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_STOP_TOKENS)] = []
+
+
+class _Request(msgspec.Struct, frozen=True):
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+    sampling_params: _Sampling = _Sampling()
+
+
+class _RefusedError(Exception):
+    """Answered with 400, by which clients of this kind end their episode."""
+
+
+class Conversation:
+    """One episode, told by the requests of its environment."""
+
+    def __init__(self, turns: Turns, *, max_turns: int) -> None:
+        """Nothing was asked yet."""
+        self._turns, self._max_turns = turns, max_turns
+        self._asking = asyncio.Lock()
+        self._is_truncated = False
+        self._failure: BaseException | None = None
+        """What ended the conversation that is no answer."""
+
+    async def go_on(self, tokens: Sequence[int], stop_token_ids: Sequence[int]) -> Sample:
+        """The policy's next turn.
+
+        Args:
+          tokens: the prompt and all that was said.
+          stop_token_ids: end the turn besides the run's.
+
+        Raises:
+          _RefusedError: history was changed, or a budget is used up.
+        """
+        async with self._asking:
+            turns, transcript = self._turns, self._turns.transcript
+            had = transcript.request_tokens
+            asked = np.asarray(tokens, np.int32)
+            if not np.array_equal(asked[: had.size], had):
+                self._failure = EpisodeError(
+                    "the environment asked with a history that is not what was said (rendered or tokenized again), or "
+                    f"with another prompt than its row's: it parts at token {_first_difference(asked, had)}",
+                    is_final=True,
+                )
+                raise _RefusedError(str(self._failure))
+            new = asked[had.size :]
+            if transcript.num_turns and not new.size:
+                raise _RefusedError("two turns without an observation between them")
+            if transcript.num_turns >= self._max_turns or new.size >= turns.left_tokens:
+                self._is_truncated = True
+                raise _RefusedError(f"the episode's budget of {turns.budget_tokens} tokens or its turns are used up")
+            transcript.observe(new)
+            try:
+                return await turns.take(stop_token_ids)
+            except BaseException as e:
+                self._failure = e
+                raise
+
+    def end(self, step: wire.Observed) -> Played:
+        """The episode, its reward booked on the last turn.
+
+        Raises:
+          EpisodeError: nothing was sampled, or not all of it was told.
+          AbortedError, EngineDeadError: as the engine.
+        """
+        if self._failure is not None:
+            raise self._failure
+        transcript = self._turns.transcript
+        if not transcript.num_turns:
+            raise EpisodeError("the environment asked for no turn", is_final=self._is_truncated)
+        transcript.reward(step.reward)
+        is_cut = self._is_truncated or self._turns.left_tokens <= 0
+        return transcript.end("length" if is_cut else "stop", (step.info,))
+
+
+class TokenEndpoint:
+    """A server on a port of loopback, for any number of conversations; it starts with the first."""
+
+    def __init__(self) -> None:
+        """Nothing listens yet."""
+        self._conversations: dict[bytes, Conversation] = {}
+        """By the hash of their tokens: what compares them tells nothing by its time."""
+        self._runner: web.AppRunner | None = None
+        self._starting = asyncio.Lock()
+        self._url = ""
+
+    @contextlib.asynccontextmanager
+    async def serve(self, conversation: Conversation) -> AsyncIterator[Address]:
+        """Answers a conversation's requests while the context lasts."""
+        async with self._starting:
+            if self._runner is None:
+                await self._start()
+        token = secrets.token_urlsafe(32)
+        key = _key(token)
+        self._conversations[key] = conversation
+        try:
+            yield Address(url=self._url, token=token)
+        finally:
+            del self._conversations[key]
+
+    async def close(self) -> None:
+        """Listens no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        # A handler ends with its client: an episode that was given up samples nothing more.
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self._runner = runner
+        host, port = runner.addresses[0][:2]
+        self._url = f"http://{host}:{port}"
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        conversation = self._conversations.get(_key(token))
+        if conversation is None:
+            return web.json_response({"error": {"message": "no such conversation"}}, status=401)
+        try:
+            asked = msgspec.json.decode(await request.read(), type=_Request)
+            sample = await conversation.go_on(asked.token_ids, asked.sampling_params.stop_token_ids)
+        except (_RefusedError, msgspec.MsgspecError) as e:
+            return web.json_response({"error": {"message": str(e)}}, status=400)
+        return web.json_response(_reply(sample))
+
+
+def _reply(sample: Sample) -> dict[str, Any]:
+    ids = sample.tokens.tolist()
+    logprobs = [{"token": f"token_id:{i}", "logprob": p} for i, p in zip(ids, sample.logprobs.tolist(), strict=True)]
+    choice = {"index": 0, "token_ids": ids, "logprobs": {"content": logprobs}, "finish_reason": sample.finish}
+    return {"request_id": "", "choices": [choice]}
+
+
+def _key(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+def _first_difference(asked: np.ndarray, had: np.ndarray) -> int:
+    size = min(asked.size, had.size)
+    return int(np.argmax(np.append(asked[:size] != had[:size], True)))

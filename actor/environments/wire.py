@@ -1,0 +1,118 @@
+"""What the actor, a zygote and an episode's process say to each other: msgpack.
+
+To a zygote by packets (SOCK_SEQPACKET), with an episode's socket as ancillary data; to an episode's process over that
+socket, four bytes of length (big-endian) before each message. There is one answer to each question, in order.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from bridge.chat_template import Message
+
+LENGTH = struct.Struct(">I")
+MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_PACKET_BYTES = 2**16
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """To a zygote: fork a process for episode `id`, on the socket that comes with this."""
+
+    id: int
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """To a zygote: end the process of episode `id`, and all that it started; it may have ended."""
+
+    id: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """From a zygote, first of all: the environment is imported, or why it can't be."""
+
+    error: str = ""
+    num_threads: int = 1
+    """Of the zygote; forking a process of several is a risk."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """From a zygote: the process of episode `id` is no more."""
+
+    id: int
+    how: str
+    """For people: exit 0, signal 9."""
+
+
+ToZygote = Start | Kill
+FromZygote = Ready | Ended
+
+
+class Reset(msgspec.Struct, frozen=True, tag=True):
+    """Start the episode of this row."""
+
+    row: dict[str, Any]
+
+
+class Act(msgspec.Struct, frozen=True, tag=True):
+    """What the policy wrote."""
+
+    action: str
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """End in order; the answer is the process's end."""
+
+
+Question = Reset | Act | Close
+
+
+class Observed(msgspec.Struct, frozen=True, tag=True):
+    """What an environment answered."""
+
+    messages: list[Message]
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = {}
+    roles: list[str] = []
+    """Of its messages, with the answer to a Reset."""
+    plays_itself: bool = False
+    """With the answer to a Reset: its one step is the whole episode."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The environment's own code failed."""
+
+    error: str
+
+
+Answer = Observed | Failed
+
+
+def encode(message: Any) -> bytes:
+    """A message without its length; values that msgpack has no form for become text."""
+    return msgspec.msgpack.encode(message, enc_hook=str)
+
+
+def frame(message: Question | Answer) -> bytes:
+    """A message as it is sent to or by an episode's process.
+
+    Raises:
+      ValueError: it is too large.
+    """
+    body = encode(message)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes, at most {MAX_MESSAGE_BYTES} may be sent")
+    return LENGTH.pack(len(body)) + body
+
+
+def frame_length(head: bytes) -> int:
+    """How many bytes follow these four.
+
+    Raises:
+      ValueError: too many.
+    """
+    (length,) = LENGTH.unpack(head)
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes, at most {MAX_MESSAGE_BYTES} may come")
+    return length

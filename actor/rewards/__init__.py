@@ -1,0 +1,1 @@
+"""Rewards: each response is judged the moment it ends, by all verifiers that its task names."""

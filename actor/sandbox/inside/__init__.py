@@ -1,0 +1,1 @@
+"""What runs inside a sandbox: standard library only, on the sandbox's own Python, with nothing of ours beside it."""

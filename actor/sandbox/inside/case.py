@@ -1,0 +1,276 @@
+"""One run of a program: its process with its bounds, its pipes, its clock; and the end of all that it started."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import signal
+import time
+
+from actor.sandbox.inside import files, watch
+
+PREPARE_S = 3.0
+"""For making the writable places anew; a sandbox in which that takes longer is used up."""
+LOOK_S = 0.025
+"""Between two looks at memory and files."""
+_CHUNK = 65536
+_PR_SET_DUMPABLE = 4
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_TMPFS = (files.SCRATCH, files.SHARED)
+
+
+class UsedUpError(Exception):
+    """This sandbox can't be made as new; the case did not run."""
+
+
+def run(order, content, uid, limits, on_begin):
+    """Runs one case and returns (head, stdout, stderr, returned); `order` has argv, environment, timeout_s and so on.
+
+    `on_begin()` is called when its clock begins.
+
+    Raises:
+      UsedUpError: what earlier cases left can't be cleared away.
+    """
+    stdin, call = order["blobs"]
+    says, say = os.pipe()
+    pipes = {"in": os.pipe(), "out": os.pipe(), "err": os.pipe()}
+    if order["calls"]:
+        pipes |= {"call": os.pipe(), "return": os.pipe()}
+    pid = os.fork()
+    if pid == 0:
+        _become(order, content, uid, limits, say, pipes)
+    os.close(say)
+    ours = _our_ends(pipes)
+    try:
+        began, problem = _wait_for_exec(says)
+        if problem.startswith(b"dirty"):
+            raise UsedUpError(problem.decode("utf-8", "replace"))
+        on_begin()
+        feeds = {ours["in"]: stdin} | ({ours["call"]: call} if "call" in ours else {})
+        bounds = {ours["out"]: limits["output_bytes"], ours["err"]: limits["stderr_bytes"]}
+        if "return" in ours:
+            bounds[ours["return"]] = limits["output_bytes"]
+        running = _Running(pid, began, feeds, bounds, kept_short=ours["err"])
+        ended, code, seconds = running.until_end(order["timeout_s"], limits)
+        if problem:
+            return {"ended": "exited", "code": 127, "seconds": seconds}, b"", problem, b""
+        out, err = running.read[ours["out"]], running.read[ours["err"]]
+        returned = running.read[ours["return"]] if "return" in ours else b""
+        return {"ended": ended, "code": code, "seconds": seconds}, bytes(out), bytes(err), bytes(returned)
+    finally:
+        end_all()
+        os.close(says)
+        for fd in ours.values():
+            os.close(fd)
+
+
+def end_all():
+    """Kills every process of the sandbox but PID 1, past which nobody can fork, and sees them gone: how each ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    ends = {}
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, 0)
+        except ChildProcessError:
+            return ends
+        ends[pid] = (status, usage)
+
+
+def _our_ends(pipes):
+    ours = {}
+    for name, (read, write) in pipes.items():
+        theirs, ours[name] = (read, write) if name in ("in", "call") else (write, read)
+        os.close(theirs)
+        os.set_blocking(ours[name], False)
+    return ours
+
+
+def _wait_for_exec(says):
+    """When the new process executed the program, and what kept it from that: nothing, if it did."""
+    poll = select.poll()
+    poll.register(says, select.POLLIN)
+    said, deadline = b"", time.monotonic() + PREPARE_S
+    while True:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return deadline, b"dirty: still at it after %d s" % PREPARE_S
+        chunk = os.read(says, 4096)
+        if not chunk:
+            began, _, problem = said.partition(b"\n") if said[:1].isdigit() else (b"0", b"", said or b"dirty: died")
+            return float(began), problem
+        said += chunk
+
+
+def _become(order, content, uid, limits, say, pipes):
+    """In the new process: makes its world, puts its bounds on and executes the program; never returns."""
+    # Out of the way first: what is to become 0 to 4 may lie there.
+    ends = [pipes["in"][0], pipes["out"][1], pipes["err"][1]]
+    special = [pipes["call"][0], pipes["return"][1]] if "call" in pipes else []
+    say = fcntl.fcntl(say, fcntl.F_DUPFD_CLOEXEC, 20)
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for fd in ends + special]
+    stage = "dirty"
+    try:
+        os.setsid()
+        drop_to(uid)
+        files.prepare(content)
+        os.chdir(files.WORK)
+        stage = "exec"
+        for number, fd in enumerate(high):
+            os.dup2(fd, number)
+        # Where the sandbox has one user only, PID 1 counts too.
+        _bound(limits, order["reserves"], limits["num_processes"] + (uid is None))
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.write(say, b"%.6f\n" % time.monotonic())
+        os.execvpe(order["argv"][0], order["argv"], order["environment"])
+    except BaseException as e:
+        os.write(say, f"{stage}: {type(e).__name__}: {e}".encode("utf-8", "replace")[:4000])
+    finally:
+        os._exit(127)
+
+
+def drop_to(uid):
+    """Becomes that user for good, without any right; None: the sandbox has one user only."""
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)  # and with it all rights
+
+
+def _bound(limits, reserves, num_processes):
+    """The kernel's own bounds; none can be taken back."""
+    _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else this process may not write to its own /proc
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    memory = resource.RLIMIT_DATA if reserves else resource.RLIMIT_AS
+    if reserves:  # who started us may have a soft bound of its own
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    for which, wanted in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_CPU, limits["cpu_s"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+        (resource.RLIMIT_NOFILE, limits["num_open_files"]),
+        (resource.RLIMIT_STACK, limits["stack_bytes"]),
+        (resource.RLIMIT_NPROC, num_processes),
+        (memory, limits["address_space_bytes"]),
+    ):
+        _, hard = resource.getrlimit(which)
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        # A second more to the hard limit of CPU time: the soft one's signal says what it was.
+        resource.setrlimit(
+            which, (value, value + 1 if which == resource.RLIMIT_CPU and value < hard % 2**63 else value)
+        )
+
+
+class _Running:
+    """A program that has begun."""
+
+    def __init__(self, pid, began, feeds, bounds, *, kept_short):
+        self._pid = pid
+        self._began = began
+        self._feeds = {fd: memoryview(data) for fd, data in feeds.items()}
+        self._bounds = bounds
+        self._kept_short = kept_short
+        """Of this one the rest is thrown away; of others it ends the program."""
+        self.read = {fd: bytearray() for fd in bounds}
+
+    def until_end(self, timeout_s, limits):
+        """How it ended, its code, its seconds; then nothing of it runs any more and all it said is read."""
+        why = self._watch(self._began + timeout_s, limits)
+        seconds = time.monotonic() - self._began
+        ends = end_all()
+        self._drain()
+        status, usage = ends[self._pid]
+        if why:
+            return why, 0, seconds
+        if any(self._is_over(fd) for fd in self.read):
+            return "output", 0, seconds
+        if os.WIFEXITED(status):
+            return "exited", os.WEXITSTATUS(status), seconds
+        number = os.WTERMSIG(status)
+        cpu_s = usage.ru_utime + usage.ru_stime
+        if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limits["cpu_s"]):
+            return "cpu", number, seconds
+        return "signal", number, seconds
+
+    def _watch(self, deadline, limits):
+        """What made us end it; empty when it ended by itself."""
+        poll = select.poll()
+        end = os.pidfd_open(self._pid)
+        try:
+            poll.register(end, select.POLLIN)
+            for fd in self.read:
+                poll.register(fd, select.POLLIN)
+            for fd in self._feeds:
+                poll.register(fd, select.POLLOUT)
+            look_at = time.monotonic() + LOOK_S
+            while True:
+                now = time.monotonic()
+                if now >= deadline:
+                    return "timeout"
+                if now >= look_at:
+                    if watch.memory_bytes(_TMPFS) > limits["memory_bytes"]:
+                        return "memory"
+                    if watch.num_files(_TMPFS) > limits["num_files"]:
+                        return "files"
+                    # A look at many processes takes a while: a tenth of the time at most.
+                    look_at = time.monotonic() + max(LOOK_S, 10 * (time.monotonic() - now))
+                ready = dict(poll.poll(max(0.0, min(deadline, look_at) - time.monotonic()) * 1000))
+                for fd in ready:
+                    goes_on = fd == end or (self._take(fd) if fd in self.read else self._feed(fd))
+                    if not goes_on:
+                        poll.unregister(fd)
+                    if fd in self.read and self._is_over(fd):
+                        return "output"
+                if end in ready:
+                    return ""
+        finally:
+            os.close(end)
+
+    def _is_over(self, fd):
+        return fd != self._kept_short and len(self.read[fd]) > self._bounds[fd]
+
+    def _take(self, fd):
+        """Reads a piece; False at the end."""
+        try:
+            chunk = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        if fd == self._kept_short:
+            chunk, there = chunk[: max(0, self._bounds[fd] - len(self.read[fd]))], bool(chunk)
+            self.read[fd] += chunk
+            return there
+        self.read[fd] += chunk
+        return bool(chunk)
+
+    def _feed(self, fd):
+        """Writes a piece; False when there is no more to write, or nobody reads."""
+        data = self._feeds[fd]
+        try:
+            if data:
+                self._feeds[fd] = data = data[os.write(fd, data[:_CHUNK]) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            data = b""
+        if not data:
+            # End of file for the reader: another descriptor of nothing takes this one's number.
+            null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(null, fd, inheritable=False)
+            os.close(null)
+        return bool(data)
+
+    def _drain(self):
+        """Reads what pipes still hold; nobody is left to write more."""
+        for fd in self.read:
+            while not self._is_over(fd) and self._take_left(fd):
+                pass
+
+    def _take_left(self, fd):
+        before = len(self.read[fd])
+        if fd == self._kept_short and before >= self._bounds[fd]:
+            return False
+        return self._take(fd) and len(self.read[fd]) > before

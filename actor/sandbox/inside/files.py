@@ -1,0 +1,88 @@
+"""The files of a program: written, taken down after its compiler, and wiped away with whatever it left."""
+
+import os
+import stat
+
+SCRATCH = "/scratch"
+WORK = "/scratch/work"
+TEMPORARY = "/scratch/tmp"
+SHARED = "/dev/shm"
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def prepare(files):
+    """Makes the writable places as if nothing had run; `files` are (path, mode, content).
+
+    Raises:
+      OSError: what was left can't be removed.
+    """
+    for place in (SCRATCH, SHARED):
+        wipe(place)
+    os.mkdir(WORK, 0o700)
+    os.mkdir(TEMPORARY, 0o700)
+    for name, mode, content in files:
+        path = os.path.join(WORK, name)
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+
+
+def wipe(place):
+    """Empties a folder, of whatever depth and rights, without following links or opening files."""
+    top = os.open(place, _OPEN_FOLDER)
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                _remove(top, name)
+    finally:
+        os.close(top)
+
+
+def _remove(top, name):
+    """Removes a file, or a folder whose folders' folders are first moved to the top: the deepest tree is soon flat."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=top).st_mode):
+        os.unlink(name, dir_fd=top)
+        return
+    os.chmod(name, 0o700, dir_fd=top)
+    folder = os.open(name, _OPEN_FOLDER, dir_fd=top)
+    try:
+        for number, inner in enumerate(os.listdir(folder)):
+            if stat.S_ISDIR(os.lstat(inner, dir_fd=folder).st_mode):
+                os.chmod(inner, 0o700, dir_fd=folder)
+                os.rename(inner, _free_name(top, number), src_dir_fd=folder, dst_dir_fd=top)
+            else:
+                os.unlink(inner, dir_fd=folder)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=top)
+
+
+def _free_name(top, number):
+    while True:
+        name = f"wiped-{number}"
+        try:
+            os.lstat(name, dir_fd=top)
+        except FileNotFoundError:
+            return name
+        number += 1_000_003
+
+
+def take_down(max_bytes):
+    """What lies in the working folder: (path, mode, content) of each plain file, at most so many bytes.
+
+    Raises:
+      OSError: it is more.
+    """
+    found, num_bytes = [], 0
+    for folder, _, names in os.walk(WORK):
+        for name in names:
+            path = os.path.join(folder, name)
+            info = os.lstat(path)
+            if not stat.S_ISREG(info.st_mode):
+                continue  # links and FIFOs are no compiler's output
+            num_bytes += info.st_size
+            if num_bytes > max_bytes:
+                raise OSError(f"a compiler's output of more than {max_bytes} bytes")
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                found.append((os.path.relpath(path, WORK), stat.S_IMODE(info.st_mode), file.read()))
+    return found

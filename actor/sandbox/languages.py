@@ -1,0 +1,81 @@
+"""Languages by name: the file that a source text becomes, how it is compiled, how it is run."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from actor.sandbox.command import HARNESS
+from actor.sandbox.program import LanguageError, Program
+from bridge.code_tests import language_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Language:
+    """How one language's programs become processes; the first word of each command line is looked for on the PATH."""
+
+    file: str
+    run: Sequence[str]
+    compile: Sequence[str] = ()
+    needs: Sequence[str] = ()
+    """Programs that are needed besides."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reserves_memory: bool = False
+
+
+PYTHON = "python3"
+LANGUAGES: dict[str, Language] = {
+    # With `site`: answers call exit().
+    "python": Language(file="main.py", run=(PYTHON, "main.py")),
+    "c": Language(file="main.c", compile=("gcc", "-O2", "-std=gnu17", "-o", "main", "main.c", "-lm"), run=("./main",)),
+    "cpp": Language(file="main.cpp", compile=("g++", "-O2", "-std=gnu++20", "-o", "main", "main.cpp"), run=("./main",)),
+    "go": Language(
+        file="main.go",
+        compile=("go", "build", "-o", "main", "main.go"),
+        run=("./main",),
+        environment={"GOCACHE": "/tmp/go", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOMAXPROCS": "2"},
+        reserves_memory=True,
+    ),
+    "rust": Language(
+        file="main.rs",
+        compile=("rustc", "--edition=2021", "-O", "-o", "main", "main.rs"),
+        run=("./main",),
+        needs=("cc",),
+    ),
+    "java": Language(
+        file="Main.java",
+        compile=("javac", "-J-Xmx512m", "-J-XX:+UseSerialGC", "Main.java"),
+        run=("java", "-Xmx512m", "-Xss32m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", ".", "Main"),
+        reserves_memory=True,
+    ),
+    "javascript": Language(file="main.js", run=("node", "main.js"), reserves_memory=True),
+    "bash": Language(file="main.sh", run=("bash", "main.sh")),
+    "perl": Language(file="main.pl", run=("perl", "main.pl")),
+    "ruby": Language(file="main.rb", run=("ruby", "main.rb")),
+}
+
+
+def program(name: str, source: str, *, calls: bool = False) -> Program:
+    """A source text of the language called `name`, whatever its case; with `calls`, its functions are what is run.
+
+    Raises:
+      LanguageError: no such language, or none whose functions can be called.
+    """
+    try:
+        known = language_of(name)
+    except ValueError as e:
+        raise LanguageError(str(e)) from e
+    if calls and known != "python":
+        raise LanguageError(f"functions are called in python only, got {name!r}: test {known} by stdin and stdout")
+    one = LANGUAGES[known]
+    return Program(
+        # A lone surrogate, which a tokenizer may make, is no text of any language.
+        files={one.file: source.encode("utf-8", "replace")},
+        argv=(PYTHON, HARNESS, one.file) if calls else one.run,
+        compile_argv=one.compile,
+        tools=[tool for tool in (*one.compile[:1], *one.run[:1], *one.needs) if not tool.startswith("./")],
+        environment=one.environment,
+        reserves_memory=one.reserves_memory,
+    )
+
+
+TOOLS = frozenset(tool for name in LANGUAGES for tool in program(name, "").tools)
+"""What a sandbox looks for when it starts."""

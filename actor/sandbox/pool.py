@@ -1,0 +1,259 @@
+"""Sandboxes that are up before they are needed, each for one program."""
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
+
+from absl import logging
+
+from actor.sandbox.command import HARNESS, HostView
+from actor.sandbox.limits import SandboxLimits
+from actor.sandbox.process import BrokenError, SandboxProcess, UsedUpError
+from actor.sandbox.program import Case, CompileError, LanguageError, Outcome, Program, SandboxError
+
+MAX_STARTS = 3
+"""In a row that fail, or sandboxes that break before they have a program, until it is an error."""
+WAIT_S = 60.0
+"""For a sandbox, while others are being started."""
+
+
+class Sandbox:
+    """Runs programs, each in a sandbox of its own; for any number of threads.
+
+    One thread of its own starts sandboxes and keeps `num_warm` waiting: they die with the thread that started them, so
+    it must not be a caller's, which may end.
+    """
+
+    def __init__(self, limits: SandboxLimits | None = None, *, num_warm: int = 2, view: HostView | None = None) -> None:
+        """Begins to start sandboxes.
+
+        Raises:
+          ValueError: num_warm is not positive.
+        """
+        if num_warm < 1:
+            raise ValueError(f"num_warm must be >= 1, got {num_warm}")
+        self.limits = limits or SandboxLimits()
+        self._view = view or HostView()
+        self._num_warm = num_warm
+        self._changed = threading.Condition()
+        self._warm: collections.deque[SandboxProcess] = collections.deque()
+        self._waste: list[SandboxProcess] = []
+        self._num_failed = 0
+        """Starts that failed since the last that did not."""
+        self._problem = ""
+        self._is_closed = False
+        self.num_started = 0
+        self.num_broken = 0
+        """Sandboxes that could not be started, or broke before they had a program."""
+        self._keeper = threading.Thread(target=self._keep_warm, name="sandboxes", daemon=True)
+        self._keeper.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all sandboxes."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._keeper.join()
+
+    @contextlib.contextmanager
+    def open(self, program: Program) -> Iterator["Box"]:
+        """A sandbox with the program in it, compiled; what it still runs ends with the `with`.
+
+        Raises:
+          LanguageError: its compiler or interpreter isn't there; a fault of the row that asks for it.
+          SandboxError: no sandbox could be had; nothing about the program.
+          CompileError: it does not compile.
+          ValueError: it is larger than a sandbox's disk.
+        """
+        size = sum(map(len, program.files.values()))
+        if size > self.limits.disk_bytes:
+            raise ValueError(
+                f"a program of {size} bytes, a sandbox has {self.limits.disk_bytes} (SandboxLimits.disk_bytes)"
+            )
+        box = Box(self, program)
+        try:
+            box._begin()
+            yield box
+        finally:
+            box._end()
+
+    def run(self, program: Program, cases: Iterable[Case]) -> Iterator[Outcome]:
+        """The outcome of each case, run when it is asked for; raises as `open` does."""
+        with self.open(program) as box:
+            for case in cases:
+                yield box.run(case)
+
+    def tools(self) -> frozenset[str]:
+        """The compilers and interpreters that sandboxes find; raises SandboxError as `open` does."""
+        process = self._take()
+        with self._changed:
+            self._warm.appendleft(process)
+            self._changed.notify_all()
+        return process.tools
+
+    def _hand_over(self, program: Program) -> SandboxProcess:
+        problem = ""
+        for _ in range(MAX_STARTS):
+            process = self._take()
+            missing = [tool for tool in program.tools if tool not in process.tools]
+            try:
+                if missing:
+                    raise LanguageError(
+                        f"the sandbox has no {', '.join(missing)}: install it under /usr, or ask for no such program"
+                    )
+                process.hand_over(program)
+                return process
+            except LanguageError:
+                self._give_back(process)
+                raise
+            except BrokenError as e:
+                problem = str(e)
+                self._count_broken(problem)
+                self._discard(process)
+        raise SandboxError(f"{MAX_STARTS} sandboxes broke before they had the program: {problem}")
+
+    def _give_back(self, process: SandboxProcess) -> None:
+        with self._changed:
+            self._warm.appendleft(process)
+            self._changed.notify_all()
+
+    def _take(self) -> SandboxProcess:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._warm or self._num_failed >= MAX_STARTS or self._is_closed, deadline - time.monotonic()
+                )
+                if self._is_closed:
+                    raise SandboxError("the pool of sandboxes is closed")
+                if not self._warm:
+                    raise SandboxError(f"no sandbox starts: {self._problem or f'none in {WAIT_S:.0f} s'}")
+                process = self._warm.popleft()
+                self._changed.notify_all()
+            if process.is_alive:
+                return process
+            self._count_broken("a waiting sandbox ended")
+            self._discard(process)
+
+    def _count_broken(self, problem: str) -> None:
+        logging.warning("sandbox broke problem=%r", problem)
+        with self._changed:
+            self.num_broken += 1
+
+    def _discard(self, process: SandboxProcess) -> None:
+        """Has it ended by the thread that has the time: no case runs in it any more."""
+        with self._changed:
+            self._waste.append(process)
+            self._changed.notify_all()
+
+    def _keep_warm(self) -> None:
+        pause_s = 0.0
+        while True:
+            with self._changed:
+                if pause_s:
+                    self._changed.wait_for(lambda: self._is_closed, pause_s)
+                self._changed.wait_for(lambda: self._is_closed or self._waste or len(self._warm) < self._num_warm)
+                waste, self._waste = self._waste, []
+                is_closed = self._is_closed
+                if is_closed:
+                    waste += self._warm
+                    self._warm.clear()
+            for process in waste:
+                process.close()
+            if is_closed:
+                return
+            if len(self._warm) < self._num_warm:
+                pause_s = self._start_one()
+
+    def _start_one(self) -> float:
+        """Seconds until the next should be tried: 0 after success."""
+        try:
+            process = SandboxProcess(self.limits, self._view)
+            try:
+                process.wait_ready()
+            except BrokenError:
+                process.close()
+                raise
+        except (OSError, ValueError, BrokenError) as e:
+            with self._changed:
+                self._num_failed += 1
+                self.num_broken += 1
+                self._problem = str(e)
+                self._changed.notify_all()
+                logging.warning("sandbox did not start failures=%d problem=%r", self._num_failed, self._problem)
+                return min(5.0, 0.05 * 2.0 ** min(self._num_failed, 10))
+        with self._changed:
+            self._num_failed = 0
+            self.num_started += 1
+            self._warm.append(process)
+            self._changed.notify_all()
+        return 0.0
+
+
+class Box:
+    """A program in its sandbox; cases run one after the other, each as if it were the first. For one thread."""
+
+    def __init__(self, sandbox: Sandbox, program: Program) -> None:
+        """Made by `Sandbox.open`."""
+        self._sandbox = sandbox
+        self._program = program
+        self._process: SandboxProcess | None = None
+
+    def run(self, case: Case) -> Outcome:
+        """Runs one case; when this returns, all that it started is dead.
+
+        Raises:
+          SandboxError: no sandbox could be had; the case did not run.
+        """
+        if (case.call is not None) != (HARNESS in self._program.argv):
+            raise ValueError(
+                "a case with a call wants a program of languages.program(..., calls=True), one without, another"
+            )
+        return self._run(case, self._program.argv)
+
+    def _begin(self) -> None:
+        self._process = self._sandbox._hand_over(self._program)
+        if self._program.compile_argv:
+            timeout_s = self._sandbox.limits.compile_timeout_s
+            try:
+                outcome = self._run_once(
+                    self._process, Case(timeout_s=timeout_s), self._program.compile_argv, keeps=True
+                )
+            except UsedUpError as e:  # nothing ran before it, so it is what the compiler made
+                raise CompileError(Outcome(ended="files", code=0, seconds=0.0, stderr=str(e).encode())) from e
+            if not outcome.succeeded:
+                raise CompileError(outcome)
+
+    def _run(self, case: Case, argv: Sequence[str]) -> Outcome:
+        for _ in range(MAX_STARTS):
+            if self._process is None:
+                self._begin()
+            process = self._process
+            assert process is not None
+            try:
+                return self._run_once(process, case, argv)
+            except UsedUpError as e:
+                # What an earlier case left is that case's; this one gets a sandbox that nothing was left in.
+                logging.info("sandbox used up problem=%r", str(e))
+                self._end()
+        raise SandboxError("no sandbox could be made ready for a case")
+
+    def _run_once(self, process: SandboxProcess, case: Case, argv: Sequence[str], *, keeps: bool = False) -> Outcome:
+        outcome = process.run(self._program, argv, case, keeps=keeps)
+        if outcome.ended == "lost" or not process.is_alive:
+            self._end()
+        return outcome
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._sandbox._discard(self._process)
+            self._process = None

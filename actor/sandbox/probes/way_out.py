@@ -1,0 +1,121 @@
+"""Tries to get out of the sandbox and prints, as JSON, a line for each way that was open."""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+CLONE_NEWUSER = 0x10000000
+ENVIRONMENT = {
+    "PATH", "HOME", "PWD", "TMPDIR", "LANG", "LC_CTYPE",
+    "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+}  # fmt: skip
+OUTSIDE = ("/", "/usr", "/usr/bin", "/etc", "/dev", "/sluice", "/proc/sys/kernel", "/proc")
+
+
+def main():
+    """Prints what was open."""
+    given = json.load(sys.stdin)
+    found = []
+    for probe in (files, network, identity, processes):
+        found += probe(given)
+    print(json.dumps(found))
+
+
+def files(given):
+    """A host's file, and writing outside."""
+    if os.path.exists(given["file"]):
+        yield "a file of the host can be read"
+    for folder in OUTSIDE:
+        try:
+            with open(os.path.join(folder, "sluice-probe"), "w"):
+                yield f"{folder} can be written to"
+        except OSError:
+            pass
+    try:
+        with open("/proc/sys/kernel/core_pattern", "w"):
+            yield "the kernel's settings can be written"
+    except OSError:
+        pass
+
+
+def network(given):
+    """Listeners of the host's."""
+    for family, address in (
+        (socket.AF_INET, ("127.0.0.1", given["port"])),
+        (socket.AF_UNIX, "\0sluice-" + given["unix"]),
+    ):
+        with socket.socket(family) as ours:
+            ours.settimeout(2.0)
+            try:
+                ours.connect(address)
+                yield f"a listener of the host can be reached by {family.name}"
+            except OSError:
+                pass
+    with open("/proc/net/dev") as file:
+        names = [line.split(":")[0].strip() for line in file if ":" in line]
+    if names != ["lo"]:
+        yield f"there are network devices: {', '.join(names)}"
+
+
+def identity(given):
+    """Rights, environment, and calls that the filter refuses."""
+    if os.getuid() == 0 or os.geteuid() == 0 or os.getgroups() not in ([], [os.getgid()]):
+        yield f"programs run as uid {os.getuid()} with groups {os.getgroups()}"
+    with open("/proc/self/status") as file:
+        status = {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+    for name in ("CapPrm", "CapEff", "CapAmb"):
+        if int(status[name], 16):
+            yield f"programs have capabilities ({name} {status[name]})"
+    if status["NoNewPrivs"] != "1" or status.get("Seccomp") != "2":
+        yield "programs may gain privileges, or are not filtered by seccomp"
+    if more := set(os.environ) - ENVIRONMENT:
+        yield f"the environment has {', '.join(sorted(more))}"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if succeeds(lambda: libc.ptrace(0, 0, 0, 0)):
+        yield "ptrace is open"
+    if succeeds(lambda: libc.unshare(CLONE_NEWUSER)):
+        yield "namespaces can be made"
+
+
+def succeeds(call):
+    """Whether the call returns 0, in a process of its own: it may change what that process is."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(call() != 0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def processes(given):
+    """Processes of the host's, this one's bounds."""
+    others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) not in (1, os.getpid())]
+    if others or os.getppid() != 1:
+        yield f"there are {len(others)} other processes in /proc"
+    try:
+        bytearray(given["address_space_bytes"])
+        yield "a process gets all the memory that it asks for"
+    except MemoryError:
+        pass
+    children = []
+    try:
+        while len(children) <= given["num_processes"]:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(60)
+                os._exit(0)
+            children.append(pid)
+        yield f"{len(children)} processes could be started, {given['num_processes']} may"
+    except OSError:
+        # Fewer than may be started: the bound counts processes that are not of this sandbox.
+        if len(children) < given["num_processes"] - 3:
+            yield f"only {len(children)} processes of {given['num_processes']} could be started (a kernel before 5.14?)"
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""One sandbox, from the host's side: started, given a program, asked to run cases, killed."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from actor.sandbox import command, seccomp
+from actor.sandbox.command import HostView
+from actor.sandbox.inside import frames
+from actor.sandbox.languages import TOOLS
+from actor.sandbox.limits import SandboxLimits
+from actor.sandbox.program import Case, Outcome, Program
+
+START_TIMEOUT_S = 20.0
+HAND_OVER_TIMEOUT_S = 20.0
+GRACE_S = 0.75
+"""After a case's timeout, for the sandbox's own clock to speak; then it is killed as a whole."""
+PREPARE_S = 5.0
+"""Before a case's clock begins: for clearing away what the one before left (`inside/case.py` gives itself less)."""
+_FIRST_UID, _UIDS_A_HOST, _HOSTS = 2**30, 2**22, 128
+_SOURCES = pathlib.Path(__file__).parent / "inside"
+
+
+class BrokenError(RuntimeError):
+    """A sandbox that does not answer as it should, or not at all."""
+
+
+class UsedUpError(RuntimeError):
+    """A sandbox that can't be made as new for another case."""
+
+
+def uid_of(pid: int) -> int:
+    """The user of a sandbox's programs, where root starts it: no other sandbox's while that process lives.
+
+    Containers may share users without sharing process ids, so their names part them.
+    """
+    host = zlib.crc32(socket.gethostname().encode()) % _HOSTS
+    return _FIRST_UID + host * _UIDS_A_HOST + pid % _UIDS_A_HOST
+
+
+class SandboxProcess:
+    """A sandbox that waits for a program. Start it in a thread that lives as long: it dies with the thread."""
+
+    def __init__(self, limits: SandboxLimits, view: HostView) -> None:
+        """Starts bubblewrap; `wait_ready` says whether it came up.
+
+        Raises:
+          OSError: there is no bubblewrap, or it can't be started.
+          ValueError: no Python for it, or no filter for this machine.
+        """
+        self._limits, self._view = limits, view
+        self._mode = command.mode()
+        self._channel, theirs = socket.socketpair()
+        self._said = os.memfd_create("bwrap-stderr")
+        self._info, info = os.pipe()
+        fds = {name: _memory_file((_SOURCES / f"{name}.py").read_bytes()) for name in command.MODULES}
+        filter_fd = _memory_file(seccomp.program())
+        self._inner = -1
+        try:
+            argv = command.command_line(
+                view=view,
+                mode=self._mode,
+                limits=limits,
+                tools=sorted(TOOLS),
+                code_fds=fds,
+                seccomp_fd=filter_fd,
+                info_fd=info,
+            )
+            self._process = subprocess.Popen(
+                argv,
+                stdin=theirs.fileno(),
+                stdout=self._said,
+                stderr=self._said,
+                pass_fds=(*fds.values(), filter_fd, info),
+                env={},
+                cwd="/",
+            )
+        except BaseException:
+            for fd in (self._said, self._info):
+                os.close(fd)
+            self._channel.close()
+            raise
+        finally:
+            theirs.close()
+            for fd in (*fds.values(), filter_fd, info):
+                os.close(fd)
+        self.tools: frozenset[str] = frozenset()
+        self.python_version = ""
+
+    def wait_ready(self) -> None:
+        """Waits until it waits for a program.
+
+        Raises:
+          BrokenError: it did not come up; with what bubblewrap said.
+        """
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            info = self._read_info(deadline)
+            self._inner_pid = info["child-pid"]
+            self._inner = os.pidfd_open(self._inner_pid)
+            hello, _ = self._receive(deadline, max_body_bytes=0)
+            self.tools = frozenset(hello["tools"])
+            self.python_version = hello["version"]
+        except (OSError, ValueError, KeyError, TypeError, BrokenError) as e:
+            self.kill()
+            raise BrokenError(self._stderr() or f"no sandbox: {type(e).__name__}: {e}") from e
+
+    @property
+    def is_alive(self) -> bool:
+        """It still waits for what it is asked: it has not ended, and said nothing."""
+        return self._process.poll() is None and not _is_readable(self._channel.fileno(), 0)
+
+    def hand_over(self, program: Program) -> None:
+        """Gives it its program.
+
+        Raises:
+          BrokenError: it did not take it.
+        """
+        head = {
+            "names": list(program.files),
+            "limits": dataclasses.asdict(self._limits),
+            "uid": uid_of(self._inner_pid) if self._mode.is_root else None,
+        }
+        deadline = time.monotonic() + HAND_OVER_TIMEOUT_S
+        try:
+            self._send(deadline, head, list(program.files.values()))
+            answer, _ = self._receive(deadline, max_body_bytes=0)
+        except (OSError, ValueError) as e:
+            raise BrokenError(f"it did not take the program: {e}") from e
+        if answer != {"took": len(program.files)}:
+            raise BrokenError("it did not take the program")
+
+    def run(self, program: Program, argv: Sequence[str], case: Case, *, keeps: bool = False) -> Outcome:
+        """Runs one case; with `keeps`, what it leaves is part of the program from now on.
+
+        Raises:
+          UsedUpError: the case did not run, as what earlier ones left could not be cleared away.
+        """
+        order = {
+            "argv": list(argv),
+            "environment": {**command.environment(self._view), **program.environment},
+            "timeout_s": case.timeout_s,
+            "calls": case.call is not None,
+            "reserves": program.reserves_memory,
+            "keeps": keeps,
+        }
+        call = case.call.to_json() if case.call else b""
+        limits = self._limits
+        began = time.monotonic()
+        try:
+            self._send(began + PREPARE_S, order, [case.stdin, call])
+            head, _ = self._receive(began + PREPARE_S, max_body_bytes=0)
+            if head.get("ended") == "used up":
+                raise UsedUpError(str(head.get("problem")))
+            deadline = time.monotonic() + case.timeout_s + GRACE_S
+            head, blobs = self._receive(deadline, max_body_bytes=2 * limits.output_bytes + limits.stderr_bytes + 2**20)
+            if head.get("ended") == "used up":
+                raise UsedUpError(str(head.get("problem")))
+            stdout, stderr, returned = blobs
+            return Outcome(
+                ended=head["ended"], code=int(head["code"]), seconds=float(head["seconds"]),
+                stdout=stdout[: limits.output_bytes], stderr=stderr, returned=returned,
+            )  # fmt: skip
+        except TimeoutError:
+            self.kill()
+            return Outcome(ended="timeout", code=0, seconds=time.monotonic() - began)
+        except (OSError, ValueError, KeyError, TypeError, BrokenError):
+            self.kill()
+            return Outcome(ended="lost", code=0, seconds=time.monotonic() - began)
+
+    def kill(self) -> None:
+        """Ends everything in it; when this returns, it is gone."""
+        if self._inner >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._inner, signal.SIGKILL)
+            # PID 1 is gone when all others of its namespace are.
+            _is_readable(self._inner, START_TIMEOUT_S)
+            # bubblewrap's own process reaps it and ends; killed before, it would leave that to the machine's init.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1.0)
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.wait()
+        self._channel.close()
+
+    def close(self) -> None:
+        """Ends it and frees what it held here."""
+        self.kill()
+        for fd in (self._said, self._info, self._inner):
+            if fd >= 0:
+                os.close(fd)
+        self._said = self._info = self._inner = -1
+
+    def _stderr(self) -> str:
+        return os.pread(self._said, 4096, 0).decode("utf-8", "replace").strip()
+
+    def _read_info(self, deadline: float) -> dict[str, Any]:
+        text = b""
+        while b"}" not in text:
+            chunk = os.read(self._info, 4096) if _is_readable(self._info, deadline - time.monotonic()) else b""
+            if not chunk:
+                raise BrokenError("bubblewrap ended before it began")
+            text += chunk
+        return json.loads(text)
+
+    def _send(self, deadline: float, head: dict[str, Any], blobs: Sequence[bytes]) -> None:
+        self._channel.settimeout(max(0.001, deadline - time.monotonic()))
+        self._channel.sendall(frames.pack(head, blobs))
+
+    def _receive(self, deadline: float, *, max_body_bytes: int) -> tuple[dict[str, Any], list[bytes]]:
+        head_bytes, body_bytes = frames.LENGTHS.unpack(self._read(deadline, frames.LENGTHS.size))
+        if head_bytes > frames.MAX_HEAD_BYTES or body_bytes > max_body_bytes:
+            raise BrokenError(f"a message of {head_bytes} + {body_bytes} bytes")
+        text = self._read(deadline, head_bytes)
+        return frames.unpack(text, self._read(deadline, body_bytes))
+
+    def _read(self, deadline: float, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
+            chunk = self._channel.recv(min(2**20, count - len(data)))
+            if not chunk:
+                raise BrokenError("it ended")
+            data += chunk
+        return bytes(data)
+
+
+def _is_readable(fd: int, timeout_s: float) -> bool:
+    """Whether something, or its end, can be read within that time; for a pidfd, whether its process has ended."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def _memory_file(content: bytes) -> int:
+    fd = os.memfd_create("sandbox")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,120 @@
+"""What is run in a sandbox, on what, and how it ended."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+Ended = Literal["exited", "signal", "timeout", "cpu", "output", "memory", "files", "lost"]
+"""exited: by itself, with a code; signal: a signal ended it, of the kernel's or its own; timeout: the case's clock;
+cpu, memory, files, output: a bound of `SandboxLimits`; lost: the sandbox died under it, which it did itself."""
+
+
+class SandboxError(RuntimeError):
+    """No sandbox could be had; this is nothing about the program."""
+
+
+class SandboxUnavailableError(RuntimeError):
+    """This machine can't isolate a program; says in one line what is missing."""
+
+
+class LanguageError(ValueError):
+    """No such language, or none whose compiler or interpreter the sandbox finds."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """Files and how they are run; `languages.program` makes one of a source text."""
+
+    files: Mapping[str, bytes]
+    """By path relative to the working folder."""
+    argv: Sequence[str]
+    compile_argv: Sequence[str] = ()
+    tools: Sequence[str] = ()
+    """Programs that must be there."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reserves_memory: bool = False
+    """Its runtime reserves address space that it doesn't use."""
+
+    def __post_init__(self) -> None:
+        """Refuses paths that lead out of the working folder."""
+        for name in self.files:
+            parts = name.split("/")
+            if not name or "\0" in name or any(p in ("", ".", "..") for p in parts):
+                raise ValueError(f"a program's file must be a plain relative path, got {name!r}")
+        if not self.argv:
+            raise ValueError("a program needs an argv, got none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """A function of the program's, and what it is called with; dots lead into classes, made without arguments."""
+
+    function: str
+    arguments: Sequence[Any] | Mapping[str, Any]
+    """By position, or by name; whatever JSON has."""
+    keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """By name, besides those by position."""
+
+    def to_json(self) -> bytes:
+        """What the harness reads."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run. What it should print or return is no part of it: the program could read that."""
+
+    timeout_s: float
+    stdin: bytes = b""
+    call: Call | None = None
+    """For a program made with `languages.program(..., calls=True)`."""
+
+    def __post_init__(self) -> None:
+        """Refuses a timeout that is none."""
+        if not 0 < self.timeout_s < float("inf"):
+            raise ValueError(f"Case.timeout_s must be a number of seconds > 0, got {self.timeout_s}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended, and what it said."""
+
+    ended: Ended
+    code: int
+    """Of its exit, or the signal's number; 0 where neither ended it."""
+    seconds: float
+    """From exec to its end."""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    """Its beginning, at most `SandboxLimits.stderr_bytes`."""
+    returned: bytes = b""
+    """What came by the harness's channel, from whoever wrote there: `result` reads it."""
+
+    @property
+    def succeeded(self) -> bool:
+        """It ended by itself and said that all is well."""
+        return self.ended == "exited" and self.code == 0
+
+    def result(self) -> Any:
+        """What the called function returned.
+
+        Raises:
+          ValueError: it returned nothing that is JSON.
+        """
+        try:
+            said = json.loads(self.returned)
+        except (ValueError, RecursionError) as e:  # UnicodeDecodeError is a ValueError
+            raise ValueError(f"the function returned nothing that can be read: {type(e).__name__}") from e
+        if not isinstance(said, dict) or set(said) != {"result"}:
+            raise ValueError("the function returned nothing that can be read: not what the harness writes")
+        return said["result"]
+
+
+class CompileError(Exception):
+    """A program that does not compile: its own fault, as `outcome` says."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        """The compiler's end, with what it said in `stdout` and `stderr`."""
+        super().__init__(f"the compiler ended by {outcome.ended} {outcome.code}")
+        self.outcome = outcome

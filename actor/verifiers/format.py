@@ -1,0 +1,30 @@
+"""Whether a response has the form that was asked for."""
+
+import functools
+import json
+import re
+
+from actor.verifiers.judged import Context, Response
+from bridge.types import Task
+
+
+def score(response: Response, task: Task, context: Context) -> float:
+    """1 if the whole response, stripped, matches the pattern, else 0.
+
+    The pattern is the row's own (metadata "format"), or `rewards.format_pattern`.
+
+    Raises:
+      ValueError: there is none, or it is no regular expression.
+    """
+    pattern = json.loads(task.metadata).get("format") or context.settings.format_pattern
+    if not pattern:
+        raise ValueError("verifier=format needs rewards.format_pattern, or a row's metadata with a pattern (format)")
+    return float(_compiled(pattern).fullmatch(response.text.strip()) is not None)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as e:
+        raise ValueError(f"the format pattern {pattern!r} is no regular expression: {e}") from e

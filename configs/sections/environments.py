@@ -1,0 +1,44 @@
+"""Environments: tasks of more than one turn, or with tools."""
+
+import dataclasses
+
+from configs.checks import not_negative, positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvironmentsConfig:
+    """How episodes are played; what is played is said by `prompts`. A single-turn task reads none of it."""
+
+    max_turns: int = 8
+    """Turns of the policy in an episode; one that isn't done by then is truncated."""
+    max_turn_tokens: int = 0
+    """Tokens of one turn; 0: what the episode has left. An episode has sampling.max_response_tokens, sampled and
+    observed, and no more than the model's context."""
+    reset_timeout_s: float = 60.0
+    """Seconds until a new episode's first observation; importing the environment's library comes before."""
+    step_timeout_s: float = 60.0
+    """Seconds an environment may take to answer an action. What takes longer is killed; that earns nothing and costs
+    nothing: the episode is tried again."""
+    episode_timeout_s: float = 3600.0
+    """The same for the one step of an environment that plays itself: a whole episode, the engine's time included."""
+    retries: int = 2
+    """How often an episode whose environment failed is played again, from its start; then its group is dropped."""
+    max_processes: int = 256
+    """Episodes of one actor at once, each of them a process; others wait their turn."""
+    max_memory_gib: float = 4.0
+    """Address space of one episode's process."""
+    python: str = ""
+    """Interpreter of `verifiers` and of environments of your own whose libraries don't go together with the engine's:
+    one of a virtual environment that has them, msgspec and jinja2. Empty: the actor's."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "environments",
+            max_turns=self.max_turns,
+            reset_timeout_s=self.reset_timeout_s,
+            step_timeout_s=self.step_timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
+            max_processes=self.max_processes,
+            max_memory_gib=self.max_memory_gib,
+        )
+        not_negative("environments", max_turn_tokens=self.max_turn_tokens, retries=self.retries)

@@ -1,0 +1,90 @@
+import asyncio
+
+import pytest
+
+from actor.environments.pool import EnvironmentPool
+from configs.environments import textarena
+from configs.sections.environments import EnvironmentsConfig
+
+pytest.importorskip("textarena", reason="the extra `textarena` is not installed")
+
+PLAYABLE = {game: told for game, told in textarena.tried_games().items() if not told["problem"]}
+
+
+def play(row: dict, actions) -> list:
+    async def body():
+        pool = EnvironmentPool(EnvironmentsConfig())
+        try:
+            async with pool.open("textarena") as process:
+                seen = [await process.reset(row)]
+                for action in actions:
+                    seen.append(await process.step(action))
+                    if seen[-1].done:
+                        break
+                return seen
+        finally:
+            await pool.close()
+
+    return asyncio.run(asyncio.wait_for(body(), 120))
+
+
+def row_of(game: str, *, seat: int = 0, seed: int = 1) -> dict:
+    return {"game": game, "num_players": textarena.num_players(game), "seat": seat, "seed": seed}
+
+
+def said(step) -> str:
+    return step.messages[0]["content"]
+
+
+@pytest.mark.heavy
+def test_guess_the_number_is_won_by_halving():
+    """Played by what it says alone; each observation holds only what is new."""
+
+    async def body():
+        pool = EnvironmentPool(EnvironmentsConfig())
+        try:
+            async with pool.open("textarena") as process:
+                start = await process.reset(row_of("GuessTheNumber-v0"))
+                assert "between 1 and 20" in said(start)
+                low, high = 1, 20
+                while True:
+                    middle = (low + high) // 2
+                    step = await process.step(str(middle))  # without brackets, which the game wants
+                    if step.done:
+                        return step.reward
+                    assert "between 1 and 20" not in said(step) and len(step.messages) == 1
+                    low, high = (middle + 1, high) if "higher" in said(step) else (low, middle - 1)
+        finally:
+            await pool.close()
+
+    assert asyncio.run(asyncio.wait_for(body(), 120)) == 1.0
+
+
+@pytest.mark.heavy
+def test_same_row_is_the_same_episode_in_any_process():
+    actions = ["[4]", "[0]", "[8]", "[2]"]
+    first, again = (play(row_of("TicTacToe-v0", seat=1, seed=3), actions) for _ in range(2))
+    assert first == again
+    assert first[0] != play(row_of("TicTacToe-v0", seat=1, seed=4), actions)[0]
+
+
+@pytest.mark.heavy
+def test_reward_is_the_policys_seat():
+    """Whoever moves where none may twice loses, on either seat."""
+    for seat in (0, 1):
+        seen = play(row_of("TicTacToe-v0", seat=seat), ["[99]"] * 3)
+        assert seen[-1].done and seen[-1].reward == -1.0
+        assert [s.reward for s in seen[:-1]] == [0.0] * (len(seen) - 1)
+
+
+@pytest.mark.heavy
+def test_invalid_move_whose_reason_a_game_gives_for_its_reward_is_minus_one():
+    seen = play(row_of("Cryptarithm-v0"), ["nonsense"] * 4)
+    assert seen[-1].done and seen[-1].reward == -1.0
+
+
+def test_list_of_games_has_both_kinds_and_reasons():
+    alone = [g for g, told in PLAYABLE.items() if told["num_players"] == 1]
+    by_two = [g for g, told in PLAYABLE.items() if told["num_players"] == 2]
+    assert {"GuessTheNumber-v0", "Sudoku-v0-very-easy"} <= set(alone) and "TicTacToe-v0" in by_two
+    assert "LookupError" in str(textarena.tried_games()["Wordle-v0"]["problem"])

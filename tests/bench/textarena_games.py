@@ -1,0 +1,117 @@
+"""Which of TextArena's games can be played here: tries them all, and writes the list that the adapter goes by.
+
+`python -m tests.bench.textarena_games` plays each game of the installed release without a network, twice from the same
+seed in two processes, by moves that it shows in brackets, and writes `configs/environments/textarena_games.json` and
+the table in docs/environments.md. Takes some minutes. One that can be played
+
+- resets with as few players as it takes, the policy's seat being the last, and shows the same start to the same seed
+  (a group is compared over it): so the other seats have made moves that it takes,
+- takes moves until it is over or `NUM_MOVES` were made, without an exception and within the deadlines.
+"""
+
+import asyncio
+import collections
+import json
+import pathlib
+import sys
+import sysconfig
+from collections.abc import Mapping
+from typing import Any
+
+from actor.environments.pool import EnvironmentPool
+from actor.environments.protocol import EpisodeError
+from actor.environments.shipped.bracketed import Bracketed
+from configs.environments import textarena
+from configs.sections.environments import EnvironmentsConfig
+
+SITE = sysconfig.get_path("purelib") + "/"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "environments.md"
+BEGIN, END = "<!-- games: python -m tests.bench.textarena_games -->\n", "<!-- end of games -->\n"
+NUM_MOVES = 12
+MAX_PLAYERS = 6
+SEED = 7
+COMMAND = (sys.executable, "-P", "-m", "tests.bench.textarena_offline")
+
+
+async def try_game(pool: EnvironmentPool, game: str) -> dict[str, str | int]:
+    """How many players it takes, and what is wrong with it."""
+    problem, wanted = "", 0
+    for num_players in range(1, MAX_PLAYERS + 1):
+        row = {"game": game, "num_players": num_players, "seat": num_players - 1, "seed": SEED}
+        try:
+            starts = [await _play(pool, row) for _ in range(2)]
+        except EpisodeError as e:
+            told = " ".join(str(e).replace(SITE, "").split()).removeprefix("environment textarena: ").replace("*", "")
+            # With the wrong number of players it says so, or breaks; what it says else is what matters.
+            if not problem or (_is_of_players(problem) and not _is_of_players(told)):
+                problem, wanted = told, num_players
+            continue
+        if starts[0] != starts[1]:
+            return {"num_players": num_players, "problem": "the same seed does not start the same game"}
+        return {"num_players": num_players, "problem": ""}
+    return {"num_players": wanted, "problem": problem[:160]}
+
+
+async def _play(pool: EnvironmentPool, row: Mapping[str, Any]) -> list[dict[str, str]]:
+    policy = Bracketed()
+    async with pool.open("textarena") as process:
+        start = seen = await process.reset(row)
+        for move in range(NUM_MOVES):
+            policy.see(m["content"] for m in seen.messages)
+            seen = await process.step(policy.moves[move])
+            if seen.done:
+                break
+    return start.messages
+
+
+def _is_of_players(told: str) -> bool:
+    return "players" in told.lower() or "player " in told.lower() or told.startswith(("KeyError", "AssertionError"))
+
+
+async def main() -> None:
+    """Tries all, writes both files."""
+    from textarena.envs.registration import ENV_REGISTRY
+
+    games = {i: str(s.entry_point) for i, s in ENV_REGISTRY.items() if not i.endswith(("-raw", "-train"))}
+    config = EnvironmentsConfig(reset_timeout_s=30.0, step_timeout_s=30.0, max_processes=2)
+    pool = EnvironmentPool(config, command=COMMAND)
+    tried: dict[str, dict[str, str | int]] = {}
+    try:
+        for game in sorted(games):
+            tried[game] = await try_game(pool, game)
+            print(game, tried[game], flush=True)
+    finally:
+        await pool.close()
+    file = ROOT / "configs" / "environments" / textarena.GAMES_FILE
+    file.write_text(json.dumps(tried, indent=1) + "\n")
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    PAGE.write_text(before + BEGIN + _table(tried, games) + END + rest.partition(END)[2])
+
+
+def _table(tried: Mapping[str, Mapping[str, str | int]], entries: Mapping[str, str]) -> str:
+    by_game: dict[str, list[str]] = collections.defaultdict(list)
+    for game, entry in entries.items():
+        by_game[entry].append(game)
+    counts = collections.Counter(
+        "not" if tried[ids[0]]["problem"] else int(tried[ids[0]]["num_players"]) for ids in by_game.values()
+    )
+    num_good = len(by_game) - counts["not"]
+    lines = [
+        f"Of {len(by_game)} games {num_good} can be played: {counts[1]} alone, {counts[2]} by two and "
+        f"{num_good - counts[1] - counts[2]} by more.",
+        "",
+        "| game | players | variants | why not |",
+        "|---|---|---|---|",
+    ]
+    for ids in sorted(by_game.values(), key=lambda ids: (bool(tried[ids[0]]["problem"]), ids[0].lower())):
+        first = tried[ids[0]]
+        odd = [i for i in ids[1:] if bool(tried[i]["problem"]) != bool(first["problem"])]
+        why = str(first["problem"]).replace("|", "/") + (f" (otherwise than: {', '.join(odd)})" if odd else "")
+        lines.append(f"| `{ids[0]}` | {first['num_players'] or ''} | {len(ids)} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

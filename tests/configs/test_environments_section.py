@@ -1,0 +1,25 @@
+import pytest
+
+from configs.sections.environments import EnvironmentsConfig
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("max_turns", 0, "> 0"),
+        ("max_turn_tokens", -1, ">= 0"),
+        ("reset_timeout_s", 0.0, "> 0"),
+        ("step_timeout_s", -1.0, "> 0"),
+        ("episode_timeout_s", 0.0, "> 0"),
+        ("retries", -1, ">= 0"),
+        ("max_processes", 0, "> 0"),
+        ("max_memory_gib", 0.0, "> 0"),
+    ],
+)
+def test_environments_section_refuses_what_can_not_be(field, value, said):
+    with pytest.raises(ValueError, match=rf"environments\.{field} must be {said}, got {value}"):
+        EnvironmentsConfig(**{field: value})
+
+
+def test_environments_section_has_no_limit_of_a_turn_and_may_retry_nothing():
+    assert EnvironmentsConfig(max_turn_tokens=0, retries=0).max_turns == 8

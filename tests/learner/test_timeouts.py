@@ -1,0 +1,88 @@
+"""Anchors in a learner's books: from a store, through JSON, into one that lacks them."""
+
+import contextlib
+import json
+from unittest import mock
+
+import pytest
+
+from bridge.store.protocol import StoreLostError
+from bridge.store.sqlite import SqliteStore
+from learner.timeouts import TASKS_A_PAGE, TimeoutAnchors
+
+MANY = {f"task-{i:05}": (i / 1000, 99_999.999) for i in range(2 * TASKS_A_PAGE + 3)}
+
+
+@pytest.fixture
+def stores(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(SqliteStore(tmp_path / f"{name}.db"))) for name in ("old", "new")]
+
+
+def through_json(books):
+    return json.loads(json.dumps(books))
+
+
+def all_of(store):
+    return store.anchors(MANY)
+
+
+def test_books_of_one_store_give_a_fresh_one_all_anchors(stores):
+    old, new = stores
+    old.raise_anchors(MANY)
+    TimeoutAnchors(new).resume(through_json({"model": {}} | TimeoutAnchors(old).books()))
+    assert all_of(new) == MANY
+
+
+def test_books_of_a_run_without_anchors_say_nothing_of_them(stores):
+    assert TimeoutAnchors(stores[0]).books() == {}
+
+
+@pytest.mark.parametrize("books", [None, {"model": {}, "queue": {}}], ids=["no checkpoint", "an older checkpoint"])
+def test_resume_without_saved_anchors_asks_the_store_nothing(books):
+    TimeoutAnchors(mock.Mock(spec=[])).resume(books)
+
+
+def test_resume_puts_what_the_store_lacks_and_lowers_nothing(stores):
+    old, new = stores
+    old.raise_anchors(MANY)
+    books = through_json(TimeoutAnchors(old).books())
+    keys = list(MANY)
+    new.raise_anchors(MANY | {keys[1]: (50_000.0, 1.0)})
+    new.raise_anchors({"since": (1.0,)})
+    with mock.patch.object(new, "put_anchors", wraps=new.put_anchors) as put:
+        TimeoutAnchors(new).resume(books)
+    assert [set(call.args[0]) for call in put.call_args_list] == [{keys[1]}]
+    assert all_of(new) == MANY | {keys[1]: (50_000.0, 99_999.999)}
+    assert new.anchors(["since"]) == {"since": (1.0,)}
+
+
+def test_checkpoint_while_the_store_is_away_has_what_was_known_before(stores):
+    old, _ = stores
+    old.raise_anchors({"a": (1.0, 2.5)})
+    anchors = TimeoutAnchors(old)
+    books = anchors.books()
+    assert books != {}
+    with mock.patch.object(old, "all_anchors", side_effect=StoreLostError("away")) as asked:
+        assert anchors.books() == books
+    assert asked.call_args.kwargs["patience_s"] <= 10
+
+
+def test_restored_learner_whose_store_is_away_saves_what_it_restored(stores):
+    old, new = stores
+    old.raise_anchors({"a": (1.0, 2.5)})
+    books = TimeoutAnchors(old).books()
+    anchors = TimeoutAnchors(new)
+    anchors.resume(books)
+    with mock.patch.object(new, "all_anchors", side_effect=StoreLostError("away")):
+        assert anchors.books() == books
+
+
+def test_saved_anchors_are_bounded(stores):
+    old, new = stores
+    old.raise_anchors(MANY)
+    books = through_json(TimeoutAnchors(old, max_bytes=2000).books())
+    TimeoutAnchors(new).resume(books)
+    found = new.all_anchors(limit=len(MANY))
+    assert 0 < len(found) < 100 and found.items() <= MANY.items()
+    assert sum(len(k) + len(v) for k, v in books["timeout_anchors"].items()) <= 2000
