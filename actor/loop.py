@@ -14,6 +14,7 @@ from jaxtyping import Int32
 from actor.admission import Admission
 from actor.bell import Bell
 from actor.engine.protocol import Engine
+from actor.environments.episode import Episodes
 from actor.fence import Fence
 from actor.holdings import Holdings
 from actor.limits import Limits
@@ -52,6 +53,7 @@ class Actor:
         limits: Limits,
         drains: bool = False,
         lag_bound: int | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         """Puts the parts together; nothing starts.
 
@@ -67,6 +69,7 @@ class Actor:
           limits: how long things may take.
           drains: running requests end before weights are swapped.
           lag_bound: updates that the start of a running sample may be behind the weights served; None for no bound.
+          episodes: plays tickets whose task names an environment; without, those are given up.
         """
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits, self.drains = admission, timeline, limits, drains
@@ -76,7 +79,7 @@ class Actor:
         """Rung when the store tells of a change (`hear`)."""
         self.sample_ended, self.group_ended = Bell(), Bell()
         """Rung when a request ends; and when a group is stored, or given up."""
-        self.sampler = Sampler(engine, timeline=timeline, lag_bound=lag_bound)
+        self.sampler = Sampler(engine, timeline=timeline, lag_bound=lag_bound, episodes=episodes)
         self.fence = Fence(name, store, timeline=timeline, noticed=self.told["weights"])  # who follows them sees to it
         self.holdings = Holdings(name, store, lease_s=limits.lease_s)
         self._serving = Serving(

@@ -2,8 +2,14 @@
 
 import asyncio
 import dataclasses
+import json
+from collections.abc import Coroutine
+from typing import Any
 
-from actor.engine.protocol import Engine, Sample
+from actor.engine.protocol import Engine, Episode, Sample
+from actor.environments.episode import Episodes
+from actor.environments.protocol import EpisodeError
+from actor.environments.turns import EpisodeRequest
 from bridge.timeline import Timeline
 from bridge.types import Ticket
 
@@ -22,13 +28,14 @@ class _Request:
 class Sampler:
     """Makes requests, and knows for how long they have run, told in updates of the weights."""
 
-    def __init__(self, engine: Engine, *, timeline: Timeline, lag_bound: int | None) -> None:
-        """No request runs; `lag_bound`: see `Actor`."""
+    def __init__(
+        self, engine: Engine, *, timeline: Timeline, lag_bound: int | None, episodes: Episodes | None = None
+    ) -> None:
+        """No request runs; `lag_bound`, `episodes`: see `Actor`."""
+        self._episodes = episodes
         self._engine, self._timeline, self._lag_bound = engine, timeline, lag_bound
         self._running: dict[str, _Request] = {}
         """Those for training, by their ids."""
-        self.num_failures = 0
-        """Episodes whose environment failed or hung, whether or not a later attempt succeeded."""
 
     async def sample(self, ticket: Ticket, index: int) -> Sample:
         """One response of a ticket, begun anew as often as it gets stale (`restart_stale`)."""
@@ -37,10 +44,7 @@ class Sampler:
         while True:
             version = self._engine.version
             assert version is not None  # or the ticket would not have been admitted
-            sampling = self._engine.sample(
-                ticket.prompt_tokens, ticket.sampling, request_id=request_id, priority=ticket.order
-            )
-            request = _Request(version.step, asyncio.ensure_future(sampling))
+            request = _Request(version.step, asyncio.ensure_future(self._respond(ticket, request_id)))
             if ticket.kind == "train":
                 self._running[request_id] = request
             try:
@@ -53,6 +57,39 @@ class Sampler:
                 self._running.pop(request_id, None)
             attempt += 1
             request_id = f"{ticket.id}.{index}+{attempt}"
+
+    @property
+    def num_failures(self) -> int:
+        """Times that an environment failed or hung, whether or not a later attempt succeeded."""
+        return self._episodes.num_failures if self._episodes is not None else 0
+
+    def _respond(self, ticket: Ticket, request_id: str) -> Coroutine[Any, Any, Sample]:
+        """A response of one turn, or an episode, as the ticket's task says."""
+        if ticket.task.environment:
+            return self._play(ticket, request_id)
+        return self._engine.sample(ticket.prompt_tokens, ticket.sampling, request_id=request_id, priority=ticket.order)
+
+    async def _play(self, ticket: Ticket, request_id: str) -> Sample:
+        task = ticket.task
+        if self._episodes is None:
+            raise EpisodeError(f"this actor plays no environments, and ticket {ticket.id} is of {task.environment}")
+        played = await self._episodes.play(
+            EpisodeRequest(
+                environment=task.environment,
+                prompt_tokens=ticket.prompt_tokens,
+                row={"answer": task.answer, **json.loads(task.metadata)},
+                sampling=ticket.sampling,
+                request_id=request_id,
+                priority=ticket.order,
+            )
+        )
+        return Sample(
+            tokens=played.tokens,
+            logprobs=played.logprobs,
+            token_versions=played.token_versions,
+            finish=played.finish,
+            episode=Episode(sampled=played.loss_mask, turn_rewards=played.turn_rewards),
+        )
 
     def restart_stale(self) -> int:
         """Starts samples anew that began more than the lag bound behind the weights served; returns how many.

@@ -11,6 +11,7 @@ from jaxtyping import Int32
 
 from actor.admission import Admission
 from actor.bell import Bell
+from actor.environments.protocol import EpisodeError
 from actor.fence import Fence
 from actor.group_builder import GroupBuilder
 from actor.holdings import Holdings
@@ -104,7 +105,7 @@ class Serving:
             group = builder.build(finished_s=time.time())
             await self._emit(group)
             record(self.timeline, group, lane=lane, served_s=served_s)
-        except* VerifierError as e:
+        except* (VerifierError, EpisodeError) as e:
             await self._drop(ticket, e.exceptions[0])
         finally:
             self._lanes.give_back(lane)
@@ -119,7 +120,7 @@ class Serving:
             await self.fence.look()
             return
         self.tally.num_emitted += is_new
-        self.tally.num_emitted_tokens += is_new * sum(r.tokens.size for r in group.rollouts)
+        self.tally.num_emitted_tokens += is_new * sum(int(r.loss_mask.sum()) for r in group.rollouts)
         self._num_dropped_in_a_row = 0
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:

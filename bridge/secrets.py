@@ -90,6 +90,23 @@ def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
     return Token(value) if value else None
 
 
+def read_key_file(path: str) -> str:
+    """The key that a file holds and nothing else, of somebody else's service.
+
+    Raises:
+      ValueError: the file can't be read, others may, or what is there is no key; the key is not told.
+    """
+    try:
+        _check_private(path)
+        key = pathlib.Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as e:
+        what = "is no ASCII text" if isinstance(e, UnicodeDecodeError) else f"can't be read: {e}"
+        raise ValueError(f"the key's file {path} {what}") from None
+    if not key or not key.isprintable() or " " in key:
+        raise ValueError(f"{path} must hold one key, printable and without spaces")
+    return key
+
+
 def without_secrets(environ: Mapping[str, str], *, keep: Collection[str] = ()) -> dict[str, str]:
     """An environment for a child that needs no secrets, or only those of `keep`."""
     secret = {TOKEN, TOKEN_FILE, KEY, *OTHERS}.difference(keep)

@@ -23,9 +23,9 @@ Finish = Literal["stop", "length"]
 environment was done, or a budget of turns or tokens was used up."""
 
 Verdict = Literal["ok", "wrong", "timeout", "hang"]
-"""What a verifier found. ok: it earns something; wrong: nothing. timeout: the answer's own code ran out of time, which
-is wrong, too (RollPacker section 4.3). hang: the verifier hung on the answer, each time that it was asked: wrong,
-and counted apart."""
+"""What a verifier found. ok: it earns something; wrong: nothing, or a part of it (`rewards.code_partial`). timeout: the
+answer's own code ran out of time, which is wrong, too (RollPacker section 4.3). hang: the verifier hung on the answer,
+each time that it was asked: wrong, and counted apart."""
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """What vLLM samples at as it is told, besides 0 (greedy): it raises what is lower to 0.01, so that every ratio would be

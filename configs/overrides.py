@@ -113,7 +113,7 @@ def apply(config: Config, overrides: Mapping[str, str]) -> Config:
         parents, _, leaf = path.rpartition(".")
         node = raw
         for part in parents.split(".") if parents else ():
-            node = node[part]
+            node = node.setdefault(part, {})  # a new entry of a dict field
         node[leaf] = _parse(path, text, kind)
     return from_dict(raw)
 
@@ -138,12 +138,16 @@ def to_json(config: Config) -> str:
 
 
 def _field_type(path: str) -> Any:
-    """The declared type of a dotted path; a dict field accepts any key below it."""
+    """The declared type of a dotted path; a dict field accepts any key below it, and then what its values are."""
     node: Any = Config
     seen: list[str] = []
     for part in path.split("."):
         if typing.get_origin(node) is dict:
-            return typing.get_args(node)[1]
+            node = typing.get_args(node)[1]
+            seen.append(part)
+            if not dataclasses.is_dataclass(node):
+                return node  # whatever has dots in it is one key
+            continue
         if not dataclasses.is_dataclass(node):
             raise ValueError(f"config.{'.'.join(seen)} is a value, it has no field {part!r}")
         hints = typing.get_type_hints(node)
@@ -169,7 +173,9 @@ def _parse(path: str, text: str, kind: Any) -> Any:
         raise ValueError(f"config.{path} is a section; set one of its fields, as in --config.{path}.FIELD=VALUE")
     if typing.get_origin(kind) is dict:
         try:
-            return msgspec.json.decode(text, type=kind)
+            # Plain data where values are sections: what they have no field for is found by name, not dropped.
+            is_plain = not dataclasses.is_dataclass(typing.get_args(kind)[1])
+            return msgspec.json.decode(text, type=kind if is_plain else dict[str, dict[str, Any]])
         except msgspec.DecodeError as e:
             raise ValueError(f"--config.{path} wants a JSON object, got {text!r} ({e})") from e
     if text.lower() in ("none", "null") and type(None) in typing.get_args(kind):

@@ -96,6 +96,11 @@ class RunFolder:
         return self.path / "trace.json"
 
     @property
+    def set_aside(self) -> pathlib.Path:
+        """Rows whose own answers do not pass, found when the run was set up (JSON)."""
+        return self.path / "set_aside.json"
+
+    @property
     def quarantine(self) -> pathlib.Path:
         """Rows of the prompts that were set aside, and why (JSONL)."""
         return self.path / "quarantine.jsonl"

@@ -12,7 +12,9 @@ from configs.sections import (
     ActorConfig,
     AdmissionConfig,
     CheckpointConfig,
+    EnvironmentsConfig,
     EvaluationConfig,
+    JudgeConfig,
     LearnerConfig,
     LossConfig,
     MeshConfig,
@@ -41,6 +43,8 @@ class Config:
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig = PromptsConfig()
     rewards: RewardsConfig = RewardsConfig()
+    judge: JudgeConfig = JudgeConfig()
+    environments: EnvironmentsConfig = EnvironmentsConfig()
     sampling: SamplingConfig = SamplingConfig()
     rounds: RoundsConfig = RoundsConfig()
     admission: AdmissionConfig = AdmissionConfig()
@@ -78,6 +82,9 @@ class Config:
                 "loss.name=dapo includes dynamic sampling, got rounds.filter_zero_variance=False; turn it on, or take "
                 "loss.name=grpo_clip and loss.clip_high=0.28"
             )
+        self.judge.check_beside(self.actor.gpu_memory_utilization)
+        if "judge" in self.prompts.parts and not self.judge.is_on:
+            raise ValueError("verifier=judge needs judge.url with judge.model, or judge.colocate")
         self._check_devices()
 
     def _check_lengths(self) -> None:

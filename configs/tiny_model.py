@@ -35,3 +35,5 @@ class TinyModelRecipe:
     """Of the last steps, falling linearly to 0."""
     typo_rate: float = 0.3
     """Chance that a character of an answer, or its end, is another one."""
+    program_typo_rate: float = 0.04
+    """The same, where answers are programs: of some thirty characters that must all be right."""

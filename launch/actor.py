@@ -13,7 +13,7 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,15 @@ from actor.duties.ending import RunFinished, follow_end
 from actor.duties.resizing import ResizeRequest, follow_limits
 from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile
-from actor.engine.protocol import EngineSize
+from actor.engine.protocol import Engine, EngineSize
+from actor.environments.episode import Episodes
+from actor.environments.pool import EnvironmentPool
+from actor.environments.rendering import read_rendering
 from actor.limits import Limits
 from actor.loop import Actor
 from actor.rewards.adaptive import Anchors
 from actor.rewards.scheduler import Rewards
+from actor.verifiers.judge import Judge
 from actor.verifiers.pool import VerifierPool, check_own
 from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
@@ -38,13 +42,16 @@ from bridge.store.open import FinishedRunError
 from bridge.store.protocol import StoreLostError
 from bridge.timeline import Timeline
 from configs.schema import Config
+from configs.sections import JudgeConfig
 from launch import command_line
 from launch.engine_start import deadline, heartbeats, say_refused
 from launch.joining import Joined, join_folder, join_store
+from launch.judge import JudgeService
 from launch.leaving import serve_until_told
 from launch.placement import VISIBLE, bind_to_cores, core_ids, of_one_engine, spread_cores
 from launch.processes.lifeline import die_with_parent
 from launch.processes.stopped import end_stopped_processes
+from launch.sandbox_check import check_sandbox
 
 if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
@@ -114,14 +121,16 @@ def main() -> int:
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
             check_own(joined.own_verifiers)
+            check_sandbox(joined.config)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
+            judge = parts.enter_context(_judge(joined, pulse))
         stopped = end_stopped_processes(joined.config.supervision.heartbeat_s)
         limits_file = _limits_file(joined)
         try:
             joined = dataclasses.replace(joined, config=_with_limits(joined.config, limits_file))
             engine = _start_engine(joined, limits_file, pulse, timeline)
-            asyncio.run(_serve(joined, engine, timeline, limits_file, pulse))
+            asyncio.run(_serve(joined, engine, timeline, limits_file, pulse, judge))
         except ResizeRequest as e:
             logging.info("actor ends to be resized: %s", e)
             return command_line.RESIZE
@@ -215,14 +224,20 @@ def _start_engine(joined: Joined, limits_file: LimitsFile, pulse: Pulse, timelin
 
 
 async def _serve(
-    joined: Joined, engine: "VllmEngine", timeline: Timeline, limits_file: LimitsFile, pulse: Pulse
+    joined: Joined,
+    engine: "VllmEngine",
+    timeline: Timeline,
+    limits_file: LimitsFile,
+    pulse: Pulse,
+    judge: JudgeConfig | None,
 ) -> None:
     """Serves with an engine that was started, and closes it."""
     config = joined.config
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
     asyncio.get_running_loop().set_default_executor(threads)
     # Made inside the loop that uses them.
-    rewards = _rewards(joined)
+    rewards = _rewards(joined, judge)
+    episodes = _episodes(joined, engine)
     weights = WeightClient(joined.source, engine, timeline=timeline)
     logging.info("actor ready name=%s run=%s model=%s", _NAME.value, joined.run, joined.model.path)
     actor = Actor(
@@ -243,6 +258,7 @@ async def _serve(
         ),
         drains=config.publish.at_publish == "drain",
         lag_bound=config.lag_bound if config.publish.when == "every" else None,
+        episodes=episodes,
     )
     share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
     resizing = functools.partial(follow_limits, file=limits_file, share=share)
@@ -252,11 +268,49 @@ async def _serve(
         await serve_until_told(actor, (*STANDARD_DUTIES, follow_end, resizing, keep_pulse), leave_s=leave_s)
     finally:
         await rewards.close()
+        if episodes is not None:
+            await episodes.close()
         await engine.close()
         joined.store.close()  # or a thread that waits for a store that is away would be waited for
 
 
-def _rewards(joined: Joined) -> Rewards:
+@contextlib.contextmanager
+def _judge(joined: Joined, pulse: Pulse) -> Generator[JudgeConfig | None]:
+    """Where the judge is; one beside the actor is started before the engine, since both measure the memory left.
+
+    Raises:
+      ValueError: it does not start.
+    """
+    config = joined.config
+    if not config.judge.is_on:
+        yield None
+    elif not config.judge.colocate:
+        yield config.judge
+    else:
+        log = joined.work.log(f"{_NAME.value}-judge")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        service = JudgeService(
+            config.judge, log, stopped_s=config.supervision.heartbeat_s, beats=lambda: pulse.work(Doing.STARTING)
+        )
+        with contextlib.closing(service):
+            yield service.config
+
+
+def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
+    """What plays the environments of the run's prompts; None where it has none."""
+    config = joined.config
+    if not any(source.environment for source in config.prompts.sources.values()):
+        return None
+    return Episodes(
+        engine,
+        EnvironmentPool(config.environments, own=config.prompts.own_environments),
+        read_rendering(joined.model.path, config.prompts.chat_template),
+        config.environments,
+        max_context_tokens=config.model.max_tokens,
+    )
+
+
+def _rewards(joined: Joined, judge: JudgeConfig | None) -> Rewards:
     config = joined.config
     pool = VerifierPool(
         num_workers=config.actor.verifier_workers,
@@ -270,7 +324,8 @@ def _rewards(joined: Joined) -> Rewards:
     anchors = Anchors(
         joined.store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s
     )
-    return Rewards(pool, truncated=config.prompts.truncated, anchors=anchors)
+    elsewhere = {"judge": Judge(judge)} if judge is not None else {}
+    return Rewards(pool, truncated=config.prompts.truncated, anchors=anchors, elsewhere=elsewhere)
 
 
 async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:

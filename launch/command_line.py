@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging as stdlib_logging
 import pathlib
@@ -98,7 +99,9 @@ def prepare(roles: Collection[str]) -> Prepared:
       OSError: a disk fails, or has no room for a run that has begun.
     """
     from launch import preflight  # the learner's reading code: not for an actor's process
+    from launch.own_answers import check_answers
     from launch.tiny_model import cached_tiny_model
+    from learner.data.quarantine import write_set_aside
 
     if _CONFIG.value is None:
         if _RUN_DIR.value is None:
@@ -123,11 +126,16 @@ def prepare(roles: Collection[str]) -> Prepared:
         pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config)
     )
     notes = check_network(config) + preflight.check_engines(config, roles)
-    for note in notes + preflight.check(config, model_folder) + preflight.check_functions(config, roles):
+    notes += preflight.check_functions(config, roles)  # first: verifiers are asked next
+    preflight.check_model(config, model_folder)
+    answers = check_answers(config, roles, show=functools.partial(print, flush=True))
+    notes += answers.notes + preflight.check(config, model_folder, set_aside=answers.set_aside)
+    for note in notes:
         print(note, flush=True)
     preflight.check_folders(config, model_folder)
     preflight.check_run_room(config, model_folder)
     folder = set_up_run(config)
+    write_set_aside(RunFolder(folder).set_aside, answers.set_aside)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return Prepared(config, folder, model_folder)
 

@@ -282,10 +282,12 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
         raise ValueError(f"the config of run {card.name} can't be read here: {e}") from e
     # A folder of the learner's machine is none here.
     config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=""))
-    for name in config.prompts.own_verifiers:
+    prompts = config.prompts
+    own = {name: "verifier" for name in prompts.own_verifiers} | dict.fromkeys(prompts.own_environments, "environment")
+    for name, field in own.items():
         if name not in allowed_modules:
             raise ValueError(
-                f"run {card.name} has prompts.verifier={name}, code that is not Sluice's: look at it, and give "
+                f"run {card.name} has prompts.{field}={name}, code that is not Sluice's: look at it, and give "
                 f"--allow_module={name} if this machine may import it"
             )
     return overrides.apply(config, given)

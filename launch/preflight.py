@@ -16,8 +16,9 @@ from configs.races import too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from launch.placement import Machine, place
-from learner.data.problems import load_file, load_held_out
-from learner.data.tokenizer import load_tokenizer
+from launch.sandbox_check import check_sandbox
+from learner.data.opening import SetAside, open_sources
+from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.model.config import Architecture
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -26,8 +27,41 @@ CHECK_S = 300.0
 """For importing the user's own loss and advantage, and compiling them for a few tokens."""
 
 
-def check(config: Config, model_folder: pathlib.Path) -> list[str]:
+def check(config: Config, model_folder: pathlib.Path, *, set_aside: SetAside | None = None) -> list[str]:
     """Checks the model folder, the tokenizer, the prompts and the room for snapshots; returns what to know.
+
+    Args:
+      config: the run's.
+      model_folder: the policy's.
+      set_aside: rows whose own answers do not pass (`launch.own_answers`).
+
+    Raises:
+      ValueError: one line that says what is wrong and what to do.
+    """
+    tokenizer = check_model(config, model_folder)
+    notes: list[str] = []
+    opened = open_sources(config, tokenizer, set_aside=set_aside)
+    for source in opened:
+        if not source.is_endless:
+            notes.append(
+                f"{source.source.path}: {len(source.problems)} problems to train on, {len(source.held_out)} held out"
+            )
+        if source.bad:
+            first = source.bad[0]
+            notes.append(
+                f"warning: {len(source.bad)} rows set aside, see quarantine.jsonl; row {first.row}: {first.reason}"
+            )
+    num_held_out = sum(len(source.held_out) for source in opened)
+    if num_held_out < config.evaluation.num_problems:
+        notes.append(
+            f"warning: evaluation.num_problems is {config.evaluation.num_problems}, only {num_held_out} are there"
+        )
+    check_snapshot_room(config, model_folder)
+    return notes
+
+
+def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
+    """Checks the model folder and what is in it; returns its tokenizer.
 
     Raises:
       ValueError: one line that says what is wrong and what to do.
@@ -48,20 +82,7 @@ def check(config: Config, model_folder: pathlib.Path) -> list[str]:
     tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size)
     if config.prompts.chat_template == "on" and not tokenizer.chat_template:
         raise ValueError(f"{model_folder} has no chat template; set prompts.chat_template=auto or off")
-    notes = []
-    if config.prompts.path:
-        train, held_out, bad = load_file(config, tokenizer)
-        notes.append(f"{config.prompts.path}: {len(train)} problems to train on, {len(held_out)} held out")
-        if len(held_out) < config.evaluation.num_problems:
-            notes.append(
-                f"warning: evaluation.num_problems is {config.evaluation.num_problems}, only {len(held_out)} are there"
-            )
-        if bad:
-            notes.append(f"warning: {len(bad)} rows set aside, see quarantine.jsonl; row {bad[0].row}: {bad[0].reason}")
-    else:
-        load_held_out(config, tokenizer)
-    check_snapshot_room(config, model_folder)
-    return notes
+    return tokenizer
 
 
 def check_engines(config: Config, roles: Collection[str], machine: Machine | None = None) -> list[str]:
@@ -148,6 +169,8 @@ def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
 def check_functions(config: Config, roles: Collection[str]) -> list[str]:
     """Tries the user's own functions, each in a process like the one that will call it; returns what to know.
 
+    Where an actor is to judge programs the sandbox is tried, too.
+
     Args:
       config: the run's; costs nothing where it names no function of the user's own.
       roles: those that run on this machine: the learner's functions are the loss and the advantage, the actor's is
@@ -157,6 +180,7 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
       ValueError: one line that says what is wrong with which function.
     """
     own: list[str] = []
+    notes: list[str] = []
     if "learner" in roles:
         objective = {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
         own += [f"{field}={name}" for field, name in objective.items() if extension.is_own(name)]
@@ -165,7 +189,8 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
     if "actor" in roles:
         own += [f"prompts.verifier={name}" for name in config.prompts.own_verifiers]
         pool.check_own(config.prompts.own_verifiers)
-    return [f"functions of your own: {', '.join(own)}"] if own else []
+        notes += check_sandbox(config)
+    return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])
 
 
 def _try_objective(config: Config) -> None:

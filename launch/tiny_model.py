@@ -11,6 +11,7 @@ import sys
 
 from configs import extension, overrides
 from configs.schema import Config
+from configs.sections import PromptsConfig
 from configs.tiny_model import TinyModelRecipe
 from launch.cache import cache_folder
 
@@ -29,13 +30,24 @@ def cached_tiny_model(config: Config) -> pathlib.Path:
         "pattern": config.prompts.pattern,
         "held_out_one_in": config.prompts.held_out_one_in,
     }
+    if config.prompts.path:
+        depends_on |= {"rows": _hash_of_rows(config.prompts), "verifier": config.prompts.verifier}
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:12]
-    folder = cache_folder() / f"tiny-{config.prompts.task}-{key}"
+    name = pathlib.Path(config.prompts.path).stem or config.prompts.task
+    folder = cache_folder() / f"tiny-{name}-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes while it is being made waits for it
         _make_unless_there(folder, config)
     return folder
+
+
+def _hash_of_rows(prompts: PromptsConfig) -> str:
+    try:
+        with open(prompts.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as e:
+        raise ValueError(f"no prompts file {prompts.path!r} (prompts.path): {e.strerror}") from e
 
 
 def _make_unless_there(folder: pathlib.Path, config: Config) -> None:

@@ -10,7 +10,7 @@ from configs.run_folder import RunFolder
 from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Publish, SaveModel, Score
 from learner.heart import Stopped
 from learner.publish import parity
-from learner.publish.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS, evaluation_metrics
+from learner.publish.pinned import PROBE_TOKENS, evaluation_metrics, probe_problems
 from learner.run import Run
 from learner.schedule import ess_stop
 from learner.schedule.ticket_books import training_sampling
@@ -185,8 +185,7 @@ def start_probe(run: Run) -> None:
     assert run.publisher.version is not None
     sampling = training_sampling(run.config, run.tokenizer.stop_token_ids)
     sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
-    problems = [(p, PROBE_SAMPLES) for p in run.held_out[:PROBE_PROBLEMS]]
-    run.probe.start(problems, sampling, version=run.publisher.version, round=run.stream.round)
+    run.probe.start(probe_problems(run.held_out), sampling, version=run.publisher.version, round=run.stream.round)
 
 
 def start_evaluation(run: Run) -> None:

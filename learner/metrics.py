@@ -1,5 +1,6 @@
 """Every metric's name and unit, and the writers: JSONL (the record) and TensorBoard (the view)."""
 
+import fnmatch
 import json
 import math
 import os
@@ -35,14 +36,25 @@ SHOWN_OF_LAST_PASS = (
 METRICS: dict[str, str] = {
     # name: unit and meaning
     "reward/mean": "mean reward of the update's rollouts",
-    "real_tokens": "prompt and response tokens computed in this step",
+    "real_tokens": "prompt and response tokens, observed ones too, computed in this step",
     "reward/std": "standard deviation of the update's rewards",
     "reward/min": "smallest reward of the update's rollouts",
     "reward/max": "largest reward of the update's rollouts",
-    "reward/zero_variance_groups": "fraction of groups whose rewards are all alike, or of which no response trains",
-    "response/mean_tokens": "tokens, mean response length",
-    "response/max_tokens": "tokens, longest response",
-    "response/truncated": "fraction of the update's responses that the token limit cut off",
+    "reward/zero_variance_groups": "fraction of groups of which no response trains, or whose rewards (with turn_grpo "
+    "the returns of whose turns) are all alike",
+    "reward/overlong_penalty": "mean of what the soft overlong penalty added to the rewards, 0 or less; where it is on",
+    "reward/length_penalty": "mean of what the length penalty added to the rewards, either way; where it is on",
+    "verdicts/ok": "verdicts of the update's responses by which they earn something; each verifier's counted",
+    "verdicts/wrong": "verdicts by which they earn nothing, likewise",
+    "verdicts/timeout": "verdicts of code that ran out of time, which earns nothing (RollPacker section 4.3), likewise",
+    "verdicts/hang": "verdicts after the verifier hung on the answer each time, which earns nothing, likewise",
+    "verdicts/unjudged": "responses whose task has verifiers of which none was asked, as where they were cut off",
+    "turns/mean": "turns, mean over the update's episodes; where there are any",
+    "turns/reward": "mean over the update's episodes of the sum of their turns' rewards; where there are any",
+    "response/mean_tokens": "tokens, mean response length in sampled tokens; what an episode observed doesn't count",
+    "response/max_tokens": "tokens, longest response, likewise",
+    "response/observation_tokens": "tokens, mean of what the update's responses observed; where any did",
+    "response/truncated": "fraction of the update's responses that a limit of tokens or turns cut off",
     "loss": "nats, the objective as normalised",
     "entropy": "nats, mean over trained tokens",
     "grad_norm": "global norm before clipping",
@@ -76,7 +88,7 @@ METRICS: dict[str, str] = {
     "skipped_updates": "optimizer steps left out so far because loss or gradient was not finite",
     "skipped_in_a_row": "optimizer steps left out since the last one that was not",
     "num_compilations": "times that accumulate and apply were traced and compiled so far; 2 in a healthy run",
-    "tokens_per_s": "real tokens (prompts too) the learner trained per second of wall time, each counted once",
+    "tokens_per_s": "real tokens the learner trained per second of wall time, each counted once",
     "model_tflops_per_s": "10^12 model FLOPs a second that the learner computed, all chips together",
     "mfu": "model FLOPs utilisation: model FLOPs a second over the chips' peak; NaN where the peak is unknown",
     "packing/fill": "real tokens per computed token",
@@ -110,6 +122,8 @@ METRICS: dict[str, str] = {
     "actor/load_s": "seconds of that spent loading",
     "actor/prefetch_s": "seconds the copy before it took, while generating",
     "actor/not_emitted_tokens": "tokens that live actors sampled so far and no group has: races, restarts, in progress",
+    "actor/verifier_failures": "times so far that a live actor's verifier failed or hung, though a retry may have done",
+    "actor/episode_failures": "times so far that a live actor's environment failed or hung, likewise",
     "round/is_long": "1 for a round of the long-prompt queue, 0 for any other",
     "round/long_queue": "prompts in the long-prompt queue at the round's end",
     "round/waiting_ratio_eq4": "trainer's wait before a round's first step over the round (RolloutPipe eq. 4)",
@@ -122,10 +136,23 @@ METRICS: dict[str, str] = {
     "eval/reward": "mean reward on the held-out problems",
     "eval/version": "step of the weights evaluated; in flight of the oldest",
     "eval/last_version": "step of the newest weights behind the evaluation; eval/version's by rounds",
-    "eval/response_tokens": "tokens, mean response length in evaluation",
-    "eval/truncated": "fraction of the evaluation's responses that the token limit cut off",
+    "eval/response_tokens": "tokens, mean response length in evaluation, in sampled tokens",
+    "eval/truncated": "fraction of the evaluation's responses that a limit of tokens or turns cut off",
+    "eval/turns": "turns, mean over the evaluation's episodes; where there are any",
+    "prompts/epoch": "problems asked so far over the rows of their file; of a mixture the largest of its files'",
     "parity/max_abs_dlogprob": "nats, engine against learner on a probe right after a publish",
 }
+FAMILIES: dict[str, str] = {
+    # `*` is a name of the configuration's: of a source in prompts.mixture
+    "prompts/*/epoch": "problems asked of a source's rows so far, over its rows",
+    "prompts/*/share": "fraction of the problems that are of a source now, by its weight and the curriculum",
+    "prompts/*/problems": "problems asked of a source so far",
+    "prompts/*/reward": "running mean reward of a source's groups (prompts.curriculum_groups)",
+    # or of a verifier
+    "rewards/?*": "mean score of the verifier so named, before it is weighted, over the update's responses it judged",
+    "eval/rewards/?*": "the same over the evaluation's responses",
+}
+"""Metrics of which there is one for each of something; unit and meaning."""
 METRICS |= {LAST_PASS.format(name): f"{METRICS[name]}; in the last pass over the batch" for name in SHOWN_OF_LAST_PASS}
 
 TIMINGS = (
@@ -142,6 +169,13 @@ TIMINGS = (
     "mfu",
 )
 """What two runs of the same stream may differ in."""
+
+
+def meaning(name: str) -> str | None:
+    """Unit and meaning of a metric; None of one that has none."""
+    if name in METRICS:
+        return METRICS[name]
+    return next((said for family, said in FAMILIES.items() if fnmatch.fnmatchcase(name, family)), None)
 
 
 class MetricsWriter:
@@ -173,13 +207,13 @@ class MetricsWriter:
         Args:
           kind: "step", "eval", "round" or "probe"; a step has exactly one "step" row.
           step: the optimizer step it belongs to.
-          values: scalars by the names of `METRICS`; NaN is written as null.
+          values: scalars by the names of `METRICS` and `FAMILIES`; NaN is written as null.
           extra: JSON for the record only (group ids).
 
         Raises:
-          KeyError: a name that `METRICS` does not have.
+          KeyError: a name that neither `METRICS` nor `FAMILIES` has.
         """
-        unknown = sorted(set(values) - METRICS.keys())
+        unknown = sorted(name for name in values if meaning(name) is None)
         if unknown:
             raise KeyError(f"metrics without a name and unit in learner/metrics.py: {unknown}")
         scalars = {k: float(v) for k, v in values.items()}

@@ -19,8 +19,10 @@ from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from learner.checkpoint import Checkpoints
-from learner.data.problems import Problem, write_quarantine
-from learner.data.prompts import PromptStream, load_prompts
+from learner.data.problems import Problem
+from learner.data.prompts import load_prompts
+from learner.data.quarantine import read_set_aside, write_quarantine
+from learner.data.stream import PromptStream
 from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.devices.mesh import make_mesh
 from learner.heart import Heart
@@ -213,10 +215,11 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
 
 def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> tuple[PromptStream, list[Problem]]:
     """The training prompts and the held-out problems; rows that are neither are set aside in a file."""
-    prompts, held_out, bad_rows = load_prompts(config, tokenizer)
+    set_aside = read_set_aside(RunFolder(folder).set_aside)
+    prompts, held_out, bad_rows = load_prompts(config, tokenizer, set_aside=set_aside)
     quarantine = RunFolder(folder).quarantine
     if bad_rows and not quarantine.exists():
-        write_quarantine(quarantine, config.prompts.path, bad_rows)
+        write_quarantine(quarantine, bad_rows)
     if bad_rows:
         logging.warning("rows set aside count=%d see=%s", len(bad_rows), quarantine)
     return prompts, held_out

@@ -92,6 +92,8 @@ class StepBooks:
             "time/step_s": step_s,
             "time/train_s": self._train_s,
             "time/wait_s": wait_s,
+            **self._stream.prompts.metrics(),
+            **self._stream.take_rewards(),
             **self._actor_metrics(),
         }
         ids, self._ticket_ids, self._of_passes = self._ticket_ids, [], []
@@ -128,7 +130,7 @@ class StepBooks:
         return {"model_tflops_per_s": per_s / 1e12, "mfu": per_s / peak}
 
     def _actor_metrics(self) -> dict[str, float]:
-        """The slowest actor's last weight update, and what all actors sampled for nothing."""
+        """The slowest actor's last weight update, what all actors sampled for nothing, and what failed them."""
         reports = [b.report for b in live_actors(self._store) if b.report is not None]
         times_s = {
             "actor/pause_s": [r.pause_s for r in reports if r.pause_s is not None],
@@ -136,5 +138,9 @@ class StepBooks:
             "actor/prefetch_s": [r.prefetch_s for r in reports if r.prefetch_s is not None],
         }
         slowest = {name: max(values) for name, values in times_s.items() if values}
-        not_emitted = sum(r.num_sampled_tokens - r.num_emitted_tokens for r in reports)
-        return slowest | {"actor/not_emitted_tokens": float(not_emitted)}
+        sums = {
+            "actor/not_emitted_tokens": sum(r.num_sampled_tokens - r.num_emitted_tokens for r in reports),
+            "actor/verifier_failures": sum(r.num_verifier_failures for r in reports),
+            "actor/episode_failures": sum(r.num_episode_failures for r in reports),
+        }
+        return slowest | {name: float(value) for name, value in sums.items()}

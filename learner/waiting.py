@@ -8,7 +8,7 @@ from bridge.types import Group, Version
 from learner.commands import Score
 from learner.heart import Heart
 from learner.publish.parity import max_abs_dlogprob
-from learner.publish.pinned import PROBE_PROBLEMS, PROBE_SAMPLES, PROBE_TOKENS
+from learner.publish.pinned import PROBE_TOKENS, probe_problems
 from learner.publish.readmission import Readmission
 from learner.run import Run
 from learner.schedule.ticket_books import training_sampling
@@ -80,7 +80,7 @@ def readmission_of(run: Run, store: LearnerStore) -> Readmission:
     return Readmission(
         store,
         run.stream,
-        problems=[(p, PROBE_SAMPLES) for p in run.held_out[:PROBE_PROBLEMS]],
+        problems=probe_problems(run.held_out),
         sampling=dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS)),
         published=published,
         score=score,

@@ -1,11 +1,13 @@
 """Makes the tiny model: a character tokenizer, fresh weights, and a short supervised phase in JAX.
 
-Needs a task whose answers are whole numbers. Held-out problems never enter (`learner.data.problems`).
+Needs a task whose answers are whole numbers, or a file of rows with answers, or programs (`configs.code_tasks`).
+Held-out problems never enter (`learner.data.problems`).
 """
 
+import itertools
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +16,14 @@ import optax
 import tokenizers
 from jaxtyping import Array, Int32
 
+from bridge import code_tests
 from bridge.names import flatten, unflatten
 from configs.sections import PromptsConfig
+from configs.sections.prompt_source import PromptSource
 from configs.tiny_model import TinyModelRecipe
-from learner.data.problems import ReasoningGymSource, is_held_out
+from learner.data.gold import gold_rows
+from learner.data.problems import is_held_out
+from learner.data.sources.reasoning_gym import ReasoningGymSource
 from learner.model.config import Architecture
 from learner.model.decoder import INIT_STD, Params, init_params, make_apply, output_head
 from learner.model.hf import io as hf_io
@@ -43,7 +49,7 @@ def make_tiny_model(
       on_progress: called every few steps with the step and its loss (nats a token).
 
     Raises:
-      ValueError: the task's answers are not whole numbers.
+      ValueError: the task's answers are not whole numbers; or the file has no rows with answers.
       FileExistsError: `folder` has something in it.
     """
     parts = folder.with_name(f".{folder.name}.tokenizer")
@@ -71,17 +77,19 @@ def write_character_tokenizer(folder: pathlib.Path) -> None:
 
 
 class _Corpus:
-    """Endless batches of prompt + answer + end, right-padded; problems are fresh, never repeated."""
+    """Endless batches of prompt + answer + end, right-padded; a task's problems are fresh, a file's are shuffled."""
 
     def __init__(self, recipe: TinyModelRecipe, prompts: PromptsConfig, tokenizer: tokenizers.Tokenizer) -> None:
         self._recipe = recipe
         self._one_in = prompts.held_out_one_in
         self._tokenizer = tokenizer
-        self._source = ReasoningGymSource(prompts, seed=_WARMUP_SEED + recipe.seed)
-        self._next = 0
+        seed = _WARMUP_SEED + recipe.seed
+        self._problems = _rows(prompts, seed) if prompts.path else _sums(prompts, seed)
         self.eos = _id(tokenizer, _EOS)
-        self.answer_ids = np.array([*self._encode("-0123456789"), self.eos], np.int32)
+        letters = _letters(prompts) if prompts.path else "-0123456789"
+        self.answer_ids = np.array([*self._encode(letters), self.eos], np.int32)
         """What an answer is made of."""
+        self.typo_rate = recipe.program_typo_rate if "code" in prompts.parts else recipe.typo_rate
         # Long enough for the longest of many; a longer one is left out.
         drawn = [self._draw() for _ in range(2000)]
         self.length = max(len(p) + len(a) for p, a in drawn)
@@ -102,19 +110,49 @@ class _Corpus:
         return tokens, mask
 
     def _draw(self) -> tuple[list[int], list[int]]:
-        while True:
-            raw = self._source[self._next]
-            self._next += 1
-            if not is_held_out(raw.question, self._one_in):
-                break
-        try:
-            answer = int(raw.task.answer)
-        except ValueError as e:
-            raise ValueError(f"the tiny model needs a task with whole-number answers, got {raw.task.answer!r}") from e
-        return self._encode(raw.question), [*self._encode(str(answer)), self.eos]
+        question, answer = next(p for p in self._problems if not is_held_out(p[0], self._one_in))
+        return self._encode(question), [*self._encode(answer), self.eos]
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _sums(prompts: PromptsConfig, seed: int) -> Iterator[tuple[str, str]]:
+    """(question, answer) of a task whose answers are whole numbers."""
+    source = PromptSource(task=prompts.task, task_args=prompts.task_args, pattern=prompts.pattern, verifier="exact")
+    problems = ReasoningGymSource(source, seed=seed)
+    for index in itertools.count():
+        raw = problems[index]
+        try:
+            yield raw.question, str(int(raw.task.answer))
+        except ValueError as e:
+            raise ValueError(f"the tiny model needs a task with whole-number answers, got {raw.task.answer!r}") from e
+
+
+def _rows(prompts: PromptsConfig, seed: int) -> Iterator[tuple[str, str]]:
+    """(question, answer) of a file's rows, shuffled anew each time they have all been there."""
+    known = _answered(prompts)
+    order = np.random.default_rng(seed)
+    while True:
+        for index in order.permutation(len(known)):
+            yield known[index]
+
+
+def _letters(prompts: PromptsConfig) -> str:
+    """What a file's answers are made of."""
+    return "".join(sorted({letter for _, answer in _answered(prompts) for letter in answer}))
+
+
+def _answered(prompts: PromptsConfig) -> list[tuple[str, str]]:
+    found = [
+        (gold.question, code_tests.read(json.loads(gold.task.metadata)).solution if is_code else gold.task.answer)
+        for gold in gold_rows(prompts)
+        for is_code in [any(part.name == "code" for part in gold.task.rewards)]
+    ]
+    found = [(question, answer) for question, answer in found if answer]
+    if all(is_held_out(question, prompts.held_out_one_in) for question, _ in found):
+        raise ValueError(f"{prompts.path} has no rows with answers to warm the tiny model up on")
+    return found
 
 
 def _train(
@@ -152,7 +190,7 @@ def _train(
     params = _fresh_params(config, recipe)
     opt_state = optimizer.init(params)
     for i in range(recipe.num_clean_steps + recipe.num_typo_steps):
-        typo_rate = jnp.float32(0.0 if i < recipe.num_clean_steps else recipe.typo_rate)
+        typo_rate = jnp.float32(0.0 if i < recipe.num_clean_steps else corpus.typo_rate)
         params, opt_state, value = step(params, opt_state, *corpus.batch(), typo_rate)
         if i % 50 == 49:
             on_progress(i + 1, float(value))

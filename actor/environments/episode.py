@@ -36,6 +36,8 @@ class Episodes:
         """`max_context_tokens`: prompt and episode together, `model.max_tokens`."""
         self._engine, self._pool, self._rendering, self._config = engine, pool, rendering, config
         self._max_context_tokens = max_context_tokens
+        self.num_failures = 0
+        """Attempts at an episode that failed, whether or not a later one succeeded."""
         self._endpoint: TokenEndpoint | None = None
 
     async def play(self, episode: EpisodeRequest) -> Played:
@@ -53,6 +55,7 @@ class Episodes:
                 async with self._pool.open(episode.environment) as process:
                     return await self._play(episode, process, request_id=f"{episode.request_id}@{attempt}")
             except EpisodeError as e:
+                self.num_failures += 1
                 if e.is_final:
                     raise
                 problem = str(e)
@@ -60,9 +63,10 @@ class Episodes:
         raise EpisodeError(f"{problem} ({1 + self._config.retries} attempts)")
 
     async def close(self) -> None:
-        """Closes the endpoint, if there is one."""
+        """Ends the environments' processes, and closes the endpoint, if there is one."""
         if self._endpoint is not None:
             await self._endpoint.close()
+        await self._pool.close()
 
     async def _play(self, episode: EpisodeRequest, process: EpisodeProcess, *, request_id: str) -> Played:
         start = await process.reset(episode.row)

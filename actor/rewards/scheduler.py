@@ -10,9 +10,13 @@ from absl import logging
 
 from actor.rewards.adaptive import Anchors, task_key
 from actor.verifiers.judged import Response, Score
+from actor.verifiers.own_answer import own_answer
 from actor.verifiers.pool import TIMES_CASES, HangError, VerifierError, VerifierPool
 from bridge.types import RewardPart, RewardScore, Task
 from configs.sections.prompts import Truncated
+
+MAX_OWN_RUNS = 2**14
+"""Tasks of which it is remembered that their own answer was run."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,8 @@ class Rewards:
         """
         self._pool, self._elsewhere, self._anchors = pool, dict(elsewhere or {}), anchors
         self._truncated: Truncated = truncated
+        self._own_runs: dict[str, asyncio.Task[None]] = {}
+        """Of tasks' own answers, by the key of their anchors."""
 
     @property
     def num_failures(self) -> int:
@@ -74,9 +80,23 @@ class Rewards:
         return self._pool.num_failures
 
     def begin(self, task: Task) -> None:
-        """A group of this task begins; its first response is to be judged soon."""
-        if self._anchors is not None and any(part.name in TIMES_CASES for part in task.rewards):
-            self._anchors.begin(task_key(task))
+        """A group of this task begins; its first response is to be judged soon.
+
+        Its own program, if the row has one, is the first right run of its test cases that anybody can know of: it is
+        run meanwhile, unless a run is known. Without, answers that never end have T_max until a sibling was right.
+        """
+        timed = [part.name for part in task.rewards if part.name in TIMES_CASES]
+        if self._anchors is None or not timed:
+            return
+        key = task_key(task)
+        self._anchors.begin(key)
+        if key in self._own_runs or self._anchors.timeouts_s(key):
+            return
+        own = own_answer(timed[0], task, self._pool.settings)
+        if own:
+            self._own_runs[key] = asyncio.get_running_loop().create_task(self._run_own(timed[0], own, task))
+            while len(self._own_runs) > MAX_OWN_RUNS and next(iter(self._own_runs.values())).done():
+                del self._own_runs[next(iter(self._own_runs))]
 
     async def judge(self, response: Response, task: Task) -> Judgement:
         """What a response earns; its verifiers are asked side by side.
@@ -100,6 +120,9 @@ class Rewards:
 
     async def close(self) -> None:
         """Ends what judges."""
+        for run in self._own_runs.values():
+            run.cancel()
+        await asyncio.gather(*self._own_runs.values(), return_exceptions=True)
         for scorer in self._elsewhere.values():
             await scorer.close()
         await self._pool.close()
@@ -127,13 +150,23 @@ class Rewards:
             anchors.passed(task_key(task), score.case_s)
         return score
 
+    async def _run_own(self, name: str, text: str, task: Task) -> None:
+        assert self._anchors is not None
+        try:
+            score = await self._pool.score(name, Response(text=text, finish="stop", num_tokens=1), task)
+        except VerifierError as e:  # what it is asked of responses will say the same, and is counted
+            logging.warning("a task's own answer can't be judged verifier=%s problem=%r", name, str(e))
+            return
+        if score.verdict == "ok":
+            self._anchors.passed(task_key(task), score.case_s)
+
     async def _check_it_works(self, name: str, task: Task, hang: HangError) -> None:
         """Has a verifier that hung judge the task's own answer: if it hangs on that, too, the response is not to blame.
 
         Raises:
           VerifierError: it did not judge it.
         """
-        own = Response(text=task.answer, finish="stop", num_tokens=1)
+        own = Response(text=own_answer(name, task, self._pool.settings), finish="stop", num_tokens=1)
         try:
             await self._pool.score(name, own, task)
         except VerifierError as e:

@@ -19,6 +19,7 @@ WORK = "/scratch/work"
 SYSTEM_PYTHON = "/usr/bin/python3"
 NOBODY = 65534
 _FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_OWN = ("/tmp", "/dev", "/proc", "/scratch", CODE)
 _ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/java*")
 """Of /etc: where libraries are, which program has a common name, and what Java does not start without."""
 _OLDEST = (3, 9)
@@ -34,6 +35,12 @@ class HostView:
     without the packages of the environment."""
     read_only_paths: tuple[str, ...] = ()
     """Folders of more compilers, at the same place inside; a `bin` in them is on the PATH."""
+
+    def __post_init__(self) -> None:
+        """Refuses folders that can't be there: a sandbox has its own of those."""
+        for path in (*filter(None, [self.python]), *self.read_only_paths):
+            if not os.path.isabs(path) or _is_under(os.path.normpath(path), _OWN):
+                raise ValueError(f"a path of HostView must be absolute and in none of {', '.join(_OWN)}, got {path!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from actor.sandbox.command import HARNESS
 from actor.sandbox.program import LanguageError, Program
+from bridge.code_tests import language_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,18 +51,6 @@ LANGUAGES: dict[str, Language] = {
     "perl": Language(file="main.pl", run=("perl", "main.pl")),
     "ruby": Language(file="main.rb", run=("ruby", "main.rb")),
 }
-ALIASES = {
-    "py": "python",
-    "python3": "python",
-    "c++": "cpp",
-    "golang": "go",
-    "rs": "rust",
-    "js": "javascript",
-    "node": "javascript",
-    "nodejs": "javascript",
-    "sh": "bash",
-    "shell": "bash",
-}
 
 
 def program(name: str, source: str, *, calls: bool = False) -> Program:
@@ -70,10 +59,10 @@ def program(name: str, source: str, *, calls: bool = False) -> Program:
     Raises:
       LanguageError: no such language, or none whose functions can be called.
     """
-    known = name.strip().lower()
-    known = ALIASES.get(known, known)
-    if known not in LANGUAGES:
-        raise LanguageError(f"no language {name!r}; there are {', '.join(sorted(LANGUAGES))}")
+    try:
+        known = language_of(name)
+    except ValueError as e:
+        raise LanguageError(str(e)) from e
     if calls and known != "python":
         raise LanguageError(f"functions are called in python only, got {name!r}: test {known} by stdin and stdout")
     one = LANGUAGES[known]

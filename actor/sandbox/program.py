@@ -53,10 +53,12 @@ class Call:
     function: str
     arguments: Sequence[Any] | Mapping[str, Any]
     """By position, or by name; whatever JSON has."""
+    keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """By name, besides those by position."""
 
     def to_json(self) -> bytes:
         """What the harness reads."""
-        return json.dumps({"function": self.function, "arguments": self.arguments}).encode()
+        return json.dumps(dataclasses.asdict(self)).encode()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

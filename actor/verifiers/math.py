@@ -1,20 +1,30 @@
-"""Mathematical equality, by the math-verify library (parses LaTeX and plain expressions)."""
+"""Mathematical equality, by the math-verify library (parses LaTeX and plain expressions).
+
+Where we decide otherwise than the library, and why: docs/math_answers.md.
+"""
 
 import json
 import logging
 from typing import Any
 
 import math_verify
+import sympy
 
+from actor.verifiers import bounds, notation
 from actor.verifiers.conclusion import conclusion
 from actor.verifiers.judged import Context, Response
 from bridge.types import Task
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a call, that its time limits are off
 
+RELATIVE_TOLERANCE = 2e-6
+"""Of a rounded number: six digits that are right. The library rounds to six decimals, by which small numbers are 0."""
+
 
 def score(response: Response, task: Task, context: Context) -> float:
-    """1 if the answer that the response states equals the task's, else 0; however the response ended.
+    """1 if the answer that the response states equals the task's, else 0.
+
+    A response that was cut off is judged by its whole sentences (`conclusion`).
 
     The task's metadata says where the answer is looked for: {"answer_in": "conclusion" or "text"}, the first if it says
     nothing (`prompts.answer_in`).
@@ -25,21 +35,57 @@ def score(response: Response, task: Task, context: Context) -> float:
       ValueError: the task's answer can't be parsed.
     """
     del context
-    gold = _parse(_marked(task.answer))
-    if not gold:
+    gold = notation.plain(task.answer, has_e=True)
+    parsed = _parse(_marked(gold))
+    if not parsed:
         raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
-    stated = conclusion(response.text)
+    stated = conclusion(response.text, is_cut=response.finish == "length")
     if stated is not None:
-        answer = _parse(f"\\boxed{{{stated}}}")
-    elif json.loads(task.metadata).get("answer_in") == "text":
-        answer = _parse(response.text)
-    else:
-        return 0.0
-    return float(math_verify.verify(gold, answer, timeout_seconds=None))
+        stated = notation.plain(stated, has_e=notation.names_e(gold))
+        return float(_are_equal(gold, parsed, stated))
+    if json.loads(task.metadata).get("answer_in") == "text":
+        return float(_verify(parsed, _parse(response.text[-bounds.MAX_CHARS :])))
+    return 0.0
+
+
+def _are_equal(gold: str, parsed: list[Any], stated: str) -> bool:
+    """Whether a gold answer, as text and as parsed, and a stated one are the same; a percentage needs no sign."""
+    if bounds.is_too_large(stated, gold):
+        return stated == gold
+    if notation.is_choice(gold) and (chosen := notation.choice(stated)):
+        return chosen == notation.choice(gold)
+    if {notation.brackets(gold), notation.brackets(stated)} == {"(", r"\{"}:
+        return False  # what has an order, and what has none
+    if _verify(parsed, _parse(_boxed(stated))):
+        return True
+    gold_number, number = notation.without_percent(gold), notation.without_percent(stated)
+    if (gold_number is None) == (number is None):
+        return False
+    return _verify(_parse(_marked(gold_number or gold)), _parse(_boxed(number or stated)))
+
+
+def _verify(gold: list[Any], answer: list[Any]) -> bool:
+    # An inequality states an interval, whichever of the two is the gold answer.
+    is_equal = math_verify.verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=True)
+    return is_equal and not _differ_as_numbers(gold, answer)
+
+
+def _differ_as_numbers(gold: list[Any], answer: list[Any]) -> bool:
+    """Whether both are one number each, and another one but for what the library rounds away."""
+    numbers = [next((e for e in side if isinstance(e, sympy.Expr)), None) for side in (gold, answer)]
+    if any(n is None or not n.is_number or not n.is_finite for n in numbers):
+        return False
+    # Twenty digits: of a difference they are as many as of the numbers.
+    wanted, got = (sympy.N(n, 20) for n in numbers)
+    return bool(abs(wanted - got) > RELATIVE_TOLERANCE * abs(wanted))
 
 
 def _parse(text: str) -> list[Any]:
     return math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+
+def _boxed(expression: str) -> str:
+    return f"\\boxed{{{expression}}}"
 
 
 def _marked(answer: str) -> str:

@@ -29,6 +29,8 @@ MAX_HANGS = 3
 """A verifier that hangs on a text is asked about it so many times; failures of another kind have `retries`."""
 TIMES_CASES = ("code",)
 """Verifiers that run test cases and end them themselves, after `rewards.max_answer_s` at the latest."""
+BEFORE_CASES_S = 120.0
+"""For those: until a sandbox is there and the program compiled; then `rewards.max_answer_s` begins."""
 _DEFAULTS = RewardsConfig()
 COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 
@@ -67,7 +69,7 @@ class VerifierPool:
           cores: that the workers run on; none: as this process.
         """
         self._own = own
-        self._timeout_s, self._retries, self._settings = timeout_s, retries, settings
+        self._timeout_s, self._retries, self.settings = timeout_s, retries, settings
         command = (*command, *(["--cores=" + ",".join(map(str, sorted(cores)))] if cores else []))
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._workers = [_Worker(command) for _ in range(num_workers)]
@@ -92,7 +94,7 @@ class VerifierPool:
           VerifierError: it failed more often than `retries`, or gave no finite number.
         """
         self._check_allowed(name)
-        context = Context(settings=self._settings, case_timeouts_s=case_timeouts_s)
+        context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s)
         question = Question(verifier=name, task=task, response=response, context=context)
         num_hangs = num_failures = 0
         while True:
@@ -136,7 +138,7 @@ class VerifierPool:
     async def _attempt(self, one: "_Worker", question: Question) -> Score:
         try:
             await self._load(one, question.verifier)
-            own_s = self._settings.max_answer_s if question.verifier in TIMES_CASES else 0.0
+            own_s = BEFORE_CASES_S + self.settings.max_answer_s if question.verifier in TIMES_CASES else 0.0
             score = await self._ask(one, question, self._timeout_s + own_s)
         except asyncio.CancelledError:
             await one.kill()  # its next answer would be to a question nobody asks any more
@@ -149,7 +151,7 @@ class VerifierPool:
         if name in one.loaded:
             return
         try:
-            await self._ask(one, Question(verifier=name), LOAD_TIMEOUT_S)
+            await self._ask(one, Question(verifier=name, context=Context(settings=self.settings)), LOAD_TIMEOUT_S)
         except HangError as e:  # no text was asked about
             raise VerifierError(f"loading it: {e}") from e
         one.loaded.add(name)

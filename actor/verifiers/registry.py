@@ -7,8 +7,10 @@ from typing import Any
 from actor.verifiers.judged import Context, Response, Score, Verifier
 from bridge.types import Task
 from configs import extension
+from configs.sections import RewardsConfig
 
 MODULES = {
+    "code": "actor.verifiers.code.verifier",
     "exact": "actor.verifiers.exact",
     "format": "actor.verifiers.format",
     "math": "actor.verifiers.math",
@@ -16,6 +18,9 @@ MODULES = {
 }
 """Each has a function `score` that takes a response, its task and the context, and returns a number or a `Score`."""
 
+PREPARED = ("code",)
+"""Their modules have a function `prepare` besides, which takes `RewardsConfig`: what takes time before the first
+response."""
 OWN_VERIFIER = extension.Signature(takes=("response_text", "task"), constants=("finish", "num_tokens"), returns="float")
 """A user's own: it takes `finish` and `num_tokens` if it names them."""
 
@@ -31,6 +36,12 @@ def load(name: str) -> Verifier:
     if name not in MODULES:
         raise ValueError(f"no verifier {name!r}; there are {', '.join(sorted(MODULES))}")
     return _scored(importlib.import_module(MODULES[name]).score)
+
+
+def prepare(name: str, settings: RewardsConfig) -> None:
+    """Makes what a verifier needs besides its module; raises what the verifier does."""
+    if name in PREPARED:
+        importlib.import_module(MODULES[name]).prepare(settings)
 
 
 def _scored(function: Callable[[Response, Task, Context], Any]) -> Verifier:

@@ -82,7 +82,9 @@ def main(load: Callable[[str], Verifier] = registry.load) -> None:
             os.sched_setaffinity(0, map(int, argument.removeprefix(_CORES).split(",")))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also in a hung verifier
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    # The hard limit stays open: a sandbox can't have more than who starts it.
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, hard))
     # What a verifier prints must not end up between the answers.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -93,6 +95,7 @@ def _answer(load: Callable[[str], Verifier], question: Question) -> Answer:
     try:
         score = load(question.verifier)
         if question.response is None or question.task is None:
+            registry.prepare(question.verifier, question.context.settings)
             return Answer()
         return Answer(score=score(question.response, question.task, question.context))
     except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it

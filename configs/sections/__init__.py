@@ -3,7 +3,9 @@
 from configs.sections.actor import ActorConfig
 from configs.sections.admission import AdmissionConfig
 from configs.sections.checkpoint import CheckpointConfig
+from configs.sections.environments import EnvironmentsConfig
 from configs.sections.evaluation import EvaluationConfig
+from configs.sections.judge import JudgeConfig
 from configs.sections.learner import LearnerConfig
 from configs.sections.loss import LossConfig
 from configs.sections.mesh import MeshConfig
@@ -23,7 +25,9 @@ __all__ = [
     "ActorConfig",
     "AdmissionConfig",
     "CheckpointConfig",
+    "EnvironmentsConfig",
     "EvaluationConfig",
+    "JudgeConfig",
     "LearnerConfig",
     "LossConfig",
     "MeshConfig",

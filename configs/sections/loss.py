@@ -1,6 +1,7 @@
 """The objective's section of the configuration: which loss, its constants, and what else is in the objective.
 
-The equations are in learner/objective/losses.py, learner/objective/kl.py and learner/objective/advantages.py.
+The equations are in learner/objective/losses.py, learner/objective/kl.py, learner/objective/advantages.py,
+learner/objective/turns.py and learner/objective/shaping.py.
 """
 
 import dataclasses
@@ -38,7 +39,11 @@ DECOUPLED_LOSSES = ("decoupled_ppo", "tis")
 
 Proximal = Literal["batch", "round", "published"]
 
-ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline")
+ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo")
+_NUMBERS = ("entropy_coef", "kl_coef", "advantage_eps", "overlong_penalty", "length_penalty", "turn_discount")
+"""Fields that are finite, whatever the loss."""
+_STANDARDIZED = ("grpo", "turn_grpo")
+"""Those that divide by a standard deviation."""
 
 OWN_LOSS = extension.Signature(
     takes=("logprobs", "inputs"),
@@ -82,12 +87,16 @@ class LossConfig:
     refused: it is truncated_is."""
     advantage: str = "grpo"
     """One of `ADVANTAGE_NAMES` (dr_grpo and mean_baseline are one equation by its two names), or `module:function` of
-    the user's own, like those of learner/objective/advantages.py."""
+    the user's own, like those of learner/objective/advantages.py. All but turn_grpo credit every sampled token of a
+    response with its whole reward; turn_grpo credits those of a turn with the return from that turn on, compared with
+    those of all turns of the group."""
     advantage_eps: float = 1e-6
-    """Added to the standard deviation of advantage=grpo (RolloutPipe eq. 1)."""
+    """Added to the standard deviation of advantage=grpo and turn_grpo (RolloutPipe eq. 1)."""
     advantage_std: Literal["sample", "population"] = "sample"
     """The standard deviation of advantage=grpo: over K - 1 (torch's default, so that of the public codes) or over K. No
-    paper's equation says which."""
+    paper's equation says which. Of turn_grpo the same over the group's turns."""
+    turn_discount: float = 1.0
+    """gamma of advantage=turn_grpo, in (0, 1]: what a reward one turn later counts."""
     normalization: Normalization | None = None
     """What the sum over the update's tokens is divided by. token: by the tokens (DAPO eq. 12); sequence: each
     sequence's by its own tokens, then by the sequences (GRPO, DeepSeekMath eq. 3; GSPO eq. 5); sequence_sum: by the
@@ -103,8 +112,13 @@ class LossConfig:
     """Hugging Face folder of the reference; empty: the weights that the run started from."""
     overlong_buffer_tokens: int | None = None
     """DAPO's soft overlong punishment: over the last so many tokens before sampling.max_response_tokens the reward
-    falls linearly by overlong_penalty. 0 is off; None is 4096 for dapo and off for the others."""
+    falls linearly by overlong_penalty. 0 is off; None is 4096 for dapo and off for the others. An episode's sampled
+    tokens count, not its observed ones."""
     overlong_penalty: float = 1.0
+    length_penalty: float = 0.0
+    """Times Kimi k1.5's length reward (arXiv 2501.12599, section 2.3.3), added to the reward: from 0.5 for the shortest
+    response of the group to -0.5 for the longest, in sampled tokens; a wrong response (reward 0 or less) never gains by
+    it. 0 is off."""
 
     def __post_init__(self) -> None:
         extension.check_name("loss.name", self.name, LOSS_CONSTANTS)
@@ -118,17 +132,16 @@ class LossConfig:
     def _check_constants(self) -> None:
         # Which of them a user's own loss reads is known once it is imported; here it is not.
         constants = self._given if extension.is_own(self.name) else self.constants
-        numbers = constants | {
-            name: float(getattr(self, name))
-            for name in ("entropy_coef", "kl_coef", "advantage_eps", "overlong_penalty")
-        }
+        numbers = constants | {name: float(getattr(self, name)) for name in _NUMBERS}
         for name, value in numbers.items():
             if not math.isfinite(value):
                 raise ValueError(f"loss.{name} must be finite, got {value}")
             if value <= 0 and name in ("advantage_eps", "overlong_penalty", "max_weight"):
                 raise ValueError(f"loss.{name} must be > 0, got {value}")
-            if value < 0 and name in ("kl_coef", "entropy_coef"):
+            if value < 0 and name in ("kl_coef", "entropy_coef", "length_penalty"):
                 raise ValueError(f"loss.{name} must be >= 0, got {value}")
+        if not 0 < self.turn_discount <= 1:
+            raise ValueError(f"want 0 < loss.turn_discount <= 1, got {self.turn_discount}")
         if self.overlong_tokens < 0:
             raise ValueError(f"loss.overlong_buffer_tokens must be >= 0, got {self.overlong_tokens}")
         low, high = constants.get("clip_low", 0.0), constants.get("clip_high", 0.0)
@@ -147,7 +160,7 @@ class LossConfig:
                 "loss.name=grpo_clip and loss.clip_high=0.28"
             )
         wanted = {
-            "dapo": {"advantage": ("grpo",), "normalization": ("token",)},
+            "dapo": {"advantage": ("grpo",), "normalization": ("token",), "length_penalty": (0.0,)},
             "dr_grpo": {"advantage": ("dr_grpo", "mean_baseline"), "normalization": ("constant",)},
             "gspo": {"normalization": ("sequence",)},
         }.get(self.name, {})
@@ -170,10 +183,12 @@ class LossConfig:
 
     def _refuse_unread(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        standardized = f"loss.advantage={' or '.join(_STANDARDIZED)}"
         for name, is_read, reader in (
             ("proximal", self.name in PROXIMAL_LOSSES, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
-            ("advantage_eps", self.advantage == "grpo", "loss.advantage=grpo"),
-            ("advantage_std", self.advantage == "grpo", "loss.advantage=grpo"),
+            ("advantage_eps", self.advantage in _STANDARDIZED, standardized),
+            ("advantage_std", self.advantage in _STANDARDIZED, standardized),
+            ("turn_discount", self.advantage == "turn_grpo", "loss.advantage=turn_grpo"),
             ("kl_estimator", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("reference_path", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("overlong_penalty", self.overlong_tokens > 0, "loss.overlong_buffer_tokens > 0"),

@@ -1,15 +1,23 @@
-"""Problems and their verifier."""
+"""Problems and their verifiers."""
 
 import dataclasses
-import math
 import re
 from typing import Literal
 
 from configs import extension
-
-VERIFIERS = ("reasoning_gym", "exact", "math", "format")
+from configs.checks import positive
+from configs.sections.prompt_source import VERIFIERS as VERIFIERS
+from configs.sections.prompt_source import PlainArgs, PromptSource, check_parts, check_pattern
 
 Truncated = Literal["zero", "keep", "mask"]
+
+_SOURCE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+_OF_ONE_SOURCE = (
+    "path", "subset", "split", "revision", "eval_path", "eval_split", "environment", "environment_args",
+    "environment_rows",
+)  # fmt: skip
+"""Fields that a mixture's sources have instead."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,25 +25,43 @@ class PromptsConfig:
     """Where problems come from and how answers are judged."""
 
     path: str = ""
-    """A .jsonl or .parquet file; empty means the reasoning-gym task below."""
+    """A .jsonl, .parquet or .arrayrecord file, or `hf:` and the name of a Hugging Face data set; empty means the
+    environment or the reasoning-gym task below."""
+    subset: str = ""
+    """Of a Hugging Face data set, as "main" of openai/gsm8k; empty: its default."""
+    split: str = "train"
+    """Of a Hugging Face data set."""
+    revision: str = ""
+    """Of a Hugging Face data set: a branch, tag or commit; empty: the newest."""
     prompt_field: str = "prompt"
     answer_field: str = "answer"
+    rewards_field: str = "rewards"
+    """A row's own verifiers: a list of {name, weight}. Empty: rows have none."""
+    metadata_field: str = "metadata"
+    """A row's object for its verifiers, such as test cases. Empty: rows have none."""
     eval_path: str = ""
     """Held-out problems; empty: one in `held_out_one_in` of the problems, chosen by a hash of the prompt."""
+    eval_split: str = ""
+    """Held-out problems: another split of the same Hugging Face data set."""
     held_out_one_in: int = 10
     task: str = "chain_sum"
     """A reasoning-gym task family."""
-    task_args: dict[str, int | float | str | bool] = dataclasses.field(
-        default_factory=dict[str, int | float | str | bool]
-    )
+    task_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
+    environment: str = ""
+    """Name of the environment that each problem is an episode of. Without a path its own rows are asked. It rewards by
+    itself: `verifier` does not count, `rewards` are added."""
+    environment_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
+    """What the environment's own rows are made with."""
+    environment_rows: str = ""
+    """`module:function` of the user's own that makes the rows, in place of those of configs/environments."""
     pattern: str = ""
     """A regular expression whose first group is the part of the question to show; empty shows it all."""
     verifier: str = "exact"
-    """One of `VERIFIERS`, or `module:function` of the user's own, like those of actor/verifiers; for rows that name no
-    rewards of their own."""
+    """One of `VERIFIERS`, or `module:function` of the user's own, like those of actor/verifiers. It judges the rows
+    that name no rewards of their own."""
     rewards: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     """Instead of one verifier several, by name, and what each one's score counts: the reward is their weighted sum. A
-    row of a file may have its own (a field "rewards": [{"name": ..., "weight": ...}])."""
+    row of a file may have its own (`rewards_field`)."""
     answer_in: Literal["conclusion", "text"] = "conclusion"
     """Where verifier=math looks for a response's answer. conclusion: what it says is its answer (`\\boxed{...}`,
     `#### ...`, "the answer is ..."), or all of it, if it is an expression and nothing else. text: there first, and
@@ -50,41 +76,123 @@ class PromptsConfig:
     system_prompt: str = ""
     add_bos: bool = False
     """Put the tokenizer's BOS token before a prompt that no chat template was applied to."""
+    num_epochs: int = 0
+    """How often a row of a file may be asked at most; a run whose updates want more is refused, with the number that
+    would fit. What a filter replaces or a race defers is not counted. 0: as often as it takes."""
+    mixture: dict[str, PromptSource] = dataclasses.field(default_factory=dict[str, PromptSource])
+    """Several sources by name, instead of the one above."""
+    curriculum: Literal["none", "learnable", "stages"] = "none"
+    """How the weights of a mixture follow its sources' mean rewards r. learnable: weight times 4 r (1 - r), largest
+    where a source is solved half the time (sampling for learnability, Foster et al. 2025, arXiv 2502.12272, there by
+    question). stages: the sources of the lowest `stage` until all of them have r >= `stage_reward`, then the next;
+    those of stages passed fade out (E2H, easy to hard, arXiv 2506.06632, there by a schedule of steps)."""
+    curriculum_groups: int = 64
+    """r is a running mean: over the source's groups so far, at most about so many; no stage ends before so many."""
+    learnable_floor: float = 0.1
+    """Least factor of curriculum=learnable, so that a source that is not asked any more can come back."""
+    stage_reward: float = 0.8
+    stage_review: float = 0.1
+    """Factor on the weights of stages that are passed; 0: they don't come back."""
 
     def __post_init__(self) -> None:
-        extension.check_name("prompts.verifier", self.verifier, VERIFIERS)
-        for name, weight in self.rewards.items():
-            extension.check_name("prompts.rewards", name, VERIFIERS)
-            if not math.isfinite(weight) or weight == 0:
-                raise ValueError(f"prompts.rewards.{name} must be a finite weight and not 0, got {weight}")
+        check_parts("prompts", self.verifier, self.rewards)
         if self.rewards and self.verifier not in ("exact", *self.rewards):
             raise ValueError(
                 f"prompts.verifier={self.verifier} has no effect beside prompts.rewards; put it there, or leave it out"
             )
         if self.held_out_one_in < 2:
             raise ValueError(f"prompts.held_out_one_in must be >= 2, got {self.held_out_one_in}")
-        if self.path and "reasoning_gym" in self.parts:
-            raise ValueError(
-                "prompts.verifier=reasoning_gym needs a reasoning-gym task; for prompts.path use exact or math"
-            )
-        if self.answer_in != "conclusion" and "math" not in self.parts:
+        if self.num_epochs < 0:
+            raise ValueError(f"prompts.num_epochs must be >= 0, got {self.num_epochs}")
+        check_pattern("prompts.pattern", self.pattern)
+        self._check_mixture()
+        for name, source in self.sources.items():
+            source.check(f"prompts.mixture.{name}" if name else "prompts")
+        if self.answer_in != "conclusion" and not any("math" in s.parts for s in self.sources.values()):
             raise ValueError(
                 f"prompts.answer_in={self.answer_in} has no effect with prompts.verifier={', '.join(self.parts)}; "
                 "leave it out, or take math"
             )
-        try:
-            groups = re.compile(self.pattern).groups
-        except re.error as e:
-            raise ValueError(f"prompts.pattern is no regular expression: {e}") from e
-        if self.pattern and groups < 1:
-            raise ValueError(f"prompts.pattern needs a group in parentheses, got {self.pattern!r}")
+        self._check_curriculum()
+
+    def _check_mixture(self) -> None:
+        for name in self.mixture:
+            if not _SOURCE_NAME.fullmatch(name):
+                raise ValueError(f"prompts.mixture: a source's name is made of letters, digits, _ and -, got {name!r}")
+        fields = {f.name: f for f in dataclasses.fields(self)}
+        for name in _OF_ONE_SOURCE if self.mixture else ():
+            default = fields[name].default
+            if getattr(self, name) != ({} if default is dataclasses.MISSING else default):
+                raise ValueError(
+                    f"prompts.{name} has no effect beside prompts.mixture; put it into one of its sources, as in "
+                    f"prompts.mixture.{next(iter(self.mixture))}.{name}"
+                )
+
+    def _check_curriculum(self) -> None:
+        positive("prompts", curriculum_groups=self.curriculum_groups)
+        for name in ("learnable_floor", "stage_reward", "stage_review"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"prompts.{name} must be in [0, 1], got {getattr(self, name)}")
+        if self.curriculum == "learnable" and self.learnable_floor == 0:
+            raise ValueError("prompts.learnable_floor must be > 0, or a source with no reward yet would never be asked")
+        if self.curriculum != "none" and len(self.mixture) < 2:
+            raise ValueError(f"prompts.curriculum={self.curriculum} needs a prompts.mixture of two sources or more")
+        if self.curriculum != "none" and self.num_epochs:
+            raise ValueError(
+                f"prompts.num_epochs can't be kept with prompts.curriculum={self.curriculum}: how often a source is "
+                "asked is only known as its rewards come"
+            )
+        if self.curriculum == "stages" and len({s.stage for s in self.mixture.values()}) < 2:
+            raise ValueError("prompts.curriculum=stages needs sources of different stages (prompts.mixture.NAME.stage)")
+        if self.curriculum != "stages" and any(s.stage for s in self.mixture.values()):
+            raise ValueError("prompts.mixture.NAME.stage needs prompts.curriculum=stages")
+
+    @property
+    def sources(self) -> dict[str, PromptSource]:
+        """All sources by name, in the names' order, with what they leave out filled in; a single one's name is ""."""
+        if self.mixture:
+            return {name: self._filled_in(self.mixture[name]) for name in sorted(self.mixture)}
+        is_task = not (self.path or self.environment)
+        one = PromptSource(
+            path=self.path,
+            subset=self.subset,
+            split=self.split,
+            revision=self.revision,
+            eval_path=self.eval_path,
+            eval_split=self.eval_split,
+            task=self.task if is_task else "",
+            task_args=self.task_args if is_task else {},
+            environment=self.environment,
+            environment_args=self.environment_args,
+            environment_rows=self.environment_rows,
+            pattern=self.pattern,
+            rewards=self.rewards,
+        )
+        return {"": self._filled_in(one)}
+
+    def _filled_in(self, source: PromptSource) -> PromptSource:
+        judged_as_all = not source.parts and not source.environment  # an environment rewards by itself
+        return dataclasses.replace(
+            source,
+            prompt_field=source.prompt_field or self.prompt_field,
+            answer_field=source.answer_field or self.answer_field,
+            answer_in=source.answer_in or self.answer_in,
+            rewards=self.rewards if judged_as_all else source.rewards,
+            verifier=self.verifier if judged_as_all and not self.rewards else source.verifier,
+        )
 
     @property
     def parts(self) -> dict[str, float]:
-        """By verifier, what its score counts of a row that doesn't say."""
-        return self.rewards or {self.verifier: 1.0}
+        """By verifier, what its score counts of a row that doesn't say; of several sources of one name, the last's."""
+        return {name: weight for source in self.sources.values() for name, weight in source.parts.items()}
+
+    @property
+    def own_environments(self) -> tuple[str, ...]:
+        """Those of the user's own."""
+        names = {source.environment: None for source in self.sources.values()}
+        return tuple(name for name in names if extension.is_own(name))
 
     @property
     def own_verifiers(self) -> tuple[str, ...]:
-        """Those of the user's own."""
+        """Those of the user's own; a row can't name others."""
         return tuple(name for name in self.parts if extension.is_own(name))

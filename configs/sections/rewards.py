@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Literal
 
 from configs.checks import is_core_list, positive
 
@@ -29,12 +30,35 @@ class RewardsConfig:
     """The regular expression that verifier=format wants the whole response to match ("." matches line ends, too). A
     row's metadata may name its own ("format")."""
 
+    code_in: Literal["block", "text"] = "block"
+    """Where verifier=code looks for a response's program. block: in its last fenced block of the row's language, or
+    without such in the last that names none, or in the only one; text: the response is the program. A row's metadata
+    may say otherwise ("code_in")."""
+    code_partial: bool = False
+    """What a program earns that fails a test case: nothing, or the share of the cases that were passed before. Cases
+    run in the row's order until one fails, either way."""
+    sandbox_memory_mib: int = 1024
+    """For a program's processes and files together; each process may map twice that."""
+    sandbox_processes: int = 64
+    """Processes and threads of a program at one time."""
+    sandbox_output_mib: int = 8
+    """Of standard output, or of a function's result, in one test case."""
+    sandbox_warm: int = 2
+    """Sandboxes that wait for a program, in each of actor.verifier_workers; one takes about 10 MiB."""
+
     def __post_init__(self) -> None:
         positive(
             "rewards",
             min_timeout_s=self.min_timeout_s,
             max_answer_s=self.max_answer_s,
+            sandbox_memory_mib=self.sandbox_memory_mib,
+            sandbox_output_mib=self.sandbox_output_mib,
+            sandbox_warm=self.sandbox_warm,
         )
+        if self.sandbox_processes < 4:
+            raise ValueError(
+                f"rewards.sandbox_processes must be >= 4 (a compiler is several), got {self.sandbox_processes}"
+            )
         if self.timeout_factor < 1:
             raise ValueError(
                 f"rewards.timeout_factor must be >= 1, got {self.timeout_factor}: an answer as slow as the slowest "

@@ -7,6 +7,7 @@ import urllib.parse
 
 from bridge.store.postgres.way import check_encrypted, parse, way_of
 from configs.schema import Config
+from configs.sections.prompt_source import HUGGING_FACE
 from launch.deploy.settings import Settings
 
 _MAX_NAME = 40
@@ -75,14 +76,24 @@ def on_storage(config: Config, settings: Settings) -> Config:
     paths = {
         "run.dir": run_dir,
         "model.path": config.model.path,
-        "prompts.path": config.prompts.path,
-        "prompts.eval_path": config.prompts.eval_path,
+        **_prompt_paths(config),
         "loss.reference_path": config.loss.reference_path,
     }
     for field, path in paths.items():
         if path and (root not in pathlib.PurePosixPath(path).parents or ".." in path.split("/")):
             raise ValueError(f"{field} must be {where}, got {path!r}: --config.{field}={root / 'PATH'}")
     return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=run_dir))
+
+
+def _prompt_paths(config: Config) -> dict[str, str]:
+    """Files that prompts are read from, by their field; not names of data sets."""
+    paths: dict[str, str] = {}
+    for name, source in config.prompts.sources.items():
+        where = f"prompts.mixture.{name}" if name else "prompts"
+        paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
+    names = {field: path for field, path in paths.items() if path.startswith(HUGGING_FACE)}
+    folders = {f: p.removeprefix(HUGGING_FACE) for f, p in names.items() if p.startswith(f"{HUGGING_FACE}/")}
+    return {field: path for field, path in paths.items() if field not in names} | folders
 
 
 def listening(config: Config, settings: Settings) -> Config:

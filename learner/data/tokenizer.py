@@ -34,6 +34,10 @@ class Tokenizer:
         """The text of token ids, special tokens left out."""
         return self.backend.decode(list(map(int, tokens)), skip_special_tokens=True)
 
+    def num_tokens(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has; on all cores, in a fraction of the time of as many `encode`."""
+        return [len(e.ids) for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
     @property
     def chat_template(self) -> str:
         """Its Jinja text; empty when the folder has none."""
@@ -44,13 +48,13 @@ class Tokenizer:
         """The texts of bos_token, eos_token, pad_token and unk_token, where the folder names them."""
         return self.chat.special_tokens
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """Messages in the model's chat format, up to where the assistant begins to speak.
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Messages in the model's chat format, with the generation prompt up to where the assistant begins to speak.
 
         Raises:
           ValueError: the folder has no chat template, or the template refuses the messages.
         """
-        return self.chat.render(messages)
+        return self.chat.render(messages, add_generation_prompt=add_generation_prompt)
 
 
 def load_tokenizer(folder: str | pathlib.Path, *, vocab_size: int) -> Tokenizer:

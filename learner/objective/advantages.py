@@ -1,4 +1,4 @@
-"""Advantages from the rewards of one complete group, and the shaping of rewards; numpy in float64, float32 out."""
+"""Advantages from the rewards of one complete group; numpy in float64, float32 out."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 from beartype import beartype
-from jaxtyping import Float32, Float64, Int, jaxtyped  # pyright: ignore[reportUnknownVariableType]
+from jaxtyping import Float32, Float64, jaxtyped  # pyright: ignore[reportUnknownVariableType]
 
 from configs import extension
 from configs.sections import LossConfig
@@ -45,18 +45,19 @@ ADVANTAGES: dict[str, AdvantageFn] = {
     "dr_grpo": mean_baseline,
     "rloo": rloo,
     "mean_baseline": mean_baseline,
+    "turn_grpo": grpo,
 }
-"""By `LossConfig.advantage`."""
+"""By `LossConfig.advantage`; turn_grpo is grpo over the returns of a group's turns (`turns.py`)."""
 
 
 def has_signal(rewards: Float64[np.ndarray, " K"]) -> bool:
-    """False for a zero-variance group: all K rewards are the same."""
+    """False for a zero-variance group: all K rewards, or all returns of its turns, are the same."""
     return bool(np.any(rewards != rewards[0]))
 
 
 @jaxtyped(typechecker=beartype)
 def group_advantages(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float32[np.ndarray, " K"]:
-    """The advantages of a group's K responses; exactly zero for a zero-variance group.
+    """The advantages of a group's K responses, or of all their turns; exactly zero for a zero-variance group.
 
     Raises:
       ValueError: a reward is not finite; or a user's own function can't be loaded, or does not return K finite floats.
@@ -68,49 +69,6 @@ def group_advantages(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> 
     if extension.is_own(config.advantage):
         return _own(rewards, config)
     return ADVANTAGES[config.advantage](rewards, config).astype(np.float32)
-
-
-@jaxtyped(typechecker=beartype)
-def shaped_rewards(
-    rewards: Float64[np.ndarray, " K"],
-    response_lengths: Int[np.ndarray, " K"],
-    config: LossConfig,
-    max_response_tokens: int,
-) -> Float64[np.ndarray, " K"]:
-    """Rewards with DAPO's soft overlong punishment (DAPO, eq. 13), the rewards themselves where it is off.
-
-    R_i + p clip((L_max - L_buffer - n_i) / L_buffer, -1, 0): nothing up to L_max - L_buffer tokens, then linearly
-    down to -p at L_max = max_response_tokens and beyond.
-
-    Args:
-      rewards: of one group, unshaped; they stay what the reward metrics report.
-      response_lengths: n, tokens of each response.
-      config: gives the buffer L_buffer and the penalty p.
-      max_response_tokens: L_max.
-
-    Raises:
-      ValueError: a reward is not finite, or the buffer is as long as a response may be.
-    """
-    _check_finite(rewards)
-    buffer = config.overlong_tokens
-    if buffer == 0:
-        return rewards
-    check_overlong_buffer(config, max_response_tokens)
-    excess = (max_response_tokens - buffer - response_lengths.astype(np.float64)) / buffer
-    return rewards + config.overlong_penalty * np.clip(excess, -1.0, 0.0)
-
-
-def check_overlong_buffer(config: LossConfig, max_response_tokens: int) -> None:
-    """Refuses an overlong buffer that leaves no length unpunished.
-
-    Raises:
-      ValueError: it is not below max_response_tokens.
-    """
-    if config.overlong_tokens >= max_response_tokens:
-        raise ValueError(
-            f"loss.overlong_buffer_tokens ({config.overlong_tokens}) must be below sampling.max_response_tokens "
-            f"({max_response_tokens}), or every response is punished"
-        )
 
 
 @functools.cache  # it is called for every group

@@ -247,9 +247,11 @@ def effective_constants(
             used = {name: value for name, value in used.items() if "clip" not in name}
         used["proximal"] = config.proximal
     used["advantage"] = config.advantage
-    if config.advantage == "grpo":
+    if config.advantage in ("grpo", "turn_grpo"):
         used["advantage_eps"] = config.advantage_eps
         used["advantage_std"] = config.advantage_std
+    if config.advantage == "turn_grpo":
+        used["turn_discount"] = config.turn_discount
     used["normalization"] = config.normalized_by
     if config.entropy_coef:
         used["entropy_coef"] = config.entropy_coef
@@ -260,6 +262,8 @@ def effective_constants(
     if config.overlong_tokens:
         used["overlong_buffer_tokens"] = float(config.overlong_tokens)
         used["overlong_penalty"] = config.overlong_penalty
+    if config.length_penalty:
+        used["length_penalty"] = config.length_penalty
     used["temperature"] = temperature
     return used
 

@@ -5,14 +5,17 @@ evaluation must be back before the next publish (the engine's would); where weig
 wait for it: it ends on newer weights, and says by which. Until then training goes on.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection
 
 import numpy as np
 from absl import logging
 
 from bridge.store.protocol import LearnerStore
-from bridge.types import Group, Sampling, Ticket, Version
+from bridge.types import Group, RewardPart, Sampling, Ticket, Version
 from learner.data.problems import Problem
+from learner.objective.scores import is_episode, mean_scores
+from learner.objective.trained import num_sampled
 
 PROBE_PROBLEMS = 2
 PROBE_SAMPLES = 2
@@ -135,13 +138,34 @@ class Pinned:
 def evaluation_metrics(groups: list[Group]) -> dict[str, float]:
     """The held-out reward of evaluation groups, and the range of weights they are by (one version's by rounds)."""
     rollouts = [r for g in groups for r in g.rollouts]
+    turns = [r.turn_rewards.size for r in rollouts if is_episode(r)]
+    scores = mean_scores(score for r in rollouts for score in r.scores)
     return {
         "eval/reward": float(np.mean([r.reward for r in rollouts])),
         "eval/version": min(g.min_step for g in groups),
         "eval/last_version": max(g.max_step for g in groups),
-        "eval/response_tokens": float(np.mean([r.tokens.size for r in rollouts])),
+        "eval/response_tokens": float(np.mean([num_sampled(r) for r in rollouts])),
         "eval/truncated": float(np.mean([r.finish == "length" for r in rollouts])),
+        **({"eval/turns": float(np.mean(turns))} if turns else {}),
+        **{f"eval/rewards/{name}": score for name, score in scores.items()},
     }
+
+
+def probe_problems(held_out: list[Problem]) -> list[tuple[Problem, int]]:
+    """The (problem, samples) pairs of a probe: of an environment's problem the prompt alone, without its episode.
+
+    A probe compares logprobs. The few tokens it may have are not enough for an episode, whose first observation alone
+    may be longer; then none would come back.
+    """
+    return [(_single_turn(p), PROBE_SAMPLES) for p in held_out[:PROBE_PROBLEMS]]
+
+
+def _single_turn(problem: Problem) -> Problem:
+    task = problem.task
+    if not task.environment:
+        return problem
+    rewards = task.rewards or (RewardPart("exact"),)  # a task has a judge; what it says of a probe is not read
+    return dataclasses.replace(problem, task=dataclasses.replace(task, environment="", rewards=rewards))
 
 
 def pinned_tickets(

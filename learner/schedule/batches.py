@@ -4,17 +4,20 @@ from collections.abc import Sequence
 
 from bridge.types import Group
 from configs.schema import Config
+from learner.schedule.reward_tally import RewardTally
 from learner.schedule.ticket_books import TicketBooks
 from learner.update.packing import MicroBatch, pack_groups
 
 
-def consume(config: Config, planner: TicketBooks, groups: Sequence[Group]) -> list[MicroBatch]:
-    """Books groups of one update as trained, and packs them.
+def consume(config: Config, planner: TicketBooks, tally: RewardTally, groups: Sequence[Group]) -> list[MicroBatch]:
+    """Books groups of one update as trained, and what they earned, and packs them.
 
     All groups of the update that are there are packed together, into as many micro-batches as they fill. RolloutPipe's
     feasible batch selector takes the whole groups that fit one micro-batch instead, which leaves up to a group's worth
     of it empty: 1.18 computed tokens a real one in tests/bench/learner/shapes.py, against 1.02.
     """
+    for group in groups:
+        tally.book(group, planner.ticket(group.ticket_id).task)
     done = [planner.consume(group.ticket_id) for group in groups]
     return pack_groups(
         groups,

@@ -27,10 +27,11 @@ MAX_REFUSED_IN_A_ROW = 8
 REASONS = {
     "wrong_size": "another number of responses than the ticket asks for",
     "out_of_vocabulary": "a token id outside the model's vocabulary",
-    "too_long": "a response over its ticket's max_tokens, or over model.max_tokens with its prompt",
+    "too_long": "a response, observed tokens included, over its ticket's max_tokens, or over model.max_tokens with "
+    "its prompt",
     "future_version": "weights newer than the learner's",
     "impossible_logprob": f"a behaviour logprob below {MIN_LOGPROB:.0f}, which no sampled token can have",
-    "extreme_reward": f"a reward beyond {MAX_ABS_REWARD:g}, too large for float32 advantages",
+    "extreme_reward": f"a reward, of a response or a turn, beyond {MAX_ABS_REWARD:g}, too large for float32 advantages",
 }
 """Why a group is refused, and what that means; each is counted as `groups/<reason>`."""
 
@@ -98,7 +99,7 @@ class Refusals:
 def _rollout_objection(
     rollout: Rollout, num_prompt_tokens: int, ticket: Ticket, limits: GroupLimits, newest_step: int
 ) -> str | None:
-    num_tokens = rollout.tokens.size
+    num_tokens = rollout.tokens.size  # an episode's budget is for what it observes, too
     if num_tokens > ticket.sampling.max_tokens or num_prompt_tokens + num_tokens > limits.max_tokens:
         return "too_long"
     if _is_out_of_vocabulary(rollout.tokens, limits):
@@ -107,7 +108,7 @@ def _rollout_objection(
         return "future_version"
     if np.any(rollout.behavior_logprobs[rollout.loss_mask] < MIN_LOGPROB):
         return "impossible_logprob"
-    if abs(rollout.reward) > MAX_ABS_REWARD:
+    if abs(rollout.reward) > MAX_ABS_REWARD or np.any(np.abs(rollout.turn_rewards) > MAX_ABS_REWARD):
         return "extreme_reward"
     return None
 

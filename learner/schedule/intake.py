@@ -95,6 +95,7 @@ class Intake(Generic[G]):
         desk: Desk,
         has_signal: Callable[[G], bool],
         check: Callable[[G], str | None] = lambda group: None,
+        on_filtered: Callable[[G], None] = lambda group: None,
         restores: Mapping[int, int] | None = None,
         fenced_actors: Iterable[str] = (),
         step: int = 0,
@@ -107,11 +108,13 @@ class Intake(Generic[G]):
           desk: where tickets are offered, withdrawn and asked for again.
           has_signal: whether a group teaches anything; asked where `rounds.filter_zero_variance` is on.
           check: why a group that answers its ticket can't be right (`group_check.py`); None if it may be.
+          on_filtered: told of each group without signal whose prompt another is about to replace.
           restores: the step that each learner incarnation began at; tells weights of an abandoned future.
           fenced_actors: names of actors whose groups are refused.
           step: the learner's.
         """
         self._planner, self._desk, self._has_signal, self._check = planner, desk, has_signal, check
+        self._on_filtered = on_filtered
         self._num_refused: collections.Counter[str] = collections.Counter()
         """Groups that `check` refused, by ticket."""
         self._restores = restores or {}
@@ -153,6 +156,7 @@ class Intake(Generic[G]):
             return []
         if self._filters and not self._has_signal(group):
             if self._planner.may_replace:
+                self._on_filtered(group)
                 self._exchange(self._planner.replace(group.ticket_id, is_filtered=True), "zero_variance")
                 return []
             self._warn()

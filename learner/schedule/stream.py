@@ -25,6 +25,7 @@ from learner.schedule.group_queue import GroupQueue
 from learner.schedule.intake import Intake
 from learner.schedule.planner import planner_of
 from learner.schedule.race_places import RacePlaces
+from learner.schedule.reward_tally import RewardTally
 from learner.schedule.waiting_ratio import RoundClock
 from learner.update.packing import MicroBatch
 
@@ -34,8 +35,16 @@ class Prompts(Protocol):
 
     def __next__(self) -> Problem: ...
 
+    def observe(self, source: str, reward: float) -> None:
+        """Takes in the mean reward of a group whose problem was of `source`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What a step's row says of them."""
+        ...
+
     def get_state(self) -> dict[str, Any]:
-        """Their place; JSON."""
+        """Their place, and what came of `observe`; JSON."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -85,8 +94,9 @@ class Stream:
             config,
             planner=self.planner,
             desk=store,
-            has_signal=lambda group: teaches(group, masks_truncated=config.prompts.truncated == "mask"),
+            has_signal=lambda group: teaches(group, config.loss, masks_truncated=config.prompts.truncated == "mask"),
             check=self._check,
+            on_filtered=self._observe,
             restores=store.restores(),
             fenced_actors=store.fenced_actors(),
             step=step,
@@ -102,6 +112,7 @@ class Stream:
             )
         )
         self._race_places = RacePlaces(config, store)
+        self._tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
         self.clock = RoundClock()
         self.num_dropped_updates = 0
         """Full updates that were not made (`drop_update`)."""
@@ -154,7 +165,9 @@ class Stream:
             self._offer(self.planner.issue(step=self.step, num_unclaimed=self._store.num_unclaimed))
             groups = next(self._queue)
             self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
-            yield from consume(self._config, self.planner, groups)
+            for group in groups:
+                self._observe(group)
+            yield from consume(self._config, self.planner, self._tally, groups)
 
     def poll(self) -> None:
         """Looks for arrivals without waiting, while the learner computes: a race may be decided, a window run dry."""
@@ -180,12 +193,17 @@ class Stream:
         self.intake.step += 1
         self.intake.fresh_from = None
 
+    def take_rewards(self) -> dict[str, float]:
+        """What the responses of the update just made earned, as metrics; the next update's count anew."""
+        return self._tally.take()
+
     def drop_update(self) -> None:
         """The update that was full is not made; only groups by the current weights are taken until the next one is.
 
         All that is in progress on older weights is asked for anew at once: it would be turned away in the end.
         """
         ids = [t.id for t in self.planner.put_back()]
+        self._tally.clear()
         self._queue.take_back(ids)
         self.intake.dropped["off_policy"] += len(ids)
         self._queue.poll()
@@ -271,6 +289,14 @@ class Stream:
             if self.planner.is_open(ticket_id):
                 logging.error("ticket replaced ticket=%s reason=%s", ticket_id, reason)
                 self.intake.replace_failed(ticket_id)
+
+    def _observe(self, group: Group) -> None:
+        """Tells the prompts what a group earned that is trained, or that teaches nothing: each group once.
+
+        Not when it arrives: a group that waits while a checkpoint is made arrives again after a restart.
+        """
+        rewards = [r.reward for r in group.rollouts]
+        self.prompts.observe(self.planner.source(group.ticket_id), sum(rewards) / len(rewards))
 
     def _check(self, group: Group) -> str | None:
         return self._objection(group, self.planner.ticket(group.ticket_id))

@@ -47,6 +47,8 @@ class TicketBooks(abc.ABC):
         self._open: dict[str, Ticket] = {}
         self._arrived: set[str] = set()
         self._update: list[Ticket] = []
+        self._sources: dict[str, str] = {}
+        """The source of each ticket's problem, where it has a name; of tickets that are or may be open again."""
         self._num_issued = 0
         self._num_consumed = 0
         self._num_deferred = 0
@@ -120,6 +122,10 @@ class TicketBooks(abc.ABC):
         """
         return self._open[ticket_id]
 
+    def source(self, ticket_id: str) -> str:
+        """Name of the source that the ticket's problem is of (`learner.data.problems.Problem.source`)."""
+        return self._sources.get(ticket_id, "")
+
     def replace(self, ticket_id: str, *, is_filtered: bool = False) -> Ticket:
         """Another problem under an open ticket's id, for one that no group can be made for.
 
@@ -128,6 +134,7 @@ class TicketBooks(abc.ABC):
         problem = self._next_problem()
         ticket = dataclasses.replace(self._open[ticket_id], prompt_tokens=problem.prompt_tokens, task=problem.task)
         self._open[ticket_id] = ticket
+        self._set_source(ticket_id, problem.source)
         self._arrived.discard(ticket_id)
         self._num_replaced_in_round += is_filtered
         return ticket
@@ -154,6 +161,8 @@ class TicketBooks(abc.ABC):
           KeyError: the ticket is not open; its group must not be trained.
         """
         if self.num_left_in_update == self._rounds.groups_per_update:
+            for ticket in self._update:  # nothing puts them back any more
+                self._sources.pop(ticket.id, None)
             self._update = []
         self._update.append(self._open.pop(ticket_id))
         self._arrived.discard(ticket_id)
@@ -188,6 +197,7 @@ class TicketBooks(abc.ABC):
             "num_deferred": self._num_deferred,
             "round_is_long": self.round_is_long,
             "num_replaced_in_round": self._num_replaced_in_round,
+            "sources": {i: self._sources[i] for i in sorted(self._kept_ids() & self._sources.keys())},
         }
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
@@ -207,8 +217,18 @@ class TicketBooks(abc.ABC):
         self._num_deferred = state["num_deferred"]
         self.round_is_long = state["round_is_long"]
         self._num_replaced_in_round = state.get("num_replaced_in_round", 0)  # older checkpoints don't say
+        self._sources = dict(state.get("sources", {}))
         self._open = {t.id: t for t in open_tickets}
         self._arrived, self._update = set(), []
+
+    def _kept_ids(self) -> set[str]:
+        """Tickets whose prompts are asked for now or later."""
+        return self._open.keys() | {t.id for t in self.long_queue}
+
+    def _set_source(self, ticket_id: str, source: str) -> None:
+        self._sources.pop(ticket_id, None)
+        if source:
+            self._sources[ticket_id] = source
 
     def _make_ticket(self, prompt: Problem | Ticket, *, round: int, num_requests: int, min_version: Version) -> Ticket:
         """The next order's ticket, open from now on."""
@@ -226,6 +246,9 @@ class TicketBooks(abc.ABC):
         )
         self._num_issued += 1
         self._open[ticket.id] = ticket
+        # A prompt that lost a race comes back as another ticket.
+        source = self._sources.pop(prompt.id, "") if isinstance(prompt, Ticket) else prompt.source
+        self._set_source(ticket.id, source)
         return ticket
 
 

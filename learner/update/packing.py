@@ -19,9 +19,10 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from bridge.types import Group, Rollout
 from configs.sections import LossConfig, PackingConfig
-from learner.objective.advantages import group_advantages, shaped_rewards
 from learner.objective.normalization import token_weight
-from learner.objective.trained import teaches, trained_tokens
+from learner.objective.shaping import shaped_rewards
+from learner.objective.trained import num_sampled, teaches, trained_tokens
+from learner.objective.turns import token_advantages
 from learner.update.moments import Moments
 
 
@@ -46,7 +47,7 @@ class PackedBatch:
     rewards: Moments
     """Over the sequences of this batch."""
     response_tokens: Moments
-    """Over the sequences of this batch."""
+    """Tokens that the policy sampled, over the sequences of this batch; observed ones don't count."""
     num_groups: Int32[Array | np.ndarray, ""]
     """Groups that end with this batch."""
     num_zero_variance_groups: Int32[Array | np.ndarray, ""]
@@ -76,7 +77,7 @@ class _Sequence:
     prompt_tokens: Int32[np.ndarray, " P"]
     rollout: Rollout
     trained: Bool[np.ndarray, " T"]
-    advantage: float
+    advantages: Float32[np.ndarray, " T"]
 
     @property
     def size(self) -> int:
@@ -118,7 +119,7 @@ def pack_groups(
     Sequences are placed whatever group they are of, so a group may be spread over several micro-batches.
 
     Args:
-      groups: complete groups; their advantages are computed here, each group's from its own rewards.
+      groups: complete groups; their advantages are computed here, each group's from its own rewards, shaped.
       packing: the shape of a micro-batch.
       loss: gives the advantage and the normalisation.
       max_response_tokens: the constant of normalization=constant, and where the overlong penalty is whole.
@@ -137,12 +138,12 @@ def pack_groups(
     for i, group in enumerate(groups):
         _check_fits(group, packing)
         rewards = np.array([r.reward for r in group.rollouts], np.float64)
-        lengths = np.array([r.tokens.size for r in group.rollouts])
+        lengths = np.array([num_sampled(r) for r in group.rollouts])
         shaped = shaped_rewards(rewards, lengths, loss, max_response_tokens)
-        signal.append(teaches(group, masks_truncated=masks_truncated))
-        for rollout, advantage in zip(group.rollouts, group_advantages(shaped, loss), strict=True):
+        signal.append(teaches(group, loss, masks_truncated=masks_truncated))
+        for rollout, advantages in zip(group.rollouts, token_advantages(group.rollouts, shaped, loss), strict=True):
             trained = trained_tokens(rollout, masks_truncated=masks_truncated)
-            sequences.append(_Sequence(i, group.prompt_tokens, rollout, trained, float(advantage)))
+            sequences.append(_Sequence(i, group.prompt_tokens, rollout, trained, advantages))
     rows = first_fit_decreasing([s.size for s in sequences], packing)
     chunks = [rows[i : i + packing.rows] for i in range(0, len(rows), packing.rows)]
     last = {sequences[j].group: n for n, chunk in enumerate(chunks) for row in chunk for j in row}
@@ -206,7 +207,7 @@ def _pack_rows(
             versions[b, response:end] = s.rollout.token_versions
             mask[b, response:end] = s.trained
             behavior[b, response:end] = np.where(s.trained, s.rollout.behavior_logprobs, 0)
-            advantages[b, response:end] = np.where(s.trained, s.advantage, 0)
+            advantages[b, response:end] = np.where(s.trained, s.advantages, 0)
             weights[b, response:end] = np.where(s.trained, weight, 0)
             start = end
     sequences = [s for row in rows for s in row]
@@ -221,7 +222,7 @@ def _pack_rows(
         token_weights=weights,
         denominator=np.asarray(denominator, np.float32),
         rewards=Moments.of([s.rollout.reward for s in sequences]),
-        response_tokens=Moments.of([s.rollout.tokens.size for s in sequences]),
+        response_tokens=Moments.of([num_sampled(s.rollout) for s in sequences]),
         num_groups=np.zeros((), np.int32),
         num_zero_variance_groups=np.zeros((), np.int32),
         num_truncated=np.asarray(sum(s.rollout.finish == "length" for s in sequences), np.int32),

@@ -10,6 +10,7 @@ import numpy as np
 
 from actor.admission import Admission, Policy
 from actor.duties import STANDARD_DUTIES
+from actor.environments.episode import Episodes
 from actor.limits import Limits
 from actor.loop import Actor, Duty
 from actor.rewards.scheduler import Rewards
@@ -95,6 +96,7 @@ def make_setup(
     name: str = "actor-0",
     drains: bool = False,
     lag_bound: int | None = None,
+    episodes: Episodes | None = None,
 ) -> Setup:
     engine = FakeEngine(auto=auto)
     store = SqliteStore(root / "store.sqlite")
@@ -126,6 +128,7 @@ def make_setup(
         limits=limits,
         drains=drains,
         lag_bound=lag_bound,
+        episodes=episodes,
     )
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")
     return Setup(root, store, writer, engine, actor, rewards)

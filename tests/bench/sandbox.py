@@ -196,8 +196,8 @@ def main(argv: list[str]) -> None:
             f"{repeats} runs each, Python {isolation.python_version}, sandboxes started by "
             f"{'root' if isolation.is_root else 'an ordinary user'}. A sandbox waits "
             f"{statistics.median(start_s) * 1000:.0f} ms after its start and takes {waiting_mib:.0f} MiB of its own "
-            "while "
-            f"it waits (0: not to be seen by this user). The test of itself at an actor's start takes {check_s:.1f} s.",
+            "while it waits (0: not to be seen by this user). The test of itself at an actor's start takes "
+            f"{check_s:.1f} s.",
             f"The attacks; those with a * are ours. An endless one has a timeout of {ENDLESS_S} s.",
             withstood.markdown(),
             f"The latest was {worst.name}, {worst.late_s:.2f} s after its timeout.",

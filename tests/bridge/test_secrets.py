@@ -5,7 +5,19 @@ import traceback
 import blake3
 import pytest
 
-from bridge.secrets import CA, CERTIFICATE, KEY, TOKEN, TOKEN_FILE, Tls, Token, read_tls, read_token, without_secrets
+from bridge.secrets import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    TOKEN,
+    TOKEN_FILE,
+    Tls,
+    Token,
+    read_key_file,
+    read_tls,
+    read_token,
+    without_secrets,
+)
 
 SECRET = "0123456789abcdef" * 4
 HEADER = Token(SECRET).header
@@ -115,3 +127,29 @@ def test_without_secrets_leaves_what_a_child_needs():
     environ = {"PATH": "/bin", CA: "ca.pem", TOKEN: SECRET, TOKEN_FILE: "t", KEY: "k", "PGPASSWORD": "p"}
     assert without_secrets(environ) == {"PATH": "/bin", CA: "ca.pem"}
     assert without_secrets(environ, keep=(TOKEN_FILE,)) == {"PATH": "/bin", CA: "ca.pem", TOKEN_FILE: "t"}
+
+
+def test_key_file_holds_one_key_that_no_error_tells(tmp_path):
+    file = tmp_path / "key"
+    file.touch(0o600)
+    file.write_text(f"{SECRET}\n")
+    assert read_key_file(str(file)) == SECRET
+    for content in (
+        b"",
+        b"  \n",
+        f"{SECRET} {SECRET}".encode(),
+        f"{SECRET}\n{SECRET}".encode(),
+        b"\xff" + SECRET.encode(),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="key") as caught:
+            read_key_file(str(file))
+        told = "".join(traceback.format_exception(caught.value))
+        assert SECRET not in told
+    file.write_text(SECRET)
+    for mode in (0o604, 0o602):
+        file.chmod(mode)
+        with pytest.raises(ValueError, match="everyone on this machine may read it"):
+            read_key_file(str(file))
+    with pytest.raises(ValueError, match="can't be read"):
+        read_key_file(str(tmp_path / "nowhere"))

@@ -7,6 +7,7 @@ import pytest
 
 from configs import overrides
 from configs.schema import Config
+from configs.sections.prompt_source import PromptSource
 
 FOLDER = pathlib.Path(overrides.__file__).parent
 PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "pipelinerl_ess", "roll_flash")
@@ -151,6 +152,7 @@ def test_split_argv_without_value_or_twice_is_refused(argv, said):
         ("prompts.task_args.rate", "0.5", {"rate": 0.5}),
         ("prompts.task_args.flag", "true", {"flag": True}),
         ("prompts.task_args.text", "hello", {"text": "hello"}),
+        ("prompts.rewards.math", "2", {"math": 2.0}),
     ],
 )
 def test_apply_value_gets_the_fields_type(path, text, want):
@@ -162,6 +164,43 @@ def test_apply_value_gets_the_fields_type(path, text, want):
     # Nothing else moved, and the original stays as it was.
     back = dataclasses.replace(changed, **{section: getattr(CONFIG, section)})
     assert back == CONFIG == Config(preset="test")
+
+
+def test_apply_sources_of_a_mixture_are_set_field_by_field():
+    given = {
+        "prompts.mixture.gsm.path": "gsm.jsonl",
+        "prompts.mixture.gsm.weight": "3",
+        "prompts.mixture.gsm.rewards.math": "0.5",
+        "prompts.mixture.sums.task": "chain_sum",
+        "prompts.mixture.sums.task_args.max_terms": "4",
+    }
+    changed = overrides.apply(CONFIG, given)
+    want = {
+        "gsm": PromptSource(path="gsm.jsonl", weight=3.0, rewards={"math": 0.5}),
+        "sums": PromptSource(task="chain_sum", task_args={"max_terms": 4}),
+    }
+    assert changed.prompts.mixture == want
+    more = overrides.apply(changed, {"prompts.mixture.gsm.weight": "1"})
+    assert more.prompts.mixture["gsm"].weight == 1 and more.prompts.mixture["sums"] == want["sums"]
+    whole = json.dumps({name: dataclasses.asdict(source) for name, source in want.items()})
+    assert overrides.apply(CONFIG, {"prompts.mixture": whole}) == changed
+    assert overrides.from_dict(json.loads(overrides.to_json(changed))) == changed
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "said"),
+    [
+        ("prompts.mixture.gsm.pth", "x", "config has no field 'prompts.mixture.gsm.pth'; did you mean "),
+        ("prompts.mixture.gsm", "x", "config.prompts.mixture.gsm is a section; set one of its fields"),
+        ("prompts.mixture.gsm.weight", "much", "--config.prompts.mixture.gsm.weight wants float, got 'much'"),
+        ("prompts.mixture.gsm.weight", "2", "prompts.mixture.gsm wants a path, a task or an environment"),
+        ("prompts.mixture", "3", "--config.prompts.mixture wants a JSON object"),
+        ("prompts.mixture", '{"a": {"pth": "x"}}', "config has no field 'prompts.mixture.a.pth'; did you mean "),
+    ],
+)
+def test_apply_source_of_a_mixture_that_is_wrong_is_refused_by_name(path, text, said):
+    with pytest.raises(ValueError, match=said):
+        overrides.apply(CONFIG, {path: text})
 
 
 @pytest.mark.parametrize(
@@ -226,3 +265,9 @@ def test_to_json_reads_back_as_the_same_config(name):
 def test_from_dict_unknown_or_wrong_field_is_refused(raw: dict[str, Any], said):
     with pytest.raises(ValueError, match=said):
         overrides.from_dict(raw)
+
+
+def test_load_preset_tiny_code_judges_programs_and_is_tiny_otherwise():
+    code, tiny = preset("tiny_code.py"), preset("tiny.py")
+    assert code.prompts.parts == {"code": 1.0} and code.rewards.code_in == "text"
+    assert (code.loss, code.optimizer, code.publish) == (tiny.loss, tiny.optimizer, tiny.publish)

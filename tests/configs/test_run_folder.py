@@ -28,6 +28,7 @@ PATHS = {
     "events": "events",
     "trace": "trace.json",
     "quarantine": "quarantine.jsonl",
+    "set_aside": "set_aside.json",
     "loss_constants": "loss.json",
     "summary": "summary.json",
 }

@@ -92,6 +92,11 @@ ELASTIC: dict[str, Any] = dict(actor=sections.ActorConfig(elastic=True))
         ("LossConfig", dict(entropy_coef=float("nan")), "loss.entropy_coef must be finite"),
         ("LossConfig", dict(entropy_coef=-0.01), "loss.entropy_coef must be >= 0"),
         ("LossConfig", dict(overlong_buffer_tokens=-1), "loss.overlong_buffer_tokens must be >= 0"),
+        ("LossConfig", dict(length_penalty=-0.1), "loss.length_penalty must be >= 0, got -0.1"),
+        ("LossConfig", dict(length_penalty=float("inf")), "loss.length_penalty must be finite"),
+        ("LossConfig", dict(advantage="turn_grpo", turn_discount=0.0), "want 0 < loss.turn_discount <= 1, got 0"),
+        ("LossConfig", dict(advantage="turn_grpo", turn_discount=1.01), "want 0 < loss.turn_discount <= 1, got 1.01"),
+        ("LossConfig", dict(advantage="turn_grpo", turn_discount=float("nan")), "loss.turn_discount must be finite"),
         ("OptimizerConfig", dict(beta2=1.0), "betas"),
         ("OptimizerConfig", dict(weight_decay=float("nan")), "weight_decay"),
         ("CheckpointConfig", dict(keep=1), "checkpoint.keep"),
@@ -242,6 +247,8 @@ def test_parity_bound_zero_is_filled_in_from_the_served_dtype():
         (dict(proximal="round"), "proximal=round has no effect without loss.name of decoupled_ppo, tis, masked_is"),
         (dict(advantage="rloo", advantage_eps=0.1), "advantage_eps=0.1 has no effect without loss.advantage=grpo"),
         (dict(advantage="rloo", advantage_std="population"), "advantage_std=population has no effect without loss.adv"),
+        (dict(turn_discount=0.9), "turn_discount=0.9 has no effect without loss.advantage=turn_grpo"),
+        (dict(advantage="rloo", turn_discount=0.9), "turn_discount=0.9 has no effect without loss.advantage=turn_grpo"),
         (dict(kl_estimator="k1"), "kl_estimator=k1 has no effect without loss.kl_coef > 0"),
         (dict(reference_path="m"), "reference_path=m has no effect without loss.kl_coef > 0"),
         (dict(overlong_penalty=2.0), "overlong_penalty=2.0 has no effect without loss.overlong_buffer_tokens > 0"),
@@ -261,6 +268,8 @@ def test_loss_constant_that_nothing_reads_is_refused(fields, said):
         (dict(name="gspo", normalization="sequence_sum"), "got loss.normalization=sequence_sum"),
         (dict(name="gspo", normalization="constant"), "got loss.normalization=constant"),
         (dict(name="dapo", normalization="sequence"), "wants loss.advantage=grpo and loss.normalization=token"),
+        (dict(name="dapo", advantage="turn_grpo"), "wants loss.advantage=grpo .*, got loss.advantage=turn_grpo"),
+        (dict(name="dapo", length_penalty=0.5), "wants .*loss.length_penalty=0.0, got loss.length_penalty=0.5"),
         (dict(name="dapo", overlong_buffer_tokens=0), "dapo includes the overlong penalty"),
     ],
 )
@@ -309,6 +318,11 @@ def test_config_dapo_with_its_dynamic_sampling_is_whole():
 )
 def test_loss_normalization_is_the_losses_own_until_it_is_given(fields, want):
     assert sections.LossConfig(**fields).normalized_by == want
+
+
+def test_loss_by_turns_reads_the_constants_of_grpo():
+    loss = sections.LossConfig(advantage="turn_grpo", advantage_eps=0.1, advantage_std="population", turn_discount=0.5)
+    assert (loss.advantage_eps, loss.advantage_std, loss.turn_discount) == (0.1, "population", 0.5)
 
 
 def test_loss_dr_grpo_takes_either_name_of_its_advantage():

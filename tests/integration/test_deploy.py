@@ -60,9 +60,10 @@ class Rendered:
         self.keys, self.storage = root / "keys", root / "storage"
         certificates.make(self.keys, [DATABASE, "*.trial.default.svc"], days=1)
         shutil.copytree(model, self.storage / "model")
-        self._store(data / "deployed")
+        database = data / root.name  # of this test alone: a run's name is another run's in the same one
+        self._store(database)
         self._render(fields)
-        passwords = {f"trial-{r}": (data / "deployed" / f"{r}.pgpass").read_text() for r in ("learner", "actor")}
+        passwords = {f"trial-{r}": (database / f"{r}.pgpass").read_text() for r in ("learner", "actor")}
         self._passwords = {name: line.strip().rpartition(":")[2] for name, line in passwords.items()}
 
     def _store(self, folder: pathlib.Path) -> None:

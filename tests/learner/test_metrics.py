@@ -1,9 +1,10 @@
+import fnmatch
 import json
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.metrics import METRICS, TIMINGS, MetricsWriter, read_rows
+from learner.metrics import FAMILIES, METRICS, TIMINGS, MetricsWriter, meaning, read_rows
 
 
 def write(folder, *, restored_step=0, incarnation=0, steps=(), value=0.5):
@@ -40,6 +41,28 @@ def test_write_unknown_name_is_refused_and_nothing_is_written(tmp_path):
         writer.write("step", 1, {"loss": 1.0, "zzz": 0.0, "los": 1.0})
     writer.close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("verifier", ["math", "my_judges.style:score", "anything/else"])
+def test_write_scores_of_any_verifier_are_taken_and_shown(tmp_path, verifier):
+    writer = MetricsWriter(tmp_path, restored_step=0, incarnation=0)
+    writer.write("step", 1, {f"rewards/{verifier}": 0.25})
+    writer.write("eval", 1, {f"eval/rewards/{verifier}": 0.75})
+    writer.close()
+    (step, evaluation) = lines(tmp_path / "metrics.jsonl")
+    assert step[f"rewards/{verifier}"] == 0.25 and evaluation[f"eval/rewards/{verifier}"] == 0.75
+    assert scalars(tmp_path, f"rewards/{verifier}") == [(1, 0.25)]
+    assert scalars(tmp_path, f"eval/rewards/{verifier}") == [(1, 0.75)]
+
+
+@pytest.mark.parametrize(
+    "name", ["rewards/", "rewards", "reward/math", "eval/reward/math", "verdicts/okay", "Rewards/math"]
+)
+def test_write_misspelt_family_is_refused(tmp_path, name):
+    writer = MetricsWriter(tmp_path, restored_step=0, incarnation=0)
+    with pytest.raises(KeyError, match=name):
+        writer.write("step", 1, {name: 1.0})
+    writer.close()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -87,3 +110,6 @@ def test_read_rows_broken_line_in_the_middle_is_an_error_with_its_number(tmp_pat
 
 def test_metrics_every_name_has_a_meaning_and_the_timings_are_among_them():
     assert all(METRICS.values()) and set(TIMINGS) <= METRICS.keys()
+    assert all(FAMILIES.values()) and meaning("rewards/math") == FAMILIES["rewards/?*"]
+    assert meaning("loss") == METRICS["loss"] and meaning("los") is None
+    assert not any(fnmatch.fnmatchcase(name, family) for name in METRICS for family in FAMILIES)

@@ -1,6 +1,6 @@
 import collections
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,9 @@ from tests.bridge.factories import make_report
 from tests.learner.streams import MODEL, config_of
 
 
-def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = ()) -> StepBooks:
+def books_of(
+    *, skipped: int = 0, beats: Sequence[Heartbeat] = (), rewards: Callable[[], dict[str, float]] = dict
+) -> StepBooks:
     """Of a run that goes on from a checkpoint in which so many updates were skipped."""
     stream: Any = SimpleNamespace(
         step=7,
@@ -22,6 +24,8 @@ def books_of(*, skipped: int = 0, beats: Sequence[Heartbeat] = ()) -> StepBooks:
         num_held_back={},
         dropped=collections.Counter(),
         trained=lambda *a: None,
+        prompts=SimpleNamespace(metrics=lambda: {"prompts/epoch": 0.5}),
+        take_rewards=rewards,
     )
     store: Any = SimpleNamespace(
         num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats), now_s=time.time
@@ -68,6 +72,7 @@ def test_close_has_the_first_pass_and_of_the_last_what_training_changes():
     last = {name for name in row if name.startswith("last_pass/")}
     assert last == {f"last_pass/{name}" for name in SHOWN_OF_LAST_PASS} and last <= METRICS.keys()
     assert row["time/train_s"] == 3.0
+    assert row["prompts/epoch"] == 0.5
     assert not any(name.startswith("last_pass/") for name in update(books, 0))
 
 
@@ -112,8 +117,13 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         beat("starting", None),
         beat("no update yet", make_report(prefetch_s=3.0, num_sampled_tokens=10, num_emitted_tokens=7)),
         beat("slow", make_report(prefetch_s=1.0, pause_s=0.5, load_s=0.25, num_sampled_tokens=5, num_emitted_tokens=5)),
-        beat("quick", make_report(prefetch_s=2.0, pause_s=0.25, load_s=0.125)),
-        beat("dead", make_report(prefetch_s=99.0, pause_s=99.0, load_s=99.0, num_sampled_tokens=99), age_s=3600.0),
+        beat("quick", make_report(prefetch_s=2.0, num_verifier_failures=3, num_episode_failures=1)),
+        beat("unlucky", make_report(pause_s=0.25, load_s=0.125, num_verifier_failures=4)),
+        beat(
+            "dead",
+            make_report(prefetch_s=99.0, pause_s=99.0, load_s=99.0, num_sampled_tokens=99, num_verifier_failures=99),
+            age_s=3600.0,
+        ),
     ]
     row = update(books_of(beats=beats), 0)
     assert {k: v for k, v in row.items() if k.startswith("actor/")} == {
@@ -121,6 +131,20 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         "actor/load_s": 0.25,
         "actor/prefetch_s": 3.0,
         "actor/not_emitted_tokens": 3.0,
+        "actor/verifier_failures": 7.0,
+        "actor/episode_failures": 1.0,
     }
     row = update(books_of(beats=beats[:2]), 0)
-    assert {k: v for k, v in row.items() if k.startswith("actor/")} == {"actor/not_emitted_tokens": 0.0}
+    assert {k: v for k, v in row.items() if k.startswith("actor/")} == {
+        "actor/not_emitted_tokens": 0.0,
+        "actor/verifier_failures": 0.0,
+        "actor/episode_failures": 0.0,
+    }
+
+
+def test_close_asks_the_stream_once_an_update_what_its_responses_earned():
+    earned = iter([{"verdicts/ok": 2.0, "rewards/math": 0.5}, {"verdicts/ok": 0.0}])
+    books = books_of(rewards=lambda: next(earned))
+    first, second = update(books, 0), update(books, 0)
+    assert (first["verdicts/ok"], first["rewards/math"]) == (2.0, 0.5)
+    assert second["verdicts/ok"] == 0.0 and "rewards/math" not in second

@@ -144,6 +144,9 @@ def _bound(limits, reserves, num_processes):
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     memory = resource.RLIMIT_DATA if reserves else resource.RLIMIT_AS
+    if reserves:  # who started us may have a soft bound of its own
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     for which, wanted in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MSGQUEUE, 0),

@@ -27,8 +27,8 @@ def main() -> None:
     found: Any = solution
     for name in call["function"].split("."):
         found = getattr(found() if inspect.isclass(found) else found, name)
-    arguments = call["arguments"]
-    returned = found(**arguments) if isinstance(arguments, dict) else found(*arguments)
+    arguments, keywords = call["arguments"], call["keywords"]
+    returned = found(**arguments) if isinstance(arguments, dict) else found(*arguments, **keywords)
     body = json.dumps({"result": returned}).encode()
     sys.stdout.flush()
     sys.stderr.flush()

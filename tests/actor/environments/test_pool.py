@@ -278,6 +278,7 @@ def test_open_beyond_the_bound_waits_in_order():
         for i in range(5):
             may_end[i].set()
             await tasks[i]
+            await until(lambda i=i: len(order) == min(3 + i, 5), "the next one plays")
             most = max(most, small.num_running)
         assert sorted(order[:2]) == [0, 1] and order[2:] == sorted(order[2:])
         assert most == 2

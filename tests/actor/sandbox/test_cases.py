@@ -5,7 +5,9 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -115,9 +117,20 @@ def test_case_finds_nothing_of_what_the_one_before_left(sandbox: Sandbox, left: 
     program = python(LOOK + LEAVINGS[left])
     with sandbox.open(program) as box:
         before = box.run(Case(timeout_s=PATIENT_S, stdin=b"look"))
+        process = box._process
         leaves = box.run(Case(timeout_s=PATIENT_S))
         after = box.run(Case(timeout_s=PATIENT_S, stdin=b"look"))
+        # Not because it was thrown away; but where a user's program takes away what its user owns, nothing else helps.
+        assert box._process is process or left == "places taken away"
     assert (before.stdout, leaves.succeeded, after.stdout) == (CLEAN, True, CLEAN), (before, leaves, after)
+
+
+def test_case_after_one_that_ran_out_of_time_has_the_same_sandbox(sandbox: Sandbox):
+    with sandbox.open(python("text = input()\nwhile text == 'slow': pass\nprint(1)")) as box:
+        process = box._process
+        assert box.run(Case(timeout_s=1.0, stdin=b"slow")).ended == "timeout"
+        assert box.run(Case(timeout_s=PATIENT_S, stdin=b"quick")).stdout == b"1\n"
+        assert box._process is process
 
 
 def test_many_cases_share_a_sandbox_and_are_run_when_asked_for(sandbox: Sandbox):
@@ -307,11 +320,37 @@ def test_program_runs_on_the_python_that_was_asked_for_without_our_packages(isol
         assert run(one, python(source)).stdout.decode().split() == [sys.base_prefix, "None", "None"]
 
 
-def test_compiler_in_a_folder_of_its_own_is_found(isolated, tmp_path):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+def test_compiler_in_a_folder_of_its_own_is_found(isolated):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = pathlib.Path(name)
         folder.chmod(0o755)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ruby").write_text("#!/bin/bash\necho as ruby: $(cat $1)\n")
-    (tmp_path / "bin" / "ruby").chmod(0o755)
-    with Sandbox(num_warm=1, view=HostView(read_only_paths=(str(tmp_path),))) as one:
-        assert run(one, languages.program("ruby", "x")).stdout == b"as ruby: x\n"
+        (folder / "bin").mkdir()
+        (folder / "bin" / "ruby").write_text("#!/bin/bash\necho as ruby: $(cat $1)\n")
+        (folder / "bin" / "ruby").chmod(0o755)
+        with Sandbox(num_warm=1, view=HostView(read_only_paths=(name,))) as one:
+            assert run(one, languages.program("ruby", "x")).stdout == b"as ruby: x\n"
+
+
+@pytest.mark.parametrize("path", ["opt/go", "/tmp/go", "/var/../tmp/go", "/scratch"])
+def test_compiler_in_a_folder_that_a_sandbox_has_itself_is_refused(path):
+    with pytest.raises(ValueError, match="a path of HostView must be absolute"):
+        HostView(read_only_paths=(path,))
+
+
+def test_runtime_that_reserves_memory_is_not_held_by_a_soft_bound_of_who_started_the_sandbox(isolated):
+    """As a verifier's worker has one."""
+    script = """
+import dataclasses, resource
+from actor.sandbox import languages
+from actor.sandbox.pool import Sandbox
+from actor.sandbox.program import Case
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (2**32, hard))
+source = "import resource; print(resource.getrlimit(resource.RLIMIT_AS)[0])"
+program = dataclasses.replace(languages.program("python", source), reserves_memory=True)
+with Sandbox(num_warm=1) as sandbox, sandbox.open(program) as box:
+    print(hard, box.run(Case(timeout_s=60.0)).stdout.decode())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    hard, inside = ran.stdout.split()
+    assert inside == hard

@@ -441,6 +441,19 @@ def test_effective_constants_dr_grpo_and_proximal_of_the_round():
     assert got["proximal"] == "round"
 
 
+def test_effective_constants_name_shaping_and_turns_where_they_are_on():
+    config = LossConfig(advantage="turn_grpo", turn_discount=0.5, length_penalty=0.25)
+    got = effective_constants(config, temperature=1.0)
+    names = ("advantage", "advantage_eps", "advantage_std", "turn_discount", "length_penalty")
+    assert {k: got[k] for k in names} == {
+        "advantage": "turn_grpo",
+        "advantage_eps": 1e-6,
+        "advantage_std": "sample",
+        "turn_discount": 0.5,
+        "length_penalty": 0.25,
+    }
+
+
 def test_effective_constants_kl_and_entropy_appear_with_their_coefficient():
     config = LossConfig(kl_coef=1e-3, kl_estimator="k2", entropy_coef=0.01, reference_path="models/base")
     got = effective_constants(config, temperature=1.0)

@@ -3,8 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from configs.sections import LossConfig
 from learner.objective.normalization import token_weight
-from learner.objective.trained import teaches, trained_tokens
+from learner.objective.trained import num_sampled, teaches, trained_tokens
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 
@@ -35,17 +36,43 @@ def test_trained_tokens_are_the_sampled_ones_and_none_of_a_masked_response():
     ],
 )
 def test_group_teaches_where_some_and_not_all_are_right(rewards, want):
-    assert teaches(group(*(make_rollout(reward=r) for r in rewards)), masks_truncated=False) == want
+    assert teaches(group(*(make_rollout(reward=r) for r in rewards)), LossConfig(), masks_truncated=False) == want
 
 
 def test_group_teaches_what_its_masked_responses_leave():
     done, cut = make_rollout(reward=1.0), make_rollout(reward=0.0, finish="length")
-    assert teaches(group(done, cut), masks_truncated=True)  # the complete one is better than the group's mean
+    assert teaches(
+        group(done, cut), LossConfig(), masks_truncated=True
+    )  # the complete one is better than the group's mean
     all_cut = group(cut, dataclasses.replace(cut, reward=1.0))
-    assert not teaches(all_cut, masks_truncated=True)
-    assert teaches(all_cut, masks_truncated=False)
+    assert not teaches(all_cut, LossConfig(), masks_truncated=True)
+    assert teaches(all_cut, LossConfig(), masks_truncated=False)
 
 
 @pytest.mark.parametrize("normalization", ["token", "sequence", "sequence_sum", "constant"])
 def test_sequence_that_does_not_train_adds_nothing_to_either_sum(normalization):
     assert token_weight(normalization, 0, 12) == (0.0, 0)
+
+
+def test_group_teaches_by_turns_where_its_turns_earned_otherwise():
+    mask = np.array([True, False, True])
+
+    def episode(*turn_rewards, **fields):
+        return make_rollout(
+            3, loss_mask=mask, turn_rewards=np.array(turn_rewards, np.float32), reward=sum(turn_rewards), **fields
+        )
+
+    by_turns = LossConfig(advantage="turn_grpo")
+    early_and_late = group(episode(1.0, 0.0), episode(0.0, 1.0))
+    assert teaches(early_and_late, by_turns, masks_truncated=False)
+    assert not teaches(early_and_late, LossConfig(), masks_truncated=False)  # all earned 1
+    assert not teaches(group(episode(0.0, 1.0), episode(0.0, 1.0)), by_turns, masks_truncated=False)
+    cut = group(episode(1.0, 0.0, finish="length"), episode(0.0, 1.0, finish="length"))
+    assert not teaches(cut, by_turns, masks_truncated=True)
+    # Discounted, what comes late is worth less before it comes.
+    late = group(episode(0.0, 1.0))
+    assert teaches(late, dataclasses.replace(by_turns, turn_discount=0.5), masks_truncated=False)
+
+
+def test_num_sampled_leaves_out_what_was_observed():
+    assert num_sampled(make_rollout(4, loss_mask=np.array([False, True, False, True]))) == 2

@@ -1,12 +1,13 @@
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
 
 from bridge.store.sqlite import SqliteStore
-from bridge.types import Sampling, Task, Version
+from bridge.types import RewardPart, RewardScore, Sampling, Task, Version
 from learner.data.problems import Problem
-from learner.publish.pinned import Pinned, evaluation_metrics, pinned_tickets
+from learner.publish.pinned import Pinned, evaluation_metrics, pinned_tickets, probe_problems
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.schedule.fakes import Problems
 
@@ -168,6 +169,40 @@ def test_evaluation_metrics_are_means_over_all_rollouts():
         "eval/response_tokens": 5.0,
         "eval/truncated": 0.5,
     }
+
+
+def test_evaluation_metrics_tell_verifiers_apart_and_count_turns_and_sampled_tokens():
+    mask = np.array([False, True, True, False, True])
+
+    def scored(*values):
+        return tuple(RewardScore(name=n, value=v, verdict="ok") for n, v in values)
+
+    played = make_rollout(
+        5, loss_mask=mask, turn_rewards=np.array([0.5, 0.0], np.float32), scores=scored(("math", 1.0))
+    )
+    short = make_rollout(1, turn_rewards=np.array([0.5], np.float32), scores=scored(("math", 0.0), ("format", 0.25)))
+    plain = make_rollout(2)
+    got = evaluation_metrics([make_group(make_ticket("e", kind="eval", order=-1), rollouts=(played, short, plain))])
+    assert got["eval/response_tokens"] == (3 + 1 + 2) / 3
+    assert {n: v for n, v in got.items() if n.startswith(("eval/turns", "eval/rewards/"))} == {
+        "eval/turns": 1.5,
+        "eval/rewards/math": 0.5,
+        "eval/rewards/format": 0.25,
+    }
+
+
+def test_probe_problems_are_single_turns_of_the_same_prompts():
+    plain = Problem("a", np.array([1], np.int32), Task.judged_by("math", answer="1"))
+    played = Problem(
+        "b", np.array([2, 3], np.int32), Task(rewards=(), answer="", metadata='{"x": 1}', environment="guess")
+    )
+    judged = dataclasses.replace(plain, task=dataclasses.replace(plain.task, environment="guess"))
+    (first, num), (second, _) = probe_problems([plain, played, judged])
+    assert first is plain and num == 2
+    assert second.prompt_tokens is played.prompt_tokens and second.task.environment == ""
+    assert second.task.rewards == (RewardPart("exact"),)
+    ((alone, _),) = probe_problems([judged])
+    assert alone.task == plain.task
 
 
 def test_pinned_tickets_come_first_and_ask_for_the_version():

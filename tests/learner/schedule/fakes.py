@@ -1,6 +1,7 @@
 """Stand-ins at the schedule's edges: problems that are numbers, a timeline that remembers its marks, a store in which
 nobody waits."""
 
+import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -25,6 +26,7 @@ class Problems:
     def __init__(self, num_prompt_tokens: int = 1) -> None:
         self.next = 0
         self._num_prompt_tokens = num_prompt_tokens
+        self.observed: list[tuple[str, float]] = []
 
     def __call__(self) -> Problem:
         self.next += 1
@@ -35,11 +37,25 @@ class Problems:
     def __next__(self) -> Problem:
         return self()
 
+    def observe(self, source: str, reward: float) -> None:
+        self.observed.append((source, reward))
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def get_state(self) -> dict[str, Any]:
         return {"next": self.next}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.next = state["next"]
+
+
+class Sourced(Problems):
+    """Problem n is of source `s{n}`."""
+
+    def __call__(self) -> Problem:
+        problem = super().__call__()
+        return dataclasses.replace(problem, source=f"s{problem.question}")
 
 
 class Marks:

@@ -66,6 +66,7 @@ def test_group_within_its_limits_is_let_in():
         (dict(reward=1e308), "extreme_reward"),
         (dict(reward=-1e308), "extreme_reward"),
         (dict(reward=1e9), "extreme_reward"),
+        (dict(turn_rewards=np.array([-2e6], np.float32)), "extreme_reward"),
     ],
 )
 def test_response_that_can_not_be_right_is_told_by_its_reason(fields, want):
@@ -89,6 +90,13 @@ def test_group_that_can_not_be_right_is_told_by_its_reason():
 def test_environments_tokens_have_no_logprob_to_look_at():
     mask = np.array([True, False, True])
     assert reason(group(loss_mask=mask, behavior_logprobs=logprobs(-1, -3e38, -1))) is None
+
+
+def test_turns_that_cancel_each_other_out_are_looked_at_one_by_one():
+    mask = np.array([True, False, True])
+    for size, want in ((1e9, "extreme_reward"), (1e3, None)):
+        turns = np.array([size, -size], np.float32)
+        assert reason(group(loss_mask=mask, turn_rewards=turns, reward=0.0)) == want
 
 
 def test_every_reason_is_a_metric():

@@ -14,7 +14,7 @@ from learner.schedule.intake import MAX_REFUSED_PER_TICKET
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import MAX_REPLACED_PER_GROUP, training_sampling
 from tests.bridge.factories import make_group, make_rollout
-from tests.learner.schedule.fakes import Marks, Problems
+from tests.learner.schedule.fakes import Marks, Problems, Sourced
 
 K = 2
 NO_PENALTY = sections.LossConfig()
@@ -22,7 +22,8 @@ NO_PROMPTS = sections.PromptsConfig()
 
 
 class Desk:
-    def __init__(self, store, *, R=2, loss=NO_PENALTY, prompts=NO_PROMPTS, **rounds):
+    def __init__(self, store, *, R=2, loss=NO_PENALTY, prompts=NO_PROMPTS, problems=None, **rounds):
+        self.prompts = problems or Problems()
         self.config = schema.Config(
             preset="test",
             run=sections.RunConfig(num_updates=1),
@@ -35,7 +36,7 @@ class Desk:
         stream = Stream(
             self.config,
             store=store,
-            prompts=Problems(),
+            prompts=self.prompts,
             sampling=training_sampling(self.config, ()),
             timeline=timeline,
             incarnation=0,
@@ -80,6 +81,22 @@ def test_group_without_signal_makes_way_for_another_prompt_of_its_round(store):
     assert desk.arrive(0, rewards=(1.0, 1.0)) == "zero_variance"
     assert desk.offered() == [(0, 2), (1, 1)]  # the third problem has the first one's place
     assert desk.arrive(0) is None and len(desk.planner.open_tickets) == 2
+
+
+def test_group_without_signal_tells_the_prompts_what_it_earned_before_another_takes_its_place(store):
+    desk = Desk(store, filter_zero_variance=True, problems=Sourced())
+    desk.arrive(0, rewards=(1.0, 1.0))
+    assert desk.prompts.observed == [("s0", 1.0)] and desk.planner.source("000000000") == "s2"
+    desk.arrive(1)  # waits to be trained; then it is told
+    assert desk.prompts.observed == [("s0", 1.0)]
+
+
+def test_group_without_signal_that_is_let_through_is_not_told_twice(store):
+    desk = Desk(store, filter_zero_variance=True, problems=Sourced(), R=1)
+    for _ in range(10):
+        desk.arrive(0, rewards=(1.0, 1.0))
+    assert desk.arrive(0, rewards=(1.0, 1.0)) is None  # ten were replaced: this one is trained
+    assert len(desk.prompts.observed) == 10
 
 
 def test_group_without_signal_is_kept_where_nothing_filters(store):

@@ -10,7 +10,7 @@ from configs import schema, sections
 from learner.schedule.planner import planner_of
 from learner.schedule.ticket_books import Consumed, training_sampling
 from tests.bridge.factories import as_plain
-from tests.learner.schedule.fakes import Problems
+from tests.learner.schedule.fakes import Problems, Sourced
 
 
 def config_of(R, U, *, width=0, K=2):
@@ -158,3 +158,42 @@ def test_replace_puts_another_problem_under_the_same_id_and_order():
     assert (new.id, new.order, new.round, new.min_version) == (old.id, old.order, old.round, old.min_version)
     assert old.prompt_tokens.tolist() == [0] and new.prompt_tokens.tolist() == [4]
     assert planner.open_tickets[0] is new and len(planner.open_tickets) == 4
+
+
+def sources_of(planner):
+    """By prompt, where each open ticket's is from."""
+    return {int(t.prompt_tokens[0]): planner.source(t.id) for t in [*planner.open_tickets, *planner.long_queue]}
+
+
+@pytest.mark.parametrize("width", [0, 6])
+def test_source_of_a_ticket_is_its_problems_also_after_a_restart_and_a_replacement(width):
+    planner = books_of(config_of(4, 2, width=width), problems=Sourced())
+    planner.issue_up_to(3, step=0)
+    planner.replace(planner.open_tickets[1].id)
+    planner.consume(planner.open_tickets[0].id)
+    want = {n: f"s{n}" for n in sources_of(planner)}
+    assert sources_of(planner) == want and 1 not in want and len(want) >= 3
+    resumed = books_of(config_of(4, 2, width=width), problems=Sourced())
+    state = json.loads(json.dumps(planner.get_state()))
+    resumed.set_state(state, planner.open_tickets)
+    assert sources_of(resumed) == want
+    assert set(state["sources"]) == {t.id for t in planner.open_tickets}  # and no more
+
+
+def test_source_of_a_group_is_known_while_its_update_may_be_put_back():
+    planner = books_of(config_of(4, 2), problems=Sourced())
+    planner.issue(step=0)
+    ids = [t.id for t in planner.open_tickets]
+    for id_ in ids[:2]:
+        planner.consume(id_)
+    planner.put_back()
+    assert [planner.source(i) for i in ids[:2]] == ["s0", "s1"]
+    for id_ in ids[:3]:
+        planner.consume(id_)
+    assert planner.get_state()["sources"] == {ids[3]: "s3"}
+
+
+def test_source_of_single_problems_takes_no_place_in_the_books():
+    planner = books_of(config_of(4, 2))
+    planner.issue(step=0)
+    assert planner.get_state()["sources"] == {} and planner.source(planner.open_tickets[0].id) == ""

@@ -15,7 +15,7 @@ from learner.schedule.async_window import AsyncWindow
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from tests.bridge.factories import make_group, make_rollout
-from tests.learner.schedule.fakes import Marks, Problems
+from tests.learner.schedule.fakes import Marks, Problems, Sourced
 
 K = 2
 
@@ -38,12 +38,12 @@ def config_of(*, window=False, updates=2, max_lag_steps=None):
 class Learner:
     """A stream, and one actor that hands in all it can claim whenever the learner waits, or does what a test says."""
 
-    def __init__(self, store, config, *, step=0, while_waiting=None):
+    def __init__(self, store, config, *, step=0, while_waiting=None, prompts=None):
         self.store = store
         self.marks: Any = Marks()
         self.incarnation = store.lead("here", lease_s=60)
         store.record_restore(self.incarnation, step)
-        self.prompts = Problems(2)
+        self.prompts = prompts or Problems(2)
         self.num_waits = 0
         self.stream = Stream(
             config,
@@ -134,6 +134,20 @@ def test_drop_update_asks_for_all_older_weights_made_anew_until_an_update_is_mad
     assert [t.id for t in learner.stream.planner.open_tickets][:2] == ids(4, 5)
     learner.stream.end_update()
     assert not learner.stream.takes_only_fresh
+
+
+def test_rewards_are_those_of_the_update_that_was_made_and_a_dropped_ones_are_forgotten(store):
+    learner = Learner(store, config_of(window=True))
+    learner.stream.resume(None)
+    batches = learner.train(1)
+    # Two groups of K responses that no verifier was asked about.
+    assert learner.stream.take_rewards()["verdicts/unjudged"] == 2 * K
+    next(batches)
+    learner.stream.drop_update()
+    next(batches)
+    learner.stream.end_update()
+    assert learner.stream.take_rewards()["verdicts/unjudged"] == 2 * K
+    assert learner.stream.take_rewards()["verdicts/unjudged"] == 0
 
 
 def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
@@ -289,3 +303,22 @@ def test_groups_forgotten_at_an_ess_stop_no_longer_count_as_waiting(store):
     learner.stream.intake.keep_fresh(learner.stream.step)
     planner = learner.stream.planner
     assert isinstance(planner, AsyncWindow) and not planner._arrived
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_prompts_are_told_what_each_trained_group_earned_once_and_by_its_source(store, window):
+    config = config_of(updates=8, window=window)
+    before = Learner(store, config, prompts=Sourced(2))
+    before.stream.resume(None)
+    before.train(1)
+    saved = json.loads(json.dumps(before.stream.begin_save()))
+    assert before.prompts.observed == [("s0", 0.5), ("s1", 0.5)]  # K = 2 rewards, 0 and 1
+    before.stream.acknowledge(1)
+    before.train(1)  # lost with the process
+
+    after = Learner(store, config, step=1, prompts=Sourced(2))
+    after.stream.resume(saved)
+    after.train(3)
+    assert after.prompts.observed == [
+        (f"s{n}", 0.5) for n in range(2, 8)
+    ]  # those that wait arrive again, and count once

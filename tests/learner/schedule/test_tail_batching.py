@@ -12,7 +12,7 @@ from configs import schema, sections
 from learner.schedule.planner import RoundPlanner
 from learner.schedule.tail_batching import max_rounds_deferred
 from learner.schedule.ticket_books import MAX_REPLACED_PER_GROUP, training_sampling
-from tests.learner.schedule.fakes import Problems
+from tests.learner.schedule.fakes import Problems, Sourced
 
 
 def config_of(R, *, eta_prompts=1.25, eta_samples=1.0, K=4):
@@ -163,6 +163,25 @@ def test_state_between_rounds_gives_the_same_future():
         a, b = (play_round(p, random.Random(seed)) for p in (whole, resumed))
         assert [[t.id for t in x] for x in a] == [[t.id for t in x] for x in b]
         assert [prompt(t) for t in a[0]] == [prompt(t) for t in b[0]]
+
+
+def test_source_of_a_prompt_that_lost_its_race_is_known_when_it_comes_back():
+    config = config_of(4, eta_prompts=1.5)
+    planner, rng = planner_of(config, Sourced()), random.Random(3)
+    while not planner.round_is_long:
+        play_round(planner, rng)
+        waiting = planner.long_queue
+        assert [planner.source(t.id) for t in waiting] == [f"s{prompt(t)}" for t in waiting]
+        assert planner.get_state()["sources"].keys() == {t.id for t in waiting}  # nothing is open between rounds
+        resumed = planner_of(config, Sourced())
+        resumed.set_state(planner.get_state(), planner.open_tickets, waiting)
+        if resumed.issue(step=0) and resumed.round_is_long:
+            assert [resumed.source(t.id) for t in resumed.open_tickets] == [
+                f"s{prompt(t)}" for t in resumed.open_tickets
+            ]
+            break
+    else:
+        raise AssertionError("no round was a long one")
 
 
 def test_put_back_opens_the_last_update_again():

@@ -113,6 +113,8 @@ def run_of(config, *, steps=None, spans=None) -> Any:
             num_held_back={},
             dropped=collections.Counter(),
             trained=lambda *a: None,
+            take_rewards=lambda: {},
+            prompts=SimpleNamespace(metrics=lambda: {}),
             poll=lambda: None,
             end_update=end_update,
             drop_update=lambda: None,

@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,6 +140,46 @@ def test_pack_groups_normalisation_weights_and_denominator(normalization, weight
 @pytest.mark.parametrize(
     "normalization,denominator", [("token", 1 + 3), ("sequence", 2), ("sequence_sum", 2), ("constant", 24)]
 )
+def episode(mask, turn_rewards, reward):
+    size = len(mask)
+    return dataclasses.replace(
+        random_rollout(np.random.default_rng(0), 1),
+        tokens=np.arange(size, dtype=np.int32),
+        loss_mask=np.array(mask, bool),
+        behavior_logprobs=np.zeros(size, np.float32),
+        token_versions=np.zeros(size, np.int32),
+        turn_rewards=np.array(turn_rewards, np.float32),
+        reward=reward,
+    )
+
+
+def test_pack_groups_by_turns_each_token_has_its_turns_advantage():
+    group = dataclasses.replace(
+        group_of_lengths("g", [2]),
+        rollouts=(episode([0, 1, 1, 0, 1], [1.0, 0.0], 1.0), episode([1, 0, 0, 1, 0, 1], [0.0, 2.0, 0.0], 3.0)),
+    )
+    (micro,) = pack(config_of(advantage="turn_grpo", advantage_eps=0.5), [group])
+    # Returns 1, 0; and with 1 of a verifier's at the end 3, 3, 1.
+    returns = np.array([1, 0, 3, 3, 1])
+    a = (returns - returns.mean()) / (returns.std(ddof=1) + 0.5)
+    longer, shorter = segments_of(micro.batch)  # longest first
+    np.testing.assert_allclose(shorter["advantages"], [0, 0, a[0], a[0], 0, a[1]], rtol=1e-6)
+    np.testing.assert_allclose(longer["advantages"], [0, a[2], 0, 0, a[3], 0, a[4]], rtol=1e-6)
+    (summed,) = pack(config_of(), [group])
+    longer, shorter = segments_of(summed.batch)
+    assert np.unique(shorter["advantages"]).size == np.unique(longer["advantages"]).size == 2  # and 0 where observed
+
+
+def test_pack_groups_observed_tokens_are_computed_but_make_no_response_longer():
+    quiet, talked = episode([1, 1], [0.0], 1.0), episode([1, 1] + [0] * 6, [0.0], 1.0)
+    group = dataclasses.replace(group_of_lengths("g", [2]), rollouts=(quiet, talked))
+    shaping: dict[str, Any] = dict(overlong_buffer_tokens=6, overlong_penalty=2.0, length_penalty=1.0)  # of 12 tokens
+    (micro,) = pack(config_of(**shaping), [group])
+    assert not micro.batch.advantages.any()  # two sampled tokens each: nothing tells them apart
+    assert float(micro.batch.response_tokens.mean) == float(micro.batch.response_tokens.maximum) == 2
+    assert micro.sum_squared_lengths == 3**2 + 9**2  # attention reads all of it
+
+
 def test_pack_groups_masked_responses_train_nothing_but_count_in_their_groups_advantages(normalization, denominator):
     config = config_of(normalization=normalization)
     whole = group_of_lengths("g", [2, 4, 6])  # rewards 0, 1, 2

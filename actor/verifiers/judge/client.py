@@ -1,0 +1,174 @@
+"""A judge: bounded requests at once, bounded retries, and never a score that the model did not give.
+
+It runs in the actor's own process, as it only waits; workers are for verifiers that compute.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import pathlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from absl import logging
+
+from actor.verifiers.judge import answer, prompt
+from actor.verifiers.judge.endpoint import AwayError, Endpoint, RefusedError
+from actor.verifiers.judged import Response, Score
+from actor.verifiers.pool import VerifierError
+from bridge.secrets import read_key_file
+from bridge.types import Task
+from configs.sections.judge import JudgeConfig, check_template
+
+_FORMAT_STATUSES = (400, 422, 501)
+"""What endpoints that know no `response_format` answer to one."""
+
+
+@dataclasses.dataclass
+class JudgeCounts:
+    """What happened so far."""
+
+    num_requests: int = 0
+    """That were sent, each attempt being one."""
+    num_retries: int = 0
+    num_failures: int = 0
+    """Responses that got no score: each is a `VerifierError`."""
+    num_clamped: int = 0
+    """Scores that were beyond the bounds."""
+    problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Attempts that failed, by kind: status_429, timeout, connection, no_json, wrong_schema, ..."""
+
+
+class Judge:
+    """Scores responses by asking a model; many at once."""
+
+    def __init__(
+        self,
+        config: JudgeConfig,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """Asks nothing yet. Of a colocated judge the config has its address (`launch.judge`).
+
+        Raises:
+          ValueError: the key's or the template's file can't be used.
+        """
+        if not config.url:
+            raise ValueError("there is no judge: judge.url is empty, and none was started (judge.colocate)")
+        self._config = config
+        self._template = _template(config)
+        self._sleep, self._clock, self._draw = sleep, clock, draw
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._resume_at_s = 0.0
+        """Before this nothing is asked: the endpoint said so."""
+        self._asks_for_schema = config.parser == "json" and config.structured != "off"
+        self._endpoint = Endpoint(
+            config.url,
+            api_key=read_key_file(config.api_key_file) if config.api_key_file else None,
+            timeout_s=config.timeout_s,
+            concurrency=config.concurrency,
+        )
+        self.counts = JudgeCounts()
+
+    async def score(self, response: Response, task: Task) -> Score:
+        """The judge's score of a response, between 0 and 1; ok where it is above 0.
+
+        Raises:
+          VerifierError: the judge is away, refuses, or gives no score that can be read, each time it was asked.
+        """
+        try:
+            number = await self._ask(response, task)
+        except VerifierError as e:
+            self.counts.num_failures += 1
+            logging.warning("judge gave no score problem=%r", str(e))
+            raise
+        value = answer.scaled(number, self._config)
+        self.counts.num_clamped += not self._config.min_score <= number <= self._config.max_score
+        return Score(value=value, verdict="ok" if value > 0 else "wrong")
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        await self._endpoint.close()
+
+    async def _ask(self, response: Response, task: Task) -> float:
+        num_away = num_unreadable = 0
+        while True:
+            body = self._body(response, task)  # with a nonce of its own at each attempt
+            try:
+                return answer.raw_score(await self._attempt(body), self._config)
+            except AwayError as e:
+                problem, num_away = e, num_away + 1
+                self._leave_alone(e.retry_after_s)
+            except answer.UnreadableError as e:
+                problem, num_unreadable = e, num_unreadable + 1
+            except RefusedError as e:
+                self.counts.problems[f"status_{e.status}"] += 1
+                if self._may_drop_schema(e, body):
+                    continue
+                raise VerifierError(f"the judge refuses: {e}") from e
+            self.counts.problems[problem.kind] += 1
+            if num_away > self._config.retries or num_unreadable > self._config.answer_retries:
+                attempts = num_away + num_unreadable
+                raise VerifierError(f"the judge gave no score: {problem} ({attempts} attempts)") from problem
+            self.counts.num_retries += 1
+            await self._sleep(self._backoff_s(num_away + num_unreadable - 1))
+
+    async def _attempt(self, body: dict[str, Any]) -> str:
+        async with self._places:
+            if (wait_s := self._resume_at_s - self._clock()) > 0:
+                await self._sleep(wait_s)
+            self.counts.num_requests += 1
+            return await self._endpoint.ask(body)
+
+    def _body(self, response: Response, task: Task) -> dict[str, Any]:
+        config = self._config
+        try:
+            messages = prompt.messages(
+                self._template, config.system_prompt, task, response.text, config.max_response_chars
+            )
+        except ValueError as e:
+            raise VerifierError(str(e)) from e
+        body: dict[str, Any] = {
+            "model": config.model,
+            "messages": messages,
+            "max_tokens": config.max_tokens,
+            "temperature": config.temperature,
+        }
+        return body | ({"response_format": answer.schema(config)} if self._asks_for_schema else {})
+
+    def _may_drop_schema(self, error: RefusedError, body: dict[str, Any]) -> bool:
+        """Whether to ask again without a schema: the endpoint knows none. The answer is checked all the same."""
+        is_about_it = error.status in _FORMAT_STATUSES and any(
+            word in error.said for word in ("response_format", "json_schema", "guided", "structured")
+        )
+        if self._config.structured != "auto" or "response_format" not in body or not is_about_it:
+            return False
+        if self._asks_for_schema:
+            logging.warning("judge's endpoint knows no response_format; it is left out from here on: %s", error)
+        self._asks_for_schema = False
+        self.counts.num_retries += 1
+        return True
+
+    def _leave_alone(self, wait_s: float) -> None:
+        bounded_s = min(wait_s, self._config.max_retry_after_s)
+        self._resume_at_s = max(self._resume_at_s, self._clock() + bounded_s)
+
+    def _backoff_s(self, num_before: int) -> float:
+        """Exponential, with full jitter: those that failed together don't come back together."""
+        # The power is bounded, too: a float ends at 2 ** 1023.
+        return self._draw(0.0, min(self._config.max_backoff_s, self._config.backoff_s * 2.0 ** min(num_before, 60)))
+
+
+def _template(config: JudgeConfig) -> str:
+    if not config.template_file:
+        return config.template
+    try:
+        template = pathlib.Path(config.template_file).read_text(encoding="utf-8")
+        check_template(template)
+    except (OSError, ValueError) as e:
+        raise ValueError(f"judge.template_file={config.template_file} can't be used: {e}") from e
+    return template

@@ -1,0 +1,27 @@
+"""Writes a file of small functions to write, for verifier=code: `python -m launch.code_tasks FILE [--num=20000]`."""
+
+import json
+import pathlib
+import sys
+
+from absl import app, flags
+
+from bridge.files import replace_file
+from configs.code_tasks import row
+
+_NUM = flags.DEFINE_integer("num", 20_000, "Rows; those whose question was there before are left out.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Another file for each.")
+
+
+def main(argv: list[str]) -> None:
+    """Writes it, whole or not at all."""
+    if len(argv) != 2:
+        sys.exit("error: give one FILE, as in python -m launch.code_tasks code_tasks.jsonl")
+    rows = {made["prompt"]: made for made in (row(_SEED.value, index) for index in range(_NUM.value))}
+    file = pathlib.Path(argv[1])
+    replace_file(file, "".join(json.dumps(made) + "\n" for made in rows.values()).encode())
+    print(f"{file}: {len(rows)} functions to write, with test cases")
+
+
+if __name__ == "__main__":
+    app.run(main)

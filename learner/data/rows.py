@@ -1,0 +1,189 @@
+"""A row of a file to a problem, or the reason why it is none."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from bridge import code_tests
+from bridge.types import MAX_REWARD_PARTS
+from configs.sections import PromptsConfig
+from configs.sections.prompt_source import VERIFIERS, PromptSource
+from learner.data.problems import RawProblem, task_of
+from learner.data.tokenizer import Message
+
+_NEED_NO_ANSWER = frozenset({"code", "judge", "format"})
+"""Verifiers that find what they need in the row's metadata, or in the response alone."""
+
+
+class NotARowError(ValueError):
+    """What a row lacks; its text is the reason that the quarantine names."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowFormat:
+    """How the rows of a source are read."""
+
+    source: PromptSource
+    rewards_field: str
+    metadata_field: str
+    verifiers: frozenset[str]
+    """Those that a row may name: ours, and the user's own that the config names. A file can't have code imported."""
+
+    @classmethod
+    def of(cls, prompts: PromptsConfig, source: PromptSource) -> "RowFormat":
+        """That of one of the config's sources."""
+        return cls(
+            source=source,
+            rewards_field=prompts.rewards_field,
+            metadata_field=prompts.metadata_field,
+            verifiers=frozenset((*VERIFIERS, *prompts.own_verifiers)),
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        """The fields that are looked at."""
+        fields = (self.source.prompt_field, self.source.answer_field, self.rewards_field, self.metadata_field)
+        return [f for f in fields if f]
+
+
+def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem | str:
+    """The problem of row `number`, or why it is none.
+
+    A prompt is text, or a conversation (a list of {role, content}); an answer is text or a number. What verifiers need
+    besides is in the row's metadata, and a row's own verifiers in its rewards.
+    """
+    try:
+        return problem_of(number, row, form)
+    except NotARowError as e:
+        return str(e)
+
+
+def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
+    """The same.
+
+    Raises:
+      NotARowError: it is none.
+    """
+    source = form.source
+    parts = _parts(row, form)
+    needs_answer = not (parts.keys() <= _NEED_NO_ANSWER)  # an episode that no verifier judges needs none
+    wanted = (source.prompt_field, *((source.answer_field,) if needs_answer else ()))
+    missing = [f for f in wanted if row.get(f) is None]
+    if missing:
+        raise NotARowError(
+            f"no field {' and no field '.join(map(repr, missing))} (fields: {', '.join(sorted(map(str, row)))})"
+        )
+    answer = _answer(row.get(source.answer_field), source.answer_field, needs_answer)
+    metadata = _metadata(row, form)
+    if "reasoning_gym" in parts and not _is_entry(metadata):
+        raise NotARowError("verifier reasoning_gym needs the library's entry as metadata (metadata.source_dataset)")
+    if "code" in parts:
+        try:
+            code_tests.read(metadata)
+        except ValueError as e:
+            raise NotARowError(str(e)) from e
+    question, messages = _prompt(row[source.prompt_field], source.prompt_field)
+    if "judge" in parts:  # it is told what was asked
+        metadata = {"question": question, **(metadata or {})}
+    task = task_of(answer, parts, answer_in=source.answer_in, metadata=metadata, environment=source.environment)
+    return RawProblem(question, messages, task, number, source.environment)
+
+
+def _answer(answer: Any, field: str, is_needed: bool) -> str | int | float:
+    if answer is None and not is_needed:
+        return ""
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or (is_needed and not str(answer).strip()):
+        raise NotARowError(f"{field!r} must be text or a number, got {answer!r}")
+    if not _is_unicode(str(answer)):
+        raise NotARowError(f"{field!r} is no Unicode text: {answer!r}")
+    return answer
+
+
+def _prompt(prompt: Any, field: str) -> tuple[str, tuple[Message, ...]]:
+    """(the question, the conversation if it is one)."""
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise NotARowError(f"{field!r} is empty")
+        if not _is_unicode(prompt):
+            raise NotARowError(f"{field!r} is no Unicode text")
+        return prompt, ()
+    if not isinstance(prompt, list) or not prompt:
+        raise NotARowError(f"{field!r} must be text or a list of messages, got {type(prompt).__name__}")
+    for message in prompt:
+        if not (
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+        ):
+            raise NotARowError(f"{field!r}: every message needs a role and a content")
+        if not _is_unicode(message["role"] + message["content"]):
+            raise NotARowError(f"{field!r} is no Unicode text")
+    messages = tuple({"role": m["role"], "content": m["content"]} for m in prompt)
+    return "\n".join(m["content"] for m in messages), messages
+
+
+def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
+    """Weights by verifier: the row's own, or the source's."""
+    given = row.get(form.rewards_field) if form.rewards_field else None
+    if given is None:
+        return form.source.parts
+    field = form.rewards_field
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_REWARD_PARTS:
+        raise NotARowError(f"{field!r} must be a list of 1 to {MAX_REWARD_PARTS} {{name, weight}}, got {_short(given)}")
+    parts: dict[str, float] = {}
+    for part in given:
+        if not isinstance(part, dict) or not isinstance(part.get("name"), str) or not part.keys() <= {"name", "weight"}:
+            raise NotARowError(f"{field!r}: every part is {{name, weight}}, got {_short(part)}")
+        name = part["name"]
+        weight = 1.0 if part.get("weight") is None else part["weight"]
+        if name not in form.verifiers:
+            raise NotARowError(f"{field!r}: no verifier {name!r}; there are {', '.join(sorted(form.verifiers))}")
+        if name in parts:
+            raise NotARowError(f"{field!r} names {name!r} twice")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not _counts(weight):
+            raise NotARowError(f"{field!r}: the weight of {name!r} must be a finite number and not 0, got {weight!r}")
+        parts[name] = float(weight)
+    return parts
+
+
+def _counts(weight: float) -> bool:
+    try:
+        return math.isfinite(weight) and weight != 0
+    except OverflowError:  # a whole number beyond float64
+        return False
+
+
+def _metadata(row: dict[str, Any], form: RowFormat) -> dict[str, Any]:
+    """The row's object; also where a column of text holds it as JSON."""
+    given = row.get(form.metadata_field) if form.metadata_field else None
+    if given is None:
+        return {}
+    found: Any = given
+    if isinstance(given, str):
+        try:
+            found = json.loads(given)
+        except ValueError:
+            found = None
+    if not isinstance(found, dict):
+        raise NotARowError(f"{form.metadata_field!r} must be an object, or JSON of one, got {_short(given)}")
+    return found
+
+
+def _is_entry(metadata: dict[str, Any]) -> bool:
+    inner = metadata.get("metadata")
+    return isinstance(inner, dict) and bool(inner.get("source_dataset"))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _is_unicode(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can spell and neither a hash nor a tokenizer can take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

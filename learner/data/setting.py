@@ -1,0 +1,75 @@
+"""What the sources of a run's prompts have in common, and what each becomes."""
+
+import dataclasses
+from typing import Protocol
+
+from configs.schema import Config
+from configs.sections.prompt_source import PromptSource
+from learner.data.problems import BadRow, Problem, RawProblem, is_held_out
+from learner.data.rendering import max_prompt_tokens, tokenize
+from learner.data.rows import RowFormat
+from learner.data.tokenizer import Tokenizer
+
+
+class Problems(Protocol):
+    """What a source trains on, by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Problem | None:
+        """Problem `index`; None if that one is held out or does not fit."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A source, looked at."""
+
+    name: str
+    source: PromptSource
+    problems: Problems
+    is_endless: bool
+    """Made by index, so that no epoch ends."""
+    held_out: tuple[Problem, ...]
+    """As many as were asked for, or all."""
+    bad: tuple[BadRow, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Config and tokenizer, and the evaluation that all sources keep out of training."""
+
+    config: Config
+    tokenizer: Tokenizer
+    evaluated: frozenset[str] = frozenset()
+    """Questions, stripped, of evaluation files, and of other sources' held-out problems."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest prompt."""
+        return max_prompt_tokens(self.config)
+
+    def form(self, source: PromptSource) -> RowFormat:
+        """How a source's rows are read."""
+        return RowFormat.of(self.config.prompts, source)
+
+    def is_held_out(self, raw: RawProblem) -> bool:
+        """Whether its hash holds it out."""
+        return is_held_out(raw.question, self.config.prompts.held_out_one_in)
+
+    def is_evaluated(self, raw: RawProblem) -> bool:
+        """Whether an evaluation has it, whatever its hash."""
+        return raw.question.strip() in self.evaluated
+
+    def tokenize(self, raw: RawProblem, name: str) -> Problem:
+        """The problem of source `name`.
+
+        Raises:
+          ValueError: the chat template refuses it.
+        """
+        return tokenize(raw, self.tokenizer, self.config.prompts, source=name)
+
+
+def where(name: str) -> str:
+    """The field of the config that describes a source."""
+    return f"prompts.mixture.{name}" if name else "prompts"

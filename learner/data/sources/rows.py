@@ -1,0 +1,146 @@
+"""Rows by number, read when they are asked for: lines of JSON, and columns in Arrow's format (parquet).
+
+What is kept of a file of lines is where each begins, 8 bytes a row; of a parquet file the columns that are looked at,
+as Arrow holds them, and beyond a bound on disk.
+"""
+
+import json
+import mmap
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+
+Row = dict[str, Any]
+
+BATCH_ROWS = 4096
+"""Rows that are looked at together."""
+MAX_TABLE_BYTES = 2**30
+"""Columns of a parquet file that are kept in memory; larger ones are unpacked to a file without a name, and mapped."""
+_SCAN_BYTES = 2**26
+
+
+class Rows(Protocol):
+    """What a problem is parsed from."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Row | str | None:
+        """Row `index`, counted from 0; or why it can't be read; None for a blank line."""
+        ...
+
+    def batches(self) -> Iterator[Sequence[Row | str | None]]:
+        """All of them in order, some at a time."""
+        ...
+
+
+class JsonLines:
+    """The lines of a .jsonl file, mapped into memory."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Finds where the lines begin.
+
+        Raises:
+          OSError: the file can't be read.
+        """
+        with open(path, "rb") as file:
+            is_empty = not file.seek(0, 2)
+            self._map = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._starts = _line_starts(self._map)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> Row | str | None:
+        line = self._map[self._starts[index] : self._starts[index + 1]]
+        if not line.strip():
+            return None
+        return decode_json(line)
+
+    def batches(self) -> Iterator[Sequence[Row | str | None]]:
+        """All of them in order, some at a time."""
+        for start in range(0, len(self), BATCH_ROWS):
+            yield [self[i] for i in range(start, min(start + BATCH_ROWS, len(self)))]
+
+
+class ArrowRows:
+    """The rows of an Arrow table."""
+
+    def __init__(self, table: pyarrow.Table) -> None:
+        """`table` may be mapped from a file."""
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, index: int) -> Row | str | None:
+        return self._table.slice(index, 1).to_pylist()[0]
+
+    def batches(self) -> Iterator[Sequence[Row | str | None]]:
+        """All of them in order, some at a time."""
+        for batch in self._table.to_batches(max_chunksize=BATCH_ROWS):
+            yield batch.to_pylist()
+
+
+def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
+    """A .parquet file's rows, of those columns that it has; or all columns, if the first one, the prompt's, is missing.
+
+    Raises:
+      ValueError: it is no parquet file.
+    """
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        names = wanted_columns(file.schema_arrow.names, columns)
+        if _num_bytes(file, names) <= MAX_TABLE_BYTES:
+            return ArrowRows(file.read(columns=names))
+        return ArrowRows(_unpacked(file, names))
+    except (pyarrow.ArrowException, OSError) as e:
+        raise ValueError(f"{path} is no parquet file: {e}") from e
+
+
+def wanted_columns(there: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Those of `columns` that are there; all that is there without the first of them, so that an error can list it."""
+    return [c for c in there if c in columns] if columns[0] in there else list(there)
+
+
+def decode_json(line: bytes) -> Row | str:
+    """A row, or why it is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        return f"not JSON: {e}"
+    return row if isinstance(row, dict) else f"not a JSON object but {type(row).__name__}"
+
+
+def _line_starts(data: mmap.mmap | bytes) -> np.ndarray:
+    """Where each line begins, and where the last one ends; int64."""
+    found = [np.zeros(1, np.int64)]
+    for start in range(0, len(data), _SCAN_BYTES):
+        chunk = np.frombuffer(data[start : start + _SCAN_BYTES], np.uint8)
+        found.append(np.flatnonzero(chunk == ord("\n")) + (start + 1))
+    starts = np.concatenate(found)
+    return starts if starts[-1] == len(data) else np.append(starts, len(data))
+
+
+def _num_bytes(file: pyarrow.parquet.ParquetFile, names: Sequence[str]) -> int:
+    """What the columns take unpacked."""
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    columns = [g.column(i) for g in groups for i in range(g.num_columns)]
+    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in names)
+
+
+def _unpacked(file: pyarrow.parquet.ParquetFile, names: list[str]) -> pyarrow.Table:
+    """The columns mapped from a file that goes with this process; a row group at a time is in memory."""
+    with tempfile.TemporaryFile() as target:
+        schema = pyarrow.schema([file.schema_arrow.field(n) for n in names])
+        with pyarrow.ipc.new_file(target, schema) as writer:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
+                writer.write_batch(batch)
+        target.flush()
+        mapped = pyarrow.memory_map(f"/proc/self/fd/{target.fileno()}")  # stays when the file has no name any more
+        return pyarrow.ipc.open_file(mapped).read_all()

@@ -1,0 +1,112 @@
+"""Training problems without end, from one source or a mixture, with all that a restart needs to go on alike."""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import grain
+from absl import logging
+
+from configs.schema import Config
+from learner.data.curriculum import Curriculum
+from learner.data.mixture import Mixture
+from learner.data.problems import Problem
+from learner.data.setting import Opened
+
+_NO_PREFETCH = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+class PromptStream:
+    """An endless iterator of training problems whose place can be saved and restored.
+
+    Each source is a grain dataset: rows are shuffled by the run's seed, anew each epoch, and every row comes before any
+    comes again. What a restart gives is the same as long as the rewards are (`observe`).
+
+    Not thread-safe (grain iterators are not).
+    """
+
+    def __init__(self, config: Config, opened: Sequence[Opened]) -> None:
+        """Starts at the first problem."""
+        self._opened = {o.name: o for o in opened}
+        self._iterators = {o.name: iter(_dataset(o, config.run.seed)) for o in opened}
+        self._num_drawn = dict.fromkeys(self._opened, 0)
+        self._mixture = Mixture(list(self._opened))
+        self._curriculum = Curriculum(config.prompts)
+
+    def __next__(self) -> Problem:
+        name = self._mixture.pick(self._curriculum.weights())
+        self._num_drawn[name] += 1
+        return next(self._iterators[name])
+
+    def observe(self, source: str, reward: float) -> None:
+        """Takes in the mean reward of a group whose problem was of `source`."""
+        self._curriculum.observe(source, reward)
+
+    def metrics(self) -> dict[str, float]:
+        """Epochs, and of a mixture each source's share and mean reward (`learner/metrics.py`)."""
+        epochs = {n: self._num_drawn[n] / len(o.problems) for n, o in self._opened.items() if not o.is_endless}
+        row = {"prompts/epoch": max(epochs.values())} if epochs else {}
+        if len(self._opened) == 1:
+            return row
+        weights = self._curriculum.weights()
+        whole = sum(weights.values())
+        row |= {f"prompts/{name}/epoch": epoch for name, epoch in epochs.items()}
+        row |= {f"prompts/{name}/share": weight / whole for name, weight in weights.items()}
+        row |= {f"prompts/{name}/problems": float(drawn) for name, drawn in self._num_drawn.items()}
+        row |= {f"prompts/{name}/reward": reward for name, reward in self._curriculum.rewards.items()}
+        return row
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the stream stands; JSON."""
+        return {
+            "sources": {
+                name: {
+                    "iterator": iterator.get_state(),
+                    "num_drawn": self._num_drawn[name],
+                    "num_rows": self._rows(name),
+                }
+                for name, iterator in self._iterators.items()
+            },
+            "mixture": self._mixture.get_state(),
+            "curriculum": self._curriculum.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where `get_state` was called. A source that is new since begins at its first problem."""
+        if "sources" not in state:  # a checkpoint of before there were mixtures: the one source's iterator
+            (name,) = self._iterators
+            self._iterators[name].set_state(state)
+            self._num_drawn[name] = state["next_index"]
+            return
+        for name, iterator in self._iterators.items():
+            saved = state["sources"].get(name)
+            if saved is None:
+                logging.warning("prompts source=%s is new: it begins at its first problem", name)
+                continue
+            if saved["num_rows"] != self._rows(name):
+                logging.warning(
+                    "prompts source=%s has %s rows, at the checkpoint it had %s: its order is another from here on",
+                    name or "-",
+                    self._rows(name),
+                    saved["num_rows"],
+                )
+            iterator.set_state(saved["iterator"])
+            self._num_drawn[name] = saved["num_drawn"]
+        self._mixture.set_state(state["mixture"])
+        self._curriculum.set_state(state["curriculum"])
+
+    def _rows(self, name: str) -> int:
+        return len(self._opened[name].problems)
+
+
+def _dataset(opened: Opened, seed: int) -> grain.IterDataset[Any]:
+    source = grain.MapDataset.source(opened.problems)
+    if opened.is_endless:
+        return source.to_iter_dataset(_NO_PREFETCH).filter(_is_there)
+    # Sources of one mixture are shuffled apart; a single one, which has no name, by the run's seed itself.
+    seed = (seed + zlib.crc32(opened.name.encode())) % 2**32
+    return source.seed(seed).shuffle().repeat().to_iter_dataset(_NO_PREFETCH)
+
+
+def _is_there(problem: Problem | None) -> bool:
+    return problem is not None

@@ -1,0 +1,103 @@
+"""Tickets of environments in the actor's loop; how an episode is played is `tests/actor/environments`' matter."""
+
+from typing import cast
+
+import numpy as np
+
+from actor.environments.episode import Episodes
+from actor.environments.protocol import EpisodeError
+from actor.environments.transcript import Played
+from actor.environments.turns import EpisodeRequest
+from bridge.types import Task, Version
+from tests.actor.fakes import until
+from tests.actor.loop_setup import make_setup, run
+
+GUESS = Task(rewards=(), answer="7", metadata='{"seed": 3}', environment="guess")
+
+
+class TwoTurns:
+    """Plays two turns of one token each, an observation of two before and between; fails as often as it is told to."""
+
+    def __init__(self, num_failing: int = 0) -> None:
+        self.num_failures = 0
+        self.asked: list[EpisodeRequest] = []
+        self._num_failing = num_failing
+
+    async def play(self, episode: EpisodeRequest) -> Played:
+        self.asked.append(episode)
+        if self.num_failures < self._num_failing:
+            self.num_failures += 1
+            raise EpisodeError("its environment is broken")
+        mask = np.array([False, False, True, False, False, True])
+        return Played(
+            tokens=np.arange(6, dtype=np.int32),
+            loss_mask=mask,
+            logprobs=np.where(mask, -0.5, 0).astype(np.float32),
+            token_versions=(Version(incarnation=0, step=0),) * 6,
+            finish="stop",
+            turn_rewards=np.array([0.25, 1.0], np.float32),
+        )
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def setup_of(tmp_path, episodes: TwoTurns | None):
+    return make_setup(tmp_path, auto=True, episodes=cast(Episodes, episodes))
+
+
+def test_ticket_of_an_environment_is_played_and_its_rewards_are_its_turns(tmp_path):
+    async def body():
+        episodes = TwoTurns()
+        s = setup_of(tmp_path, episodes)
+        s.publish(0)
+        s.put(0, task=GUESS)
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the group")
+        (group,) = s.groups()
+        assert [r.reward for r in group.rollouts] == [1.25, 1.25] and group.rollouts[0].scores == ()
+        assert group.rollouts[0].loss_mask.tolist() == [False, False, True, False, False, True]
+        assert group.rollouts[0].turn_rewards.tolist() == [0.25, 1.0]
+        assert {(e.environment, e.row["seed"], e.row["answer"]) for e in episodes.asked} == {("guess", 3, "7")}
+        assert len({e.request_id for e in episodes.asked}) == 2
+
+    run(body())
+
+
+def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offered_again(tmp_path):
+    async def body():
+        s = setup_of(tmp_path, TwoTurns(num_failing=1))
+        s.publish(0)
+        s.put(0, task=GUESS)
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the second attempt's group")
+        assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == s.actor.num_episode_failures == 1
+
+    run(body())
+
+
+def test_ticket_of_an_environment_is_no_single_turn_where_none_is_played(tmp_path, monkeypatch):
+    monkeypatch.setattr("actor.serving.MAX_DROPPED_IN_A_ROW", 1)
+
+    async def body():
+        s = setup_of(tmp_path, None)
+        s.publish(0)
+        s.put(0, task=GUESS)
+        async with s.serving() as task:
+            await until(task.done, "the actor ends")
+        assert s.groups() == []
+
+    run(body())
+
+
+def test_task_without_an_environment_goes_straight_to_the_engine(tmp_path):
+    async def body():
+        episodes = TwoTurns()
+        s = setup_of(tmp_path, episodes)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the group")
+        assert episodes.asked == [] and s.groups()[0].rollouts[0].loss_mask.all()
+
+    run(body())

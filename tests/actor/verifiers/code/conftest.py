@@ -1,0 +1,1 @@
+from tests.actor.sandbox.conftest import isolated as isolated

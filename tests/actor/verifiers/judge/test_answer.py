@@ -1,0 +1,89 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actor.verifiers.judge import answer
+from configs.sections.judge import JudgeConfig
+
+JSON = JudgeConfig()
+WORDS = JudgeConfig(parser="verdict", verdicts={"correct": 10.0, "incorrect": 0.0, "partly correct": 5.0})
+NUMBER = JudgeConfig(parser="regex")
+TRUTH = JudgeConfig(json_fields={"score": "number", "is_safe": "boolean"})
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "score"),
+    [
+        (JSON, '{"reason": "r", "score": 7}', 7.0),
+        (JSON, 'Well.\n```json\n{"score": 3.5, "reason": "}"}\n```\nDone.', 3.5),
+        (JSON, '{"reason": "first", "score": 1} no: {"reason": "last", "score": 2}', 2.0),
+        (JSON, '{"reason": {"score": 9}} {"reason": "r", "score": 2, "more": {"score": 8}}', 2.0),
+        (JSON, '<think>{"reason": "r", "score": 10}</think>{"reason": "r", "score": 1}', 1.0),
+        (JSON, '{{{ {"reason": "r", "score": 4} }', 4.0),
+        (TRUTH, '{"score": 4, "is_safe": false}', 4.0),
+        (NUMBER, "Score: 7/10. No, score 4", 4.0),
+        (NUMBER, "score = -2.5", -2.5),
+        (WORDS, "I say: INCORRECT.", 0.0),
+        (WORDS, "correct? No, incorrect", 0.0),
+        (WORDS, "It is partly correct", 5.0),
+        (WORDS, "Incorrect at first; the end is Correct", 10.0),
+    ],
+)
+def test_raw_score_is_the_last_one_that_is_stated(config, text, score):
+    assert answer.raw_score(text, config) == score
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "kind"),
+    [
+        (JSON, "", "no_json"),
+        (JSON, "[1, 2]", "no_json"),
+        (JSON, "{" * 40_000, "no_json"),
+        (JSON, '{"a":' * 9_000, "no_json"),
+        (JSON, '{"reason": "r", "score": NaN}', "no_json"),
+        (JSON, '{"reason": "r", "score": 7} {"reason": "r"}', "wrong_schema"),
+        (JSON, '<think>{"reason": "r", "score": 10}</think>', "no_json"),
+        (JSON, '{"reason": 3, "score": 7}', "wrong_schema"),
+        (JSON, f'{{"reason": "r", "score": {"9" * 400}}}', "no_number"),
+        (TRUTH, '{"score": 4, "is_safe": 1}', "wrong_schema"),
+        (TRUTH, '{"score": true, "is_safe": true}', "wrong_schema"),
+        (NUMBER, "fine", "no_match"),
+        (JudgeConfig(parser="regex", pattern=r"score (\w+)"), "score high", "no_number"),
+        (JudgeConfig(parser="regex", pattern=r"score (\w+)"), "score nan", "not_finite"),
+        (JudgeConfig(parser="regex", pattern=r"score( \d)?"), "score", "no_number"),
+        (WORDS, "who knows", "no_verdict"),
+        (WORDS, "correctly so", "no_verdict"),
+    ],
+)
+def test_raw_score_of_what_states_none_is_an_error_of_its_kind(config, text, kind):
+    with pytest.raises(answer.UnreadableError) as e:
+        answer.raw_score(text, config)
+    assert e.value.kind == kind
+
+
+@given(st.floats(allow_nan=False), st.floats(-100, 100), st.floats(0.5, 100))
+def test_scaled_is_between_0_and_1_and_grows_with_the_score(number, low, width):
+    config = JudgeConfig(min_score=low, max_score=low + width)
+    got = answer.scaled(number, config)
+    assert 0.0 <= got <= 1.0 and math.isfinite(got)
+    assert answer.scaled(low, config) == 0.0 and answer.scaled(low + width, config) == 1.0
+    if low <= number <= low + width:
+        assert got == pytest.approx((number - low) / width, abs=1e-9)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_last_object_of_one_object_among_text_is_that_object(value):
+    wanted = {"score": value}
+    assert answer.last_object(f"so {{ it is {json.dumps(wanted)} and that }} is all") == wanted
+
+
+def test_schema_is_that_of_the_fields():
+    wanted = {"score": {"type": "number"}, "is_safe": {"type": "boolean"}}
+    assert answer.schema(TRUTH)["json_schema"]["schema"]["properties"] == wanted

@@ -1,0 +1,1 @@
+"""What the actor costs beside the engine that it serves with."""

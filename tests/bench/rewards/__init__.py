@@ -1,0 +1,1 @@
+"""The bench of the reward scheduler: synchronous, asynchronous, and with adaptive timeouts."""

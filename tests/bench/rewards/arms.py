@@ -1,0 +1,233 @@
+"""A way to compute rewards, in a real actor: its loop, scheduler, workers, sandboxes, store; the engine is paced."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int32
+
+from actor.admission import Admission
+from actor.duties import STANDARD_DUTIES
+from actor.engine.protocol import Sample
+from actor.limits import Limits
+from actor.loop import Actor
+from actor.rewards.adaptive import Anchors
+from actor.rewards.scheduler import Judgement, Rewards
+from actor.verifiers.judged import Response
+from actor.verifiers.pool import VerifierPool
+from actor.weights.client import WeightClient
+from actor.weights.source import LocalSource
+from bridge.snapshots.writer import SnapshotWriter
+from bridge.store.sqlite import SqliteStore
+from bridge.timeline import Timeline
+from bridge.types import Sampling, Task, Ticket, Version
+from launch.plan.engine_profile import EngineProfile
+from tests.bench.rewards.workload import FACTOR, MAX_TOKENS, SAMPLES, T_MAX_S, T_MIN_S, TOKENS_PER_S, Workload
+from tests.bench.rig.paced_engine import PacedEngine
+from tests.bench.rig.replay import ReplayEngine
+
+SYNCHRONOUS, FIXED, ADAPTIVE = "synchronous", "asynchronous", "asynchronous, adaptive timeout"
+OWN = "adaptive, own solutions first"
+ARMS = (SYNCHRONOUS, FIXED, ADAPTIVE, OWN)
+_VERSION = Version(incarnation=0, step=0)
+_TABLE = {"a": ("float32", (4,))}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """One round of one arm, in seconds of the bench."""
+
+    epoch: int
+    round: int
+    kind: str
+    """short or long."""
+    rollout_s: float
+    """Until the last response ended."""
+    combined_s: float
+    """Until the last reward was known."""
+    verdicts: dict[str, int]
+    right_timed_out: int
+    """Right answers that were found to have run out of time."""
+
+    @property
+    def exposed_s(self) -> float:
+        """What rewards added to the rollout."""
+        return self.combined_s - self.rollout_s
+
+
+class Answering(ReplayEngine):
+    """Paced responses of the workload's lengths; their first tokens say which answer they are."""
+
+    def __init__(self, workload: Workload) -> None:
+        places = workload.size.prompts * SAMPLES
+        speed = TOKENS_PER_S * workload.size.speed
+        profile = EngineProfile(
+            running=(1.0, float(max(2, places))), tokens_per_s=(speed, speed * max(2, places)), max_num_seqs=places
+        )
+        self._paced = PacedEngine(profile, version=_VERSION)
+        super().__init__(self._paced, None)
+        self._workload = workload
+        self.last_end_s = 0.0
+
+    async def sample(
+        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+    ) -> Sample:
+        index = int(request_id.split(".")[1].partition("+")[0])
+        length = max(4, self._workload.lengths(int(prompt_tokens[1])).tokens(prompt_tokens, index))
+        replayed = dataclasses.replace(sampling, max_tokens=length)
+        sample = await self._paced.sample(prompt_tokens, replayed, request_id=request_id, priority=priority)
+        self.last_end_s = time.monotonic()
+        tokens = sample.tokens.copy()
+        tokens[:4] = [*prompt_tokens, index]
+        return dataclasses.replace(sample, tokens=tokens, finish="stop")
+
+
+class Clocked:
+    """The scheduler under test, watched; with `at_once` rewards begin when all responses of a round have ended."""
+
+    def __init__(self, rewards: Rewards, num_responses: int, *, at_once: bool) -> None:
+        self._rewards, self._num_responses, self._at_once = rewards, num_responses, at_once
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """What was counted is forgotten."""
+        self._num_ended = 0
+        self._all_ended = asyncio.Event()
+        self.all_judged = asyncio.Event()
+        self.last_end_s = 0.0
+        self.judged: list[tuple[str, str]] = []
+        """Answers and their verdicts."""
+
+    @property
+    def num_failures(self) -> int:
+        return self._rewards.num_failures
+
+    def begin(self, task: Task) -> None:
+        self._rewards.begin(task)
+
+    async def judge(self, response: Response, task: Task) -> Judgement:
+        self._num_ended += 1
+        if self._num_ended == self._num_responses:
+            self._all_ended.set()
+        if self._at_once:
+            await self._all_ended.wait()
+        judgement = await self._rewards.judge(response, task)
+        self.last_end_s = time.monotonic()
+        self.judged.append((response.text, judgement.scores[0].verdict))
+        if len(self.judged) == self._num_responses:
+            self.all_judged.set()
+        return judgement
+
+    async def close(self) -> None:
+        await self._rewards.close()
+
+
+async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathlib.Path) -> list[Step]:
+    """All rounds of all epochs, one after the other; the pool is left open."""
+    size = workload.size
+    num_responses = size.prompts * SAMPLES
+    with _parts(root) as (store, timeline):
+        anchors = Anchors(
+            store, factor=FACTOR, min_s=T_MIN_S / size.speed, max_s=T_MAX_S / size.speed
+        ) if arm in (ADAPTIVE, OWN) else None  # fmt: skip
+        rewards = Clocked(Rewards(pool, anchors=anchors), num_responses, at_once=arm == SYNCHRONOUS)
+        engine = Answering(workload)
+
+        def decode(tokens: Int32[np.ndarray, " T"]) -> str:
+            epoch, round_, prompt, index = (int(t) for t in tokens[:4])
+            return workload.answer(epoch, round_, prompt, index)
+
+        source = LocalSource(
+            root / "snapshots", root / "copy" / "weights", run="r", tokenizer_hash="t", expected=_TABLE
+        )
+        actor = Actor(
+            "actor-0",
+            store=store,
+            engine=engine,
+            weights=WeightClient(source, engine, timeline=timeline),
+            rewards=rewards,  # pyright: ignore[reportArgumentType]
+            decode=decode,
+            admission=Admission("fifo", max_sequences=num_responses, samples_per_group=SAMPLES),
+            timeline=timeline,
+            limits=Limits(lease_s=600.0),
+        )
+        with contextlib.closing(SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")) as writer:
+            writer.write(_VERSION, {"a": np.zeros(4, np.float32)}, dtype="float32")
+            serving = asyncio.create_task(actor.run(STANDARD_DUTIES))
+            try:
+                return [
+                    await _step(workload, epoch, round_, store, engine, rewards, serving, has_solutions=arm == OWN)
+                    for epoch in range(size.epochs)
+                    for round_ in range(len(size.period))
+                ]
+            finally:
+                serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+                    await serving
+                if anchors is not None:
+                    await anchors.close()
+                await engine.close()
+
+
+async def _step(
+    workload: Workload, epoch: int, round_: int, store: SqliteStore, engine: Answering, rewards: Clocked,
+    serving: "asyncio.Task[None]", *, has_solutions: bool,
+) -> Step:  # fmt: skip
+    rewards.begin_round()
+    began = time.monotonic()
+    store.put_tickets(
+        _ticket(workload, epoch, round_, prompt, has_solutions=has_solutions) for prompt in range(workload.size.prompts)
+    )
+    judging = asyncio.create_task(rewards.all_judged.wait())
+    await asyncio.wait({judging, serving}, return_when=asyncio.FIRST_COMPLETED)
+    if not judging.done():
+        judging.cancel()
+        serving.result()
+        raise RuntimeError("the actor ended")
+    kinds = {
+        workload.answer(epoch, round_, prompt, sample)
+        for prompt in range(workload.size.prompts)
+        for sample in range(SAMPLES)
+        if workload.kind(epoch, round_, prompt, sample) == "right"
+    }
+    return Step(
+        epoch=epoch,
+        round=round_,
+        kind=workload.size.period[round_],
+        rollout_s=engine.last_end_s - began,
+        combined_s=rewards.last_end_s - began,
+        verdicts=dict(collections.Counter(verdict for _, verdict in rewards.judged)),
+        right_timed_out=sum(text in kinds and verdict == "timeout" for text, verdict in rewards.judged),
+    )
+
+
+def _ticket(workload: Workload, epoch: int, round_: int, prompt: int, *, has_solutions: bool) -> Ticket:
+    order = (epoch * len(workload.size.period) + round_) * workload.size.prompts + prompt
+    return Ticket(
+        id=f"{order:06d}",
+        kind="train",
+        round=epoch * len(workload.size.period) + round_,
+        order=order,
+        prompt_tokens=np.array([epoch, round_, prompt], np.int32),
+        task=workload.task(round_, prompt, has_solution=has_solutions),
+        num_samples=SAMPLES,
+        num_requests=SAMPLES,
+        sampling=Sampling(max_tokens=MAX_TOKENS),
+        min_version=_VERSION,
+    )
+
+
+@contextlib.contextmanager
+def _parts(root: pathlib.Path) -> Iterator[tuple[SqliteStore, Timeline]]:
+    root.mkdir(parents=True)
+    with contextlib.ExitStack() as parts:
+        store = SqliteStore(root / "store.sqlite")
+        parts.callback(store.close)
+        timeline = Timeline(root / "events", "actor-0")
+        parts.callback(timeline.close)
+        yield store, timeline

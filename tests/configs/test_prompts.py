@@ -1,0 +1,87 @@
+import pytest
+
+from configs.sections import PromptsConfig
+from configs.sections.prompt_source import PromptSource
+
+TASK = PromptSource(task="chain_sum")
+FILE = PromptSource(path="a.jsonl")
+
+
+def test_sources_of_a_single_one_has_no_name_and_the_sections_fields():
+    prompts = PromptsConfig(path="a.jsonl", eval_path="b.jsonl", prompt_field="q", verifier="math", answer_in="text")
+    assert prompts.sources == {
+        "": PromptSource(
+            path="a.jsonl",
+            eval_path="b.jsonl",
+            prompt_field="q",
+            answer_field="answer",
+            verifier="math",
+            answer_in="text",
+        )
+    }
+    assert PromptsConfig(task_args={"x": 1}, pattern="(a)").sources[""].task_args == {"x": 1}
+
+
+def test_sources_of_a_mixture_come_by_name_with_what_they_leave_out():
+    mixture = {"b": PromptSource(path="b.jsonl", rewards={"math": 2.0}, answer_in="text", prompt_field="q"), "a": TASK}
+    sources = PromptsConfig(mixture=mixture, verifier="reasoning_gym", answer_field="r").sources
+    assert list(sources) == ["a", "b"]
+    assert sources["a"].parts == {"reasoning_gym": 1.0} and sources["b"].parts == {"math": 2.0}
+    assert (sources["a"].prompt_field, sources["b"].prompt_field) == ("prompt", "q")
+    assert (sources["a"].answer_in, sources["b"].answer_in) == ("conclusion", "text")
+    assert {s.answer_field for s in sources.values()} == {"r"}
+
+
+def test_sources_of_an_environment_are_judged_by_none_but_those_they_name():
+    assert PromptsConfig(environment="guess").sources[""].parts == {}
+    assert PromptsConfig(environment="guess", rewards={"exact": 0.5}).sources[""].parts == {"exact": 0.5}
+    mixture = {"a": PromptSource(environment="guess"), "b": TASK}
+    assert PromptsConfig(mixture=mixture, rewards={"exact": 2.0}).sources["a"].parts == {}
+
+
+def test_own_verifiers_are_those_of_all_sources():
+    mixture = {"a": PromptSource(task="chain_sum", rewards={"my:score": 1.0, "exact": 1.0}), "b": FILE}
+    assert PromptsConfig(mixture=mixture, verifier="your:score").own_verifiers == ("my:score", "your:score")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(mixture={"a": FILE}, path="b.jsonl"), r"prompts.path has no effect beside .*prompts.mixture.a.path"),
+        (dict(mixture={"a": FILE}, environment_args={"x": 1}), "prompts.environment_args has no effect"),
+        (dict(mixture={"a.b": FILE}), "a source's name is made of letters, digits, _ and -, got 'a.b'"),
+        (dict(mixture={"a": PromptSource()}), "prompts.mixture.a wants a path, a task or an environment"),
+        (dict(mixture={"a": PromptSource(path="x", task="y")}), "path and prompts.mixture.a.task are two sources"),
+        (dict(mixture={"a": PromptSource(task="y", weight=0.0)}), r"a.weight must be finite and > 0, got 0"),
+        (dict(mixture={"a": PromptSource(task="y", weight=float("inf"))}), r"a.weight must be finite"),
+        (dict(mixture={"a": PromptSource(task="y", stage=-1)}), r"a.stage must be >= 0"),
+        (dict(mixture={"a": PromptSource(task="y", stage=1)}), "stage needs prompts.curriculum=stages"),
+        (dict(mixture={"a": PromptSource(task="y", verifier="exakt")}), "a.verifier wants one of .*mean 'exact'"),
+        (dict(mixture={"a": PromptSource(task="y", rewards={"exakt": 1.0})}), "a.rewards wants one of"),
+        (dict(mixture={"a": PromptSource(task="y", pattern="x")}), "a.pattern needs a group in parentheses"),
+        (dict(mixture={"a": PromptSource(task="y", eval_path="x")}), "a.eval_path needs prompts.mixture.a.path"),
+        (dict(mixture={"a": FILE}, verifier="reasoning_gym"), "a.verifier=reasoning_gym needs a reasoning-gym task"),
+        (dict(task="chain_sum", verifier="code"), "prompts.verifier=code needs rows with test cases"),
+        (dict(path="a.jsonl", split="test"), "are of a Hugging Face data set"),
+        (dict(path="a.jsonl", revision="main"), "are of a Hugging Face data set"),
+        (dict(path="hf:a/b", eval_path="x", eval_split="test"), "both say what is held out"),
+        (dict(eval_path="x.jsonl"), "prompts.eval_path needs prompts.path"),
+        (dict(environment_args={"x": 1}), "environment_args and prompts.environment_rows need an environment"),
+        (dict(environment="toy", environment_rows="rows"), "prompts.environment_rows wants"),
+        (dict(rewards={"exact": 0.0}), "prompts.rewards.exact must be a finite weight and not 0, got 0"),
+        (dict(verifier="math", rewards={"exact": 1.0}), "prompts.verifier=math has no effect beside prompts.rewards"),
+        (dict(num_epochs=-1), "num_epochs must be >= 0"),
+        (dict(curriculum="learnable"), "needs a prompts.mixture of two sources"),
+        (dict(mixture={"a": FILE, "b": TASK}, curriculum="stages"), "needs sources of different stages"),
+        (dict(mixture={"a": FILE, "b": TASK}, curriculum="learnable", num_epochs=1), "num_epochs can't be kept"),
+        (
+            dict(mixture={"a": FILE, "b": TASK}, curriculum="learnable", learnable_floor=0.0),
+            "learnable_floor must be > 0",
+        ),
+        (dict(stage_reward=1.5), r"stage_reward must be in \[0, 1\]"),
+        (dict(curriculum_groups=0), "curriculum_groups must be > 0"),
+    ],
+)
+def test_prompts_that_make_no_sense_are_refused_by_field(fields, said):
+    with pytest.raises(ValueError, match=said):
+        PromptsConfig(**fields)

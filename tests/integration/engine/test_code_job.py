@@ -1,0 +1,74 @@
+"""The main job on code: functions that the policy writes, run in real sandboxes."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from actor.sandbox.isolation import check_isolation
+from actor.sandbox.program import SandboxUnavailableError
+from configs import overrides, tiny_code
+from configs.code_tasks import row
+from configs.tiny_model import TinyModelRecipe
+from launch.preflight import check_model
+from learner.warmup import make_tiny_model
+from tests.integration.support import jobs
+
+pytestmark = [pytest.mark.integration, pytest.mark.engine]
+
+BAD_ROWS = {1: "def f(x):return None", 40: "def f(x):return (x"}
+"""Rows, from 1, whose own solution is none."""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of functions to write."""
+    try:
+        check_isolation()
+    except SandboxUnavailableError as e:
+        pytest.skip(str(e))
+    rows = [row(0, i) for i in range(120)]
+    for number, solution in BAD_ROWS.items():
+        rows[number - 1]["metadata"]["solution"] = solution
+    file = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
+    file.write_text("".join(json.dumps(made) + "\n" for made in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def writer(tasks: Path) -> Path:
+    """A model that writes some of them right."""
+    config = tiny_code.get_config()
+    prompts = dataclasses.replace(config.prompts, path=str(tasks))
+    folder = tasks.parent / "model"
+    make_tiny_model(folder, TinyModelRecipe(num_clean_steps=100, num_typo_steps=40), prompts)
+    check_model(config, folder)
+    return folder
+
+
+def test_run_on_code_sets_wrong_rows_aside_and_trains_on_answers_right_and_wrong(tasks: Path, writer: Path):
+    job = jobs.start(
+        tasks.parent / "run",
+        writer,
+        config="configs/tiny_code.py",
+        prompts__path=tasks,
+        rewards__check_answers=3,
+        evaluation__num_problems=4,
+        run__num_updates=4,
+        rounds__groups_per_update=4,
+        admission__width=4,
+    )
+    try:
+        output = job.finish()
+    finally:
+        job.end()
+    assert "code is judged in sandboxes: Python" in output
+    assert "own answers: 1 of 3 rows do not pass, all 120 are judged" in output
+    set_aside = [json.loads(line) for line in (job.folder / "quarantine.jsonl").read_text().splitlines()]
+    assert [bad["row"] for bad in set_aside] == list(BAD_ROWS)
+    assert all(bad["reason"] == "its own answer is no right one: verifier code says wrong" for bad in set_aside)
+    jobs.check_every_group_trained_once(job, num_updates=4, per_update=4)
+    rewards = [r["reward/mean"] for r in job.rows("step")]
+    assert 0 < sum(rewards) / len(rewards) < 1
+    assert overrides.from_dict(json.loads((job.folder / "config.json").read_text())).prompts.parts == {"code": 1.0}

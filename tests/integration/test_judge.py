@@ -1,0 +1,102 @@
+"""A colocated judge with the real vLLM: a process with a key of its own, which scores, comes back, and ends with us."""
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actor.verifiers.judge import Judge
+from actor.verifiers.judged import Response, Score
+from actor.verifiers.pool import VerifierError
+from bridge.types import Task
+from configs.rolloutpipe import get_config
+from configs.sections.judge import JudgeConfig
+from launch.judge import JudgeService
+from launch.processes.lifeline import descendants
+from launch.tiny_model import cached_tiny_model
+from tests.integration.support.processes import wait_until
+
+# Slow: the server asks for the metadata of a package "vllm", which its build for CPUs has under another name.
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+
+START_S = 400.0
+# The tiny model answers sums; its score is the first digit of that.
+CONFIG = JudgeConfig(
+    colocate=True,
+    model="the fixture's",
+    system_prompt="",
+    template="{response}\n{question}",
+    parser="regex",
+    pattern=r"^\D*(\d)",
+    max_tokens=64,
+    max_model_tokens=512,
+    max_num_seqs=4,
+    retries=0,
+    answer_retries=0,
+    start_timeout_s=START_S,
+)
+TASK = Task.judged_by("judge", answer="7", metadata='{"question": "3 + 4 ="}')
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeService]:
+    root = tmp_path_factory.mktemp("judge")
+    model = root / "model"
+    shutil.copytree(cached_tiny_model(get_config("tiny")), model)
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    one = JudgeService(dataclasses.replace(CONFIG, model=str(model)), root / "judge.log", stopped_s=30.0)
+    yield one
+    processes = {one.pid, *descendants(one.pid)}
+    one.close()
+    assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+
+
+def ask(service: JudgeService, **fields: Any) -> tuple[Score | None, Judge]:
+    """A score, or None where the model gave none."""
+
+    async def body() -> tuple[Score | None, Judge]:
+        one = Judge(dataclasses.replace(service.config, **fields))
+        try:
+            return await one.score(Response(text="It is 7.", finish="stop", num_tokens=8), TASK), one
+        except VerifierError:
+            return None, one
+        finally:
+            await one.close()
+
+    return asyncio.run(asyncio.wait_for(body(), START_S))
+
+
+def test_colocated_judge_scores_by_what_its_model_says(service):
+    score, one = ask(service)
+    assert score is not None and 0 <= score.value <= 1 and one.counts.problems == {}
+
+
+def test_colocated_judge_keeps_to_the_schema(service):
+    """A model that says digits for ever is cut off within a number; whatever else it says is by the schema."""
+    score, one = ask(service, parser="json", json_fields={"score": "number"}, structured="on")
+    assert score is not None or one.counts.problems == {"cut_off": 1}
+
+
+def test_colocated_judge_answers_nobody_without_its_key(service):
+    request = urllib.request.Request(f"{service.config.url}/models")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    assert refused.value.code == 401
+
+
+def test_colocated_judge_that_was_killed_is_back_at_its_address(service):
+    before = {service.pid, *descendants(service.pid)}
+    os.kill(service.pid, signal.SIGKILL)
+    wait_until(lambda: service.pid not in before and service._answers(), "another one serves", deadline_s=START_S)
+    assert service.num_restarts == 1
+    assert not [pid for pid in before if Path(f"/proc/{pid}").exists()]
+    score, _ = ask(service)
+    assert score is not None

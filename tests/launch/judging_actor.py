@@ -1,0 +1,18 @@
+"""A process beside which a fake judge runs, and which says when that is ready: its argument is a test's folder."""
+
+import sys
+import threading
+from pathlib import Path
+
+from tests.launch.test_judge import CONFIG, JudgeService
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    JudgeService(
+        CONFIG,
+        folder / "judge.log",
+        stopped_s=3600.0,
+        command=(sys.executable, "-m", "tests.launch.fake_judge", str(folder)),
+    )
+    (folder / "ready").touch()
+    threading.Event().wait()

@@ -1,0 +1,45 @@
+import dataclasses
+
+import pytest
+
+from configs import tiny, tiny_code
+from launch import preflight
+from launch.sandbox_check import check_sandbox
+from tests.actor.sandbox.conftest import isolated as isolated
+
+
+@pytest.fixture
+def nothing_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_code_rewards_are_refused_in_one_line_where_nothing_isolates(nothing_installed):
+    with pytest.raises(ValueError, match="code rewards are refused: .*bubblewrap is not installed: apt-get") as e:
+        check_sandbox(tiny_code.get_config())
+    assert "\n" not in str(e.value)
+
+
+def test_code_among_several_rewards_is_refused_as_well(nothing_installed):
+    config = tiny_code.get_config()
+    several = dataclasses.replace(config.prompts, verifier="exact", rewards={"exact": 0.5, "code": 1.0})
+    with pytest.raises(ValueError, match="code rewards are refused"):
+        check_sandbox(dataclasses.replace(config, prompts=several))
+
+
+def test_other_rewards_need_no_sandbox(nothing_installed):
+    assert check_sandbox(tiny.get_config()) == []
+
+
+def test_sandbox_is_tried_where_an_actor_is_to_run_and_not_elsewhere(nothing_installed):
+    config = tiny_code.get_config()
+    assert preflight.check_functions(config, ("learner",)) == []
+    with pytest.raises(ValueError, match="code rewards are refused"):
+        preflight.check_functions(config, ("learner", "actor"))
+
+
+@pytest.mark.integration
+def test_machine_that_isolates_says_in_which_languages(isolated):
+    config = tiny_code.get_config()
+    (said,) = check_sandbox(config)
+    assert preflight.check_functions(config, ("learner", "actor")) == [said]
+    assert said.startswith("code is judged in sandboxes: Python 3.") and "languages python" in said
