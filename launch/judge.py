@@ -203,7 +203,7 @@ class JudgeService:
 def arguments(config: JudgeConfig, port: int) -> list[str]:
     """What `vllm serve` is told."""
     found = [
-        config.model,
+        f"--model={config.model}",
         f"--host={HOST}",
         f"--port={port}",
         f"--served-model-name={config.model}",

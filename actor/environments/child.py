@@ -6,7 +6,6 @@ import ctypes
 import gc
 import inspect
 import os
-import random
 import resource
 import signal
 import socket
@@ -40,10 +39,9 @@ def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, ma
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
         gc.enable()
-        # Every fork has the zygote's random state; an environment that wants the same episode again seeds its own.
-        random.seed()
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed()
+        # Python seeds its own random state after a fork; an episode that is to come again is seeded from its row.
+        if numpy_random := sys.modules.get("numpy.random"):
+            numpy_random.seed()
         _serve(make, link)
         status = 0
     finally:

@@ -101,7 +101,7 @@ class _Zygote:
             if ended is None:
                 return
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(ended.si_pid, signal.SIGKILL)  # before it is reaped, while the number is its own
+                os.killpg(ended.si_pid, signal.SIGKILL)  # while the number is its own; also where orphans aren't listed
             os.waitpid(ended.si_pid, 0)
             episode = next((e for e, pid in self._pids.items() if pid == ended.si_pid), None)
             if episode is not None:  # else an orphan

@@ -24,8 +24,7 @@ from launch.processes.lifeline import descendants
 from launch.tiny_model import cached_tiny_model
 from tests.integration.support.processes import wait_until
 
-# Slow: the server asks for the metadata of a package "vllm", which its build for CPUs has under another name.
-pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.engine]
 
 START_S = 400.0
 # The tiny model answers sums; its score is the first digit of that.

@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from numpy import random as numpy_random
 
 from actor.environments.protocol import Step
 
@@ -59,7 +62,7 @@ class Bad:
         if how == "raise":
             raise RuntimeError("broken")
         if how == "memory":
-            bytearray(64 * 2**30)
+            bytearray(5 * 2**30)  # never touched: without a limit it costs nothing
         if how == "spawn":  # a child in a session of its own, which outlives the usual kill of a group
             command = [
                 sys.executable,
@@ -110,9 +113,7 @@ class Chance:
     """Says what the global random state says."""
 
     def reset(self, row: Mapping[str, Any]) -> list[dict[str, str]]:
-        import random
-
-        return [{"role": "user", "content": f"{random.random()} {hash('text')}"}]
+        return [{"role": "user", "content": f"{random.random()} {numpy_random.random()} {hash('text')}"}]
 
     def step(self, action: str) -> Step:
         return Step(done=True)

@@ -260,9 +260,10 @@ def test_environment_that_does_not_close_is_killed(monkeypatch):
     run(body)
 
 
-def test_open_beyond_the_bound_waits_in_order():
+@pytest.mark.parametrize("bound", [1, 2])
+def test_open_beyond_the_bound_waits_in_order(bound):
     async def body(pool):
-        small = EnvironmentPool(EnvironmentsConfig(max_processes=2), own=OWN)
+        small = EnvironmentPool(EnvironmentsConfig(max_processes=bound), own=OWN)
         order: list[int] = []
         may_end = [asyncio.Event() for _ in range(5)]
 
@@ -273,16 +274,16 @@ def test_open_beyond_the_bound_waits_in_order():
                 await may_end[i].wait()
 
         tasks = [asyncio.create_task(play(i)) for i in range(5)]
-        await until(lambda: len(order) == 2, "two play")
-        most = small.num_running
-        for i in range(5):
-            may_end[i].set()
-            await tasks[i]
-            await until(lambda i=i: len(order) == min(3 + i, 5), "the next one plays")
-            most = max(most, small.num_running)
-        assert sorted(order[:2]) == [0, 1] and order[2:] == sorted(order[2:])
-        assert most == 2
-        await small.close()
+        try:
+            for i in range(5):
+                await until(lambda i=i: len(order) >= min(5, i + bound), "as many play as may")
+                assert small.num_running <= bound
+                may_end[i].set()
+                await tasks[i]
+            # Of two that may begin at once either can be first.
+            assert all(abs(place - i) < bound for place, i in enumerate(order))
+        finally:
+            await small.close()
 
     run(body)
 
@@ -328,8 +329,9 @@ def test_forks_differ_by_chance_and_zygotes_not_by_hash():
         first, second = await once(), await once()
         await pool.close()  # the next comes from another zygote, as on another actor
         third = await once()
-        assert len({first[0], second[0], third[0]}) == 3
-        assert first[1] == second[1] == third[1]
+        for chance in (0, 1):  # Python's and numpy's
+            assert len({one[chance] for one in (first, second, third)}) == 3
+        assert first[2] == second[2] == third[2]
 
     run(body)
 
