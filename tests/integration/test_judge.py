@@ -55,7 +55,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeService]:
     yield one
     processes = {one.pid, *descendants(one.pid)}
     one.close()
-    assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+    wait_until(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()], "nothing of it is left")
 
 
 def ask(service: JudgeService, **fields: Any) -> tuple[Score | None, Judge]:
@@ -96,6 +96,6 @@ def test_colocated_judge_that_was_killed_is_back_at_its_address(service):
     os.kill(service.pid, signal.SIGKILL)
     wait_until(lambda: service.pid not in before and service._answers(), "another one serves", deadline_s=START_S)
     assert service.num_restarts == 1
-    assert not [pid for pid in before if Path(f"/proc/{pid}").exists()]
+    wait_until(lambda: not [pid for pid in before if Path(f"/proc/{pid}").exists()], "nothing of the first is left")
     score, _ = ask(service)
     assert score is not None

@@ -154,7 +154,7 @@ def test_judge_of_a_killed_actor_dies_with_it(tmp_path):
 def test_arguments_hold_the_judges_own_share():
     config = dataclasses.replace(CONFIG, memory_share=0.3, cpu_offload_gib=2.5, max_num_seqs=4, max_model_tokens=512)
     got = judge.arguments(config, 8123)
-    assert got[0] == "/models/judge"
+    assert got[0] == "--model=/models/judge"
     for wanted in (
         "--host=127.0.0.1",
         "--port=8123",
