@@ -117,7 +117,7 @@ def test_two_actors_share_the_frontier(tmp_path, monkeypatch):
         a.publish(0)
         claims = claims_of(a), claims_of(b)
         async with a.serving(), b.serving():
-            await until(lambda: all(c and c[-1] == 2 for c in claims), "they share, and no earlier claim is under way")
+            await until(lambda: all(c and c[-1] == 2 for c in claims), "they share; no earlier claim is under way")
             a.put(*range(8))
             await until(lambda: {len(a.running()), len(b.running())} == {4, 2}, "three groups run")
             assert a.store.counts()["open"] == 5
@@ -131,20 +131,22 @@ def test_samples_of_a_prompt_are_spread_over_actors_that_all_have_room_for_it(tm
         a = make_setup(tmp_path, policy="fifo", tickets_per_group=2, limits=limits)
         b = make_setup_beside(a, "actor-1", policy="fifo", tickets_per_group=2, limits=limits)
         a.publish(0)
-        sizes = claimed_sizes(a), claimed_sizes(b)
+        claims = claims_of(a), claims_of(b)
         async with a.serving(), b.serving():
-            await until(lambda: all(s.actor.admission.group_part == 1 for s in (a, b)), "they know each other")
+            await until(lambda: all(c and c[-1][0] == 1 for c in claims), "they share; no earlier claim is under way")
             a.store.put_tickets([make_ticket(f"t{n}", order=n // 2, num_samples=1) for n in range(8)])
             await until(lambda: len(a.running()) + len(b.running()) == 8, "all run")
             assert [sorted(int(i[1]) // 2 for i in s.running()) for s in (a, b)] == [[0, 1, 2, 3]] * 2  # one of each
-        assert max(sizes[0]) == max(sizes[1]) == 4  # in one claim
+        assert [max(size for _, size in c) for c in claims] == [4, 4]  # in one claim
 
-    def claimed_sizes(s) -> list[int]:
-        found, claim = [0], s.store.claim
+    def claims_of(s) -> list[tuple[int | None, int]]:
+        """What part of a group it asked for, and how many tickets it got, a claim."""
+        found, claim = [], s.store.claim
 
         def recorded(*arguments, **fields):
+            found.append((fields["part"], 0))
             tickets = claim(*arguments, **fields)
-            found.append(len(tickets))
+            found[-1] = (fields["part"], len(tickets))
             return tickets
 
         s.store.claim = recorded

@@ -90,6 +90,7 @@ def test_environment_that_fails_is_an_error_and_its_process_is_gone(at, how, kin
         await idle(pool)
         assert not any(map(is_running, pids))
         assert pool.failures == {kind: 1}
+        pool._config = EnvironmentsConfig()
         async with pool.open(BAD) as process:  # the next one is as good as any
             await process.reset({})
             assert (await process.step("x")).reward == 0.5

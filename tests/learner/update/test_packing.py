@@ -137,9 +137,6 @@ def test_pack_groups_normalisation_weights_and_denominator(normalization, weight
     assert float(micro.batch.denominator) == denominator
 
 
-@pytest.mark.parametrize(
-    "normalization,denominator", [("token", 1 + 3), ("sequence", 2), ("sequence_sum", 2), ("constant", 24)]
-)
 def episode(mask, turn_rewards, reward):
     size = len(mask)
     return dataclasses.replace(
@@ -180,6 +177,9 @@ def test_pack_groups_observed_tokens_are_computed_but_make_no_response_longer():
     assert micro.sum_squared_lengths == 3**2 + 9**2  # attention reads all of it
 
 
+@pytest.mark.parametrize(
+    "normalization,denominator", [("token", 1 + 3), ("sequence", 2), ("sequence_sum", 2), ("constant", 24)]
+)
 def test_pack_groups_masked_responses_train_nothing_but_count_in_their_groups_advantages(normalization, denominator):
     config = config_of(normalization=normalization)
     whole = group_of_lengths("g", [2, 4, 6])  # rewards 0, 1, 2
