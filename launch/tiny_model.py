@@ -30,10 +30,12 @@ def cached_tiny_model(config: Config) -> pathlib.Path:
         "pattern": config.prompts.pattern,
         "held_out_one_in": config.prompts.held_out_one_in,
     }
+    if config.prompts.environment:
+        depends_on |= {"environment": config.prompts.environment, "args": config.prompts.environment_args}
     if config.prompts.path:
         depends_on |= {"rows": _hash_of_rows(config.prompts), "verifier": config.prompts.verifier}
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:12]
-    name = pathlib.Path(config.prompts.path).stem or config.prompts.task
+    name = pathlib.Path(config.prompts.path).stem or config.prompts.environment or config.prompts.task
     folder = cache_folder() / f"tiny-{name}-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:

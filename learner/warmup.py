@@ -1,34 +1,26 @@
 """Makes the tiny model: a character tokenizer, fresh weights, and a short supervised phase in JAX.
 
-Needs a task whose answers are whole numbers, or a file of rows with answers, or programs (`configs.code_tasks`).
-Held-out problems never enter (`learner.data.problems`).
+What it is shown then: `learner.data.corpus`.
 """
 
-import itertools
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import tokenizers
-from jaxtyping import Array, Int32
+from jaxtyping import Array
 
-from bridge import code_tests
 from bridge.names import flatten, unflatten
 from configs.sections import PromptsConfig
-from configs.sections.prompt_source import PromptSource
 from configs.tiny_model import TinyModelRecipe
-from learner.data.gold import gold_rows
-from learner.data.problems import is_held_out
-from learner.data.sources.reasoning_gym import ReasoningGymSource
+from learner.data.corpus import Corpus
 from learner.model.config import Architecture
 from learner.model.decoder import INIT_STD, Params, init_params, make_apply, output_head
 from learner.model.hf import io as hf_io
 
-_WARMUP_SEED = 3_000_017
 _CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]
 _PAD, _EOS = "<pad>", "<eos>"
 
@@ -49,14 +41,14 @@ def make_tiny_model(
       on_progress: called every few steps with the step and its loss (nats a token).
 
     Raises:
-      ValueError: the task's answers are not whole numbers; or the file has no rows with answers.
+      ValueError: there are no examples of how to answer (`learner.data.corpus`).
       FileExistsError: `folder` has something in it.
     """
     parts = folder.with_name(f".{folder.name}.tokenizer")
     write_character_tokenizer(parts)
     tokenizer = tokenizers.Tokenizer.from_file(str(parts / "tokenizer.json"))
     config = Architecture.from_hf(_hf_config(recipe, tokenizer))
-    params = _train(config, recipe, _Corpus(recipe, prompts, tokenizer), on_progress)
+    params = _train(config, recipe, Corpus(recipe, prompts, tokenizer, eos=_id(tokenizer, _EOS)), on_progress)
     hf_io.save(folder, config, params, tokenizer_from=parts)
     for file in parts.iterdir():
         file.unlink()
@@ -76,87 +68,8 @@ def write_character_tokenizer(folder: pathlib.Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
-class _Corpus:
-    """Endless batches of prompt + answer + end, right-padded; a task's problems are fresh, a file's are shuffled."""
-
-    def __init__(self, recipe: TinyModelRecipe, prompts: PromptsConfig, tokenizer: tokenizers.Tokenizer) -> None:
-        self._recipe = recipe
-        self._one_in = prompts.held_out_one_in
-        self._tokenizer = tokenizer
-        seed = _WARMUP_SEED + recipe.seed
-        self._problems = _rows(prompts, seed) if prompts.path else _sums(prompts, seed)
-        self.eos = _id(tokenizer, _EOS)
-        letters = _letters(prompts) if prompts.path else "-0123456789"
-        self.answer_ids = np.array([*self._encode(letters), self.eos], np.int32)
-        """What an answer is made of."""
-        self.typo_rate = recipe.program_typo_rate if "code" in prompts.parts else recipe.typo_rate
-        # Long enough for the longest of many; a longer one is left out.
-        drawn = [self._draw() for _ in range(2000)]
-        self.length = max(len(p) + len(a) for p, a in drawn)
-
-    def batch(self) -> tuple[Int32[np.ndarray, "B S"], Int32[np.ndarray, "B S"]]:
-        """Token ids, and 1 where a token is to be predicted (the answer and its end)."""
-        tokens = np.zeros((self._recipe.batch_size, self.length), np.int32)
-        mask = np.zeros_like(tokens)
-        row = 0
-        while row < len(tokens):
-            prompt, answer = self._draw()
-            if len(prompt) + len(answer) > self.length:
-                continue
-            end = len(prompt) + len(answer)
-            tokens[row, :end] = prompt + answer
-            mask[row, len(prompt) : end] = 1
-            row += 1
-        return tokens, mask
-
-    def _draw(self) -> tuple[list[int], list[int]]:
-        question, answer = next(p for p in self._problems if not is_held_out(p[0], self._one_in))
-        return self._encode(question), [*self._encode(answer), self.eos]
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def _sums(prompts: PromptsConfig, seed: int) -> Iterator[tuple[str, str]]:
-    """(question, answer) of a task whose answers are whole numbers."""
-    source = PromptSource(task=prompts.task, task_args=prompts.task_args, pattern=prompts.pattern, verifier="exact")
-    problems = ReasoningGymSource(source, seed=seed)
-    for index in itertools.count():
-        raw = problems[index]
-        try:
-            yield raw.question, str(int(raw.task.answer))
-        except ValueError as e:
-            raise ValueError(f"the tiny model needs a task with whole-number answers, got {raw.task.answer!r}") from e
-
-
-def _rows(prompts: PromptsConfig, seed: int) -> Iterator[tuple[str, str]]:
-    """(question, answer) of a file's rows, shuffled anew each time they have all been there."""
-    known = _answered(prompts)
-    order = np.random.default_rng(seed)
-    while True:
-        for index in order.permutation(len(known)):
-            yield known[index]
-
-
-def _letters(prompts: PromptsConfig) -> str:
-    """What a file's answers are made of."""
-    return "".join(sorted({letter for _, answer in _answered(prompts) for letter in answer}))
-
-
-def _answered(prompts: PromptsConfig) -> list[tuple[str, str]]:
-    found = [
-        (gold.question, code_tests.read(json.loads(gold.task.metadata)).solution if is_code else gold.task.answer)
-        for gold in gold_rows(prompts)
-        for is_code in [any(part.name == "code" for part in gold.task.rewards)]
-    ]
-    found = [(question, answer) for question, answer in found if answer]
-    if all(is_held_out(question, prompts.held_out_one_in) for question, _ in found):
-        raise ValueError(f"{prompts.path} has no rows with answers to warm the tiny model up on")
-    return found
-
-
 def _train(
-    config: Architecture, recipe: TinyModelRecipe, corpus: _Corpus, on_progress: Callable[[int, float], None]
+    config: Architecture, recipe: TinyModelRecipe, corpus: Corpus, on_progress: Callable[[int, float], None]
 ) -> Params:
     apply = make_apply(config, remat="none")
     rise = 50

@@ -1,14 +1,17 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import tokenizers
 
 from configs.code_tasks import row
+from configs.environments import shipped
 from configs.sections import PromptsConfig
 from configs.tiny_model import TinyModelRecipe
+from learner.data import corpus as corpora
 from learner.data.problems import is_held_out
-from learner.warmup import _answered, _Corpus, _letters, _rows, write_character_tokenizer
+from learner.warmup import write_character_tokenizer
 from tests.learner.data.rooms import jsonl, rows_of
 
 RECIPE = TinyModelRecipe(batch_size=4)
@@ -20,13 +23,17 @@ def tokenizer(tmp_path):
     return tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
 
 
+def corpus_of(prompts, tokenizer):
+    return corpora.Corpus(RECIPE, prompts, tokenizer, eos=tokenizer.token_to_id("<eos>"))
+
+
 def code_prompts(tmp_path, count=30):
     return PromptsConfig(path=jsonl(tmp_path, [row(0, i) for i in range(count)]), verifier="code")
 
 
 def test_corpus_of_programs_is_prompt_and_solution_of_rows_that_are_not_held_out(tmp_path, tokenizer):
     prompts = code_prompts(tmp_path)
-    corpus = _Corpus(RECIPE, prompts, tokenizer)
+    corpus = corpus_of(prompts, tokenizer)
     solutions = {made["prompt"]: made["metadata"]["solution"] for made in (row(0, i) for i in range(30))}
     seen = set()
     for tokens, mask in (corpus.batch() for _ in range(40)):
@@ -44,10 +51,11 @@ def test_corpus_of_programs_is_prompt_and_solution_of_rows_that_are_not_held_out
 
 def test_rows_of_a_file_come_all_before_one_comes_again(tmp_path):
     prompts = PromptsConfig(path=jsonl(tmp_path, rows_of(20)))
-    first, second = (list(itertools.islice(r, 40)) for r in (_rows(prompts, 1), _rows(prompts, 1)))
-    assert first == second and sorted(first[:20]) == sorted(first[20:]) == sorted(_answered(prompts))
+    first, second = (
+        [(q, said.text) for q, (said,) in itertools.islice(corpora._of_rows(prompts, 1), 40)] for _ in range(2)
+    )
+    assert first == second and sorted(first[:20]) == sorted(first[20:]) and len(set(first)) == 20
     assert first[:20] != first[20:] and first[0][1] == str(2 * int(first[0][0].split()[2]))
-    assert set(_letters(prompts)) <= set("0123456789")
 
 
 def test_corpus_of_a_file_without_answers_is_refused(tmp_path, tokenizer):
@@ -56,20 +64,44 @@ def test_corpus_of_a_file_without_answers_is_refused(tmp_path, tokenizer):
         del made["metadata"]["solution"]
     prompts = dataclasses.replace(code_prompts(tmp_path), path=jsonl(tmp_path, rows, "none.jsonl"))
     with pytest.raises(ValueError, match=r"none.jsonl has no rows with answers to warm the tiny model up on"):
-        _Corpus(RECIPE, prompts, tokenizer)
+        corpus_of(prompts, tokenizer)
 
 
 def test_corpus_of_a_task_has_fresh_whole_numbers(tmp_path, tokenizer):
     prompts = PromptsConfig(
         task_args={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, pattern=r":\s*(.*=)"
     )
-    corpus = _Corpus(RECIPE, prompts, tokenizer)
+    corpus = corpus_of(prompts, tokenizer)
     tokens, mask = corpus.batch()
     assert corpus.typo_rate == RECIPE.typo_rate
     for line, wanted in zip(tokens, mask, strict=True):
         begin, end = wanted.argmax(), wanted.nonzero()[0][-1]
         question, answer = (tokenizer.decode(part.tolist()) for part in (line[:begin], line[begin:end]))
         assert eval(question.rstrip("= ")) == int(answer)
+
+
+@pytest.mark.parametrize("name", list(shipped.EXAMPLES))
+def test_corpus_of_episodes_has_turns_with_their_ends_and_observations_that_train_nothing(name, tokenizer):
+    prompts = PromptsConfig(environment=name, environment_args={"style": "short"})
+    corpus = corpus_of(prompts, tokenizer)
+    made = {row.question: row for row in map(shipped.rows(name, seed=3_000_017, args={"style": "short"}), range(4000))}
+    num_turns = []
+    for tokens, mask in (corpus.batch() for _ in range(5)):
+        for line, wanted in zip(tokens, mask, strict=True):
+            begin, last = wanted.argmax(), wanted.nonzero()[0][-1]
+            question = tokenizer.decode(line[:begin].tolist())
+            assert question in made and not is_held_out(question, prompts.held_out_one_in)
+            assert line[last] == corpus.eos and set(line[wanted == 1].tolist()) <= set(corpus.answer_ids.tolist())
+            ends = np.flatnonzero((line == corpus.eos) & (wanted == 1))
+            behind = [line[end + 1] for end in ends[:-1]]  # an observation comes behind every turn but the last
+            assert not any(wanted[end + 1] for end in ends[:-1]) and all(behind)
+            num_turns.append(len(ends))
+    assert max(num_turns) > 1
+
+
+def test_corpus_of_an_environment_without_examples_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="prompts.environment=textarena.*give model.path"):
+        corpus_of(PromptsConfig(environment="textarena"), tokenizer)
 
 
 def test_tiny_model_of_other_rows_is_another(tmp_path, monkeypatch):

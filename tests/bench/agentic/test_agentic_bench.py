@@ -151,8 +151,8 @@ def costs() -> Costs:
         publish=PublishProfile(),
         prompt_tokens=11,
         observation_tokens=1,
-        start_s=0.02,
-        turn_s=0.003,
+        start_s=0.002,
+        turn_s=0.0005,
     )
 
 
