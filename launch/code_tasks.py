@@ -17,10 +17,15 @@ def main(argv: list[str]) -> None:
     """Writes it, whole or not at all."""
     if len(argv) != 2:
         sys.exit("error: give one FILE, as in python -m launch.code_tasks code_tasks.jsonl")
-    rows = {made["prompt"]: made for made in (row(_SEED.value, index) for index in range(_NUM.value))}
     file = pathlib.Path(argv[1])
+    print(f"{file}: {write(file, num=_NUM.value, seed=_SEED.value)} functions to write, with test cases")
+
+
+def write(file: pathlib.Path, *, num: int, seed: int) -> int:
+    """Writes the first `num` rows of a seed, less those whose question was there before; how many there are."""
+    rows = {made["prompt"]: made for made in (row(seed, index) for index in range(num))}
     replace_file(file, "".join(json.dumps(made) + "\n" for made in rows.values()).encode())
-    print(f"{file}: {len(rows)} functions to write, with test cases")
+    return len(rows)
 
 
 if __name__ == "__main__":

@@ -271,3 +271,10 @@ def test_load_preset_tiny_code_judges_programs_and_is_tiny_otherwise():
     code, tiny = preset("tiny_code.py"), preset("tiny.py")
     assert code.prompts.parts == {"code": 1.0} and code.rewards.code_in == "text"
     assert (code.loss, code.optimizer, code.publish) == (tiny.loss, tiny.optimizer, tiny.publish)
+
+
+@pytest.mark.parametrize("name", ["guess", "calculator"])
+def test_load_preset_of_an_environment_is_tiny_otherwise(name):
+    played, tiny = preset(f"tiny_{name}.py"), preset("tiny.py")
+    assert played.prompts.environment == name and played.preset == f"tiny_{name}"
+    assert (played.loss, played.optimizer, played.publish) == (tiny.loss, tiny.optimizer, tiny.publish)

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from actor.sandbox.isolation import check_isolation
 from actor.sandbox.program import SandboxUnavailableError
+from bridge.types import Verdict
 from configs import overrides, tiny_code
 from configs.code_tasks import row
 from configs.tiny_model import TinyModelRecipe
@@ -69,6 +71,11 @@ def test_run_on_code_sets_wrong_rows_aside_and_trains_on_answers_right_and_wrong
     assert [bad["row"] for bad in set_aside] == list(BAD_ROWS)
     assert all(bad["reason"] == "its own answer is no right one: verifier code says wrong" for bad in set_aside)
     jobs.check_every_group_trained_once(job, num_updates=4, per_update=4)
-    rewards = [r["reward/mean"] for r in job.rows("step")]
-    assert 0 < sum(rewards) / len(rewards) < 1
+    steps = job.rows("step")
+    assert 0 < sum(r["reward/mean"] for r in steps) / len(steps) < 1
+    counts = {v: sum(r[f"verdicts/{v}"] for r in steps) for v in (*get_args(Verdict), "unjudged")}
+    assert counts["ok"] > 0 and counts["wrong"] > 0 and sum(counts.values()) == sum(r["sequences"] for r in steps)
+    assert sum(r["reward/mean"] * r["sequences"] for r in steps) == pytest.approx(
+        counts["ok"]
+    )  # and nothing else earns
     assert overrides.from_dict(json.loads((job.folder / "config.json").read_text())).prompts.parts == {"code": 1.0}
