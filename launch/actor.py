@@ -27,7 +27,7 @@ from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile
 from actor.engine.protocol import Engine, EngineSize
 from actor.environments.episode import Episodes
-from actor.environments.pool import EnvironmentPool
+from actor.environments.pool import EnvironmentPool, check_environments
 from actor.environments.rendering import read_rendering
 from actor.limits import Limits
 from actor.loop import Actor
@@ -121,6 +121,7 @@ def main() -> int:
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
             check_own(joined.own_verifiers)
+            check_environments(joined.config.prompts.environments, joined.config.environments)
             check_sandbox(joined.config)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
@@ -299,7 +300,7 @@ def _judge(joined: Joined, pulse: Pulse) -> Generator[JudgeConfig | None]:
 def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
     """What plays the environments of the run's prompts; None where it has none."""
     config = joined.config
-    if not any(source.environment for source in config.prompts.sources.values()):
+    if not config.prompts.environments:
         return None
     return Episodes(
         engine,

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Collection
 
+from actor.environments.pool import check_environments
 from actor.verifiers import pool
 from configs import extension
 from configs.races import too_few_places
@@ -169,12 +170,13 @@ def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
 def check_functions(config: Config, roles: Collection[str]) -> list[str]:
     """Tries the user's own functions, each in a process like the one that will call it; returns what to know.
 
-    Where an actor is to judge programs the sandbox is tried, too.
+    Where an actor is to judge programs the sandbox is tried, too, and environments are imported, ours as well: their
+    libraries may not be there.
 
     Args:
-      config: the run's; costs nothing where it names no function of the user's own.
-      roles: those that run on this machine: the learner's functions are the loss and the advantage, the actor's is
-        the verifier.
+      config: the run's; costs nothing where it names nothing to try.
+      roles: those that run on this machine: the learner's functions are the loss and the advantage, the actor's are
+        verifier and environment.
 
     Raises:
       ValueError: one line that says what is wrong with which function.
@@ -188,7 +190,9 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
             _try_objective(config)
     if "actor" in roles:
         own += [f"prompts.verifier={name}" for name in config.prompts.own_verifiers]
+        own += [f"prompts.environment={name}" for name in config.prompts.own_environments]
         pool.check_own(config.prompts.own_verifiers)
+        check_environments(config.prompts.environments, config.environments)
         notes += check_sandbox(config)
     return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])
 

@@ -77,7 +77,10 @@ def main() -> None:
         total = recipe.num_clean_steps + recipe.num_typo_steps
         print(f"\r  supervised step {step}/{total}  loss {loss:.3f}", end="", flush=True)
 
-    make_tiny_model(pathlib.Path(sys.argv[1]), recipe, config.prompts, on_progress=show)
+    try:
+        make_tiny_model(pathlib.Path(sys.argv[1]), recipe, config.prompts, on_progress=show)
+    except ValueError as e:
+        sys.exit(f"error: {e}")
     print()
 
 

@@ -216,19 +216,20 @@ def _is_alive(starting: "asyncio.Task[ZygoteLink]") -> bool:
     return not starting.cancelled() and starting.exception() is None and starting.result().is_alive
 
 
-def check_own(name: str) -> None:
-    """Imports a user's own environment in a process, before anything starts; names of ours need no check.
+def check_environments(names: Collection[str], config: EnvironmentsConfig) -> None:
+    """Imports environments, each in a process like those that will play it, before anything starts.
 
     Raises:
-      ValueError: says why it can't be.
+      ValueError: says why one can't be: its library is not there, or a user's own is none.
     """
-    if not extension.is_own(name):
+    if not names:
         return
 
     async def load() -> None:
-        pool = EnvironmentPool(EnvironmentsConfig(), own=(name,))
+        pool = EnvironmentPool(config, own=tuple(filter(extension.is_own, names)))
         try:
-            await pool.load(name)
+            for name in names:
+                await pool.load(name)
         finally:
             await pool.close()
 

@@ -68,6 +68,13 @@ class ZygoteLink:
                     "PYTHONHASHSEED": "0",  # the same row is the same episode on every actor
                 },
             )
+        except OSError as e:
+            ours.close()
+            raise EpisodeError(
+                f"environment {name}: {command[0]} can't be started ({e.strerror}); it is environments.python, or the "
+                "actor's own Python",
+                is_final=True,
+            ) from e
         except BaseException:
             ours.close()
             raise

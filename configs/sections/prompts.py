@@ -187,10 +187,14 @@ class PromptsConfig:
         return {name: weight for source in self.sources.values() for name, weight in source.parts.items()}
 
     @property
+    def environments(self) -> tuple[str, ...]:
+        """Those that a source's problems are episodes of."""
+        return tuple(dict.fromkeys(s.environment for s in self.sources.values() if s.environment))
+
+    @property
     def own_environments(self) -> tuple[str, ...]:
         """Those of the user's own."""
-        names = {source.environment: None for source in self.sources.values()}
-        return tuple(name for name in names if extension.is_own(name))
+        return tuple(filter(extension.is_own, self.environments))
 
     @property
     def own_verifiers(self) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ import json
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
+import tokenizers
 from jaxtyping import Int32
 
 from bridge import code_tests
@@ -33,25 +33,11 @@ Example = tuple[str, Sequence[Said]]
 """A question and what follows it."""
 
 
-class Encoded(Protocol):
-    """What a tokenizer makes of a text."""
-
-    ids: list[int]
-
-
-class CharacterTokenizer(Protocol):
-    """A tokenizer of one token a character."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool) -> Encoded:
-        """Token ids of a text."""
-        ...
-
-
 class Corpus:
     """Endless batches of examples, right-padded: fresh ones, but for a file's, which are shuffled."""
 
     def __init__(
-        self, recipe: TinyModelRecipe, prompts: PromptsConfig, tokenizer: CharacterTokenizer, *, eos: int
+        self, recipe: TinyModelRecipe, prompts: PromptsConfig, tokenizer: tokenizers.Tokenizer, *, eos: int
     ) -> None:
         """Looks at many examples to see how long they are and what is written in them.
 

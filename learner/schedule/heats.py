@@ -153,7 +153,7 @@ class Heats:
 
 
 def _without_races(num_issued: int, orders: list[int], num_winners: int) -> tuple[list[Heat], int]:
-    heats = []
+    heats: list[Heat] = []
     for first in range(0, num_issued, num_winners):
         issued = min(num_winners, num_issued - first)
         consumed = issued - sum(first <= o < first + issued for o in orders)

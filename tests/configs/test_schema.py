@@ -205,7 +205,8 @@ def test_sequences_and_waiting_groups_of_a_window_are_filled_in():
 def test_sequences_of_a_window_hold_redundant_ones_and_its_buffer_those_that_win():
     admission = sections.AdmissionConfig(policy="window", async_ratio=1.0)
     redundant = rounds(R=4, U=4, K=3, overprovision_prompts=1.5, overprovision_samples=1.3)
-    config = Config(preset="test", rounds=redundant, **(WINDOW | dict(admission=admission)))
+    fields: dict[str, Any] = WINDOW | {"admission": admission}
+    config = Config(preset="test", rounds=redundant, **fields)
     assert (config.sequences, config.queue_groups) == (2 * 6 * 4, 2 * 4)
 
 

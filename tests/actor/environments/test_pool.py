@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -7,7 +8,7 @@ import signal
 import pytest
 
 from actor.environments import pool as pools
-from actor.environments.pool import EnvironmentPool, check_own
+from actor.environments.pool import EnvironmentPool, check_environments
 from actor.environments.protocol import EpisodeError
 from configs.sections.environments import EnvironmentsConfig
 from tests.actor.fakes import until
@@ -368,8 +369,11 @@ def test_environment_that_can_not_be_loaded_is_a_final_error(name, said):
     run(body)
 
 
-def test_check_own_says_in_one_line_what_can_not_be_used():
-    check_own(BAD)
-    check_own("guess")
+def test_check_environments_says_in_one_line_what_can_not_be_used(tmp_path):
+    config = EnvironmentsConfig()
+    check_environments([BAD, "guess"], config)
+    check_environments([], config)
     with pytest.raises(ValueError, match="does not import: ModuleNotFoundError: No module named 'nowhere'"):
-        check_own("nowhere:Class")
+        check_environments(["guess", "nowhere:Class"], config)
+    with pytest.raises(ValueError, match=f"{tmp_path}/none can't be started .No such file.*environments.python"):
+        check_environments(["verifiers"], dataclasses.replace(config, python=str(tmp_path / "none")))

@@ -7,6 +7,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ PROMPT = np.array([1, 2, 3], np.int32)
 
 
 def work(**fields) -> Work:
-    given = dict(environment=NAME, num_turns=3, turn_tokens=4, mean_s=0.0, deviation_s=0.0) | fields
-    return Work(**given)
+    given: dict[str, Any] = dict(environment=NAME, num_turns=3, turn_tokens=4, mean_s=0.0, deviation_s=0.0)
+    return Work(**(given | fields))
 
 
 def test_latencies_of_the_rig_are_distributed_as_the_planner_draws_them():

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def turns(*numbers: int) -> LengthProfile:
 
 
 def play(config: Config, *, num_updates: int = 4, engine: EngineProfile | None = None, **episodes) -> Outcome:
-    fields = dict(num_turns=turns(3), step_s=LatencyProfile(mean_s=5.0)) | episodes
+    fields: dict[str, Any] = dict(num_turns=turns(3), step_s=LatencyProfile(mean_s=5.0)) | episodes
     given = {} if engine is None else {"engine": engine}
     profile = profile_of(episodes=EpisodeProfile(**fields), learner=LearnerProfile(seconds_per_token=1e-12), **given)
     return simulate(config, profile, num_updates=num_updates)
@@ -66,7 +67,7 @@ def test_turn_computes_what_its_engine_does_not_have(is_cached):
 
 def test_episodes_each_for_itself_end_when_they_end_and_in_lock_step_with_the_longest():
     # Group n of 8 has n + 1 turns; in lock-step the engine and the environments take turns, 8 times.
-    many = dict(num_turns=turns(*range(1, 9)))
+    many: dict[str, Any] = dict(num_turns=turns(*range(1, 9)))
     assert first_group_s(play(by_rounds(), **many)) == [pytest.approx(15.0)]
     alone, together = (play(serial(), in_lock_step=lock, **many) for lock in (False, True))
     assert alone.seconds == together.seconds == pytest.approx(8 * 15.0)
