@@ -1,7 +1,7 @@
 """What the bench of tasks makes of its runs."""
 
-from tests.bench import task_learning
 from tests.bench.rig import report
+from tests.bench.task_learning import runs as task_learning
 
 
 def made(task: str, seed: int, end: float, **last: float) -> task_learning.Run:
@@ -22,10 +22,10 @@ def test_run_counts_verdicts_over_all_its_updates():
 
 
 def test_value_is_the_smallest_gain_of_a_task():
-    runs = [made("guess", 0, 0.75, **{"eval/turns": 3.5}), made("guess", 1, 0.5), made("code", 0, 0.35)]
-    assert runs[0].turns == 3.5
-    values = task_learning.values_of(runs)
+    some = [made("guess", 0, 0.75, **{"eval/turns": 3.5}), made("guess", 1, 0.5), made("code", 0, 0.35)]
+    assert some[0].turns == 3.5
+    values = task_learning.values_of(some)
     assert values == {"min_gain_guess": 0.25, "min_gain_code": 0.35 - 0.25}
     aims = {k: report.Aim(value=v, aim=task_learning.AIM_GAIN).to_json()["met"] for k, v in values.items()}
     assert aims == {"min_gain_guess": True, "min_gain_code": False}
-    assert task_learning.table_of(runs).rows[0][4:6] == ["+0.500", "0: 0.25, 20: 0.75"]
+    assert task_learning.table_of(some).rows[0][4:6] == ["+0.500", "0: 0.25, 20: 0.75"]
