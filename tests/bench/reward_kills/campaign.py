@@ -66,6 +66,7 @@ def fields(rows: pathlib.Path, judge_url: str, model: pathlib.Path) -> dict[str,
         "model.path": model,
         "model.max_tokens": 48,
         "run.num_updates": 999_999,
+        "optimizer.learning_rate": 1e-6,  # responses stay as different as they are, so that none can pass for another
         "rounds.groups_per_round": 18,
         "rounds.groups_per_update": 6,
         "rounds.samples_per_group": 4,
