@@ -112,7 +112,7 @@ def finish(outcome: Outcome) -> None:
             "tickets": outcome.ticket_states,
             "metrics": outcome.metrics,
             "orphans": outcome.orphans,
-            "verdict": dataclasses.asdict(outcome.verdict),
+            "verdict": vars(outcome.verdict),
         },
         figure=False,
         beside="the whole run: a learner, an actor with vLLM, two verifier workers, a judge, an environment",
@@ -145,11 +145,13 @@ def _remarks(outcome: Outcome, values: dict[str, Any]) -> list[str]:
         f"rewards, {verdict.zero_rewards} of 0, {verdict.wrong_means} updates with another mean than theirs, "
         f"{verdict.trained_twice} groups trained twice, {verdict.lost} lost. Exit code {outcome.exit_code} (130: it "
         f"was told to end), {outcome.actor_starts} start(s) of the actor, processes left: {len(outcome.orphans)}.",
-        f"The run's own counts: actor/verifier_failures {values['verifier_failures']:.0f} (attempts, the judge's "
-        f"too), actor/episode_failures {values['episode_failures']:.0f}, groups/reissued "
-        f"{values['groups_reissued']:.0f}; groups dropped: {_counts(outcome.dropped)}; tickets given up after "
-        f"actor.max_attempts: {values['tickets_given_up']}.",
+        "The run's own counts in its metrics, up to the last row of each of the actor's lives: actor/verifier_failures "
+        f"{values['verifier_failures']:.0f} (attempts, the judge's too), actor/episode_failures "
+        f"{values['episode_failures']:.0f}, groups/reissued {values['groups_reissued']:.0f}; groups dropped: "
+        f"{_counts(outcome.dropped)}; tickets given up after actor.max_attempts: {values['tickets_given_up']}.",
         "The actor's log by failed attempt: " + "; ".join(said) + ".",
+        "An actor that drops 32 groups in a row ends and is started again: as while a judge is dead and only its "
+        "groups are left of a round. Kills without a target fell into such a start.",
         "A kill of an idle process costs nothing, and so does a stop that ends within the deadline; a killed zygote "
         "costs each of its episodes an attempt, a dead judge each request that finds it so.",
     ]

@@ -9,7 +9,7 @@ import pathlib
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs import tiny
@@ -26,6 +26,7 @@ from tests.integration.support.jobs import Job, start_command
 SETTLED_UPDATES = 6
 """After the last kill, and at least one group of each source that came after it."""
 START_S, SETTLE_S, STOP_S = 900.0, 300.0, 300.0
+COUNTERS = ("actor/verifier_failures", "actor/episode_failures", "groups/reissued")
 _FAILURES = {
     WORKER: re.compile(r"verifier failed verifier=\w+\.\S+ problem=.*?(was stopped|broke down|no answer|$)", re.M),
     JUDGE: re.compile(r"verifier failed verifier=judge kind=(\w+)"),
@@ -48,7 +49,7 @@ class Outcome:
     groups_after: Mapping[str, int]
     """By source, those trained that came after the last kill."""
     metrics: Mapping[str, float]
-    """Of the last update's row."""
+    """What the updates' rows count, all lives of the actor together."""
     failures: Mapping[str, Mapping[str, int]]
     """What the actor's log says, by who failed and how."""
     dropped: Mapping[str, int]
@@ -164,7 +165,7 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
         missed=missed,
         updates_at_last_kill=before,
         groups_after=_since(job, store, last_s),
-        metrics={k: v for k, v in rows[-1].items() if k.startswith(("actor/", "groups/"))},
+        metrics={name: risen([row[name] for row in rows]) for name in COUNTERS},
         failures=failures(log),
         dropped=dropped([e["args"]["reason"] for e in job.events("dropped") if "reason" in e["args"]]),
         ticket_states=collections.Counter(tickets.values()),
@@ -173,6 +174,11 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
         exit_code=exit_code,
         ran_s=time.monotonic() - began_s,
     )
+
+
+def risen(values: Sequence[float]) -> float:
+    """How far a counter rose that begins anew with its actor; what came after a life's last row is not in it."""
+    return sum(b - a if b >= a else b for a, b in itertools.pairwise([0.0, *values]))
 
 
 def failures(log: str) -> dict[str, dict[str, int]]:

@@ -197,6 +197,10 @@ W0 pool.py:120] environment's zygote is gone, a new one starts name=a.b:T
     assert campaign.dropped([*reasons, reasons[0]]) == {JUDGE: 2, WORKER: 1, EPISODE: 1}
 
 
+def test_counter_that_begins_anew_is_counted_over_all_lives():
+    assert campaign.risen([0, 3, 7, 2, 2, 5, 0, 1]) == 7 + 5 + 1 and campaign.risen([]) == 0
+
+
 def test_process_at_work_is_known_until_its_work_is_done(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(busy.FOLDER, str(tmp_path))
     with busy.busy():
