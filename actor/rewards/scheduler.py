@@ -45,6 +45,11 @@ class Scorer(Protocol):
         """
         ...
 
+    @property
+    def num_failures(self) -> int:
+        """Attempts that failed, whether or not a later one succeeded."""
+        ...
+
     async def close(self) -> None:
         """Lets go of it."""
         ...
@@ -77,7 +82,7 @@ class Rewards:
     @property
     def num_failures(self) -> int:
         """Times that a verifier failed or hung, whether or not a later attempt succeeded."""
-        return self._pool.num_failures
+        return self._pool.num_failures + sum(scorer.num_failures for scorer in self._elsewhere.values())
 
     def begin(self, task: Task) -> None:
         """A group of this task begins; its first response is to be judged soon.

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import math
 import os
+import pathlib
 import struct
 import sys
 from collections.abc import Collection, Sequence
@@ -161,7 +162,10 @@ class VerifierPool:
             async with asyncio.timeout(timeout_s):
                 answer = await one.ask(question)
         except TimeoutError as e:
+            is_stopped = one.is_stopped
             await one.kill()
+            if is_stopped:  # by a signal: no answer can do that to the process that judges it
+                raise VerifierError(f"the worker was stopped and gave no answer within {timeout_s} s") from e
             raise HangError(f"no answer after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError, struct.error, msgspec.MsgspecError, ValueError) as e:
             await one.kill()
@@ -223,6 +227,17 @@ class _Worker:
         await stdin.drain()
         length = worker.frame_length(await stdout.readexactly(4))
         return msgspec.msgpack.decode(await stdout.readexactly(length), type=Answer)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal stopped it, or a debugger (Linux; unknown elsewhere)."""
+        if self._process is None:
+            return False
+        try:
+            stat = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     async def kill(self) -> None:
         process, self._process = self._process, None

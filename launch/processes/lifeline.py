@@ -84,9 +84,14 @@ def descendants(pid: int) -> set[int]:
     found: set[int] = set()
     front = [pid]
     while front:
-        for tasks in _PROC.glob(f"{front.pop()}/task/*/children"):
+        tasks = _PROC / str(front.pop()) / "task"
+        try:
+            threads = os.listdir(tasks)
+        except OSError:  # the process has ended
+            continue
+        for thread in threads:
             with contextlib.suppress(OSError):  # the thread has ended
-                new = [int(p) for p in tasks.read_text().split()]
+                new = [int(p) for p in (tasks / thread / "children").read_text().split()]
                 found.update(new)
                 front += new
     return found

@@ -74,6 +74,11 @@ class Judge:
         )
         self.counts = JudgeCounts()
 
+    @property
+    def num_failures(self) -> int:
+        """Attempts that failed, whether or not a later one succeeded."""
+        return self.counts.problems.total()
+
     async def score(self, response: Response, task: Task) -> Score:
         """The judge's score of a response, between 0 and 1; ok where it is above 0.
 
@@ -106,16 +111,20 @@ class Judge:
             except answer.UnreadableError as e:
                 problem, num_unreadable = e, num_unreadable + 1
             except RefusedError as e:
-                self.counts.problems[f"status_{e.status}"] += 1
+                self._note(f"status_{e.status}", e)
                 if self._may_drop_schema(e, body):
                     continue
                 raise VerifierError(f"the judge refuses: {e}") from e
-            self.counts.problems[problem.kind] += 1
+            self._note(problem.kind, problem)
             if num_away > self._config.retries or num_unreadable > self._config.answer_retries:
                 attempts = num_away + num_unreadable
                 raise VerifierError(f"the judge gave no score: {problem} ({attempts} attempts)") from problem
             self.counts.num_retries += 1
             await self._sleep(self._backoff_s(num_away + num_unreadable - 1))
+
+    def _note(self, kind: str, problem: Exception) -> None:
+        self.counts.problems[kind] += 1
+        logging.warning("verifier failed verifier=judge kind=%s problem=%r", kind, str(problem))
 
     async def _attempt(self, body: dict[str, Any]) -> str:
         async with self._places:

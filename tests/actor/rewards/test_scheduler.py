@@ -44,6 +44,7 @@ class Elsewhere:
         self._verdict: Verdict = verdict
         self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
         self.is_closed = self.was_cancelled = False
+        self.num_failures = 0
 
     async def score(self, response: Response, task: Task) -> Score:
         self.asked.set()
@@ -119,6 +120,20 @@ def test_verifier_that_fails_gives_no_reward_and_takes_its_siblings_with_it(tmp_
         assert slow.was_cancelled
         await rewards.close()
         assert slow.is_closed
+
+    run(body())
+
+
+def test_failed_attempts_elsewhere_count_with_those_of_the_workers(tmp_path):
+    async def body():
+        judge = Elsewhere(1.0)
+        judge.may_answer.set()
+        rewards = Rewards(bad(tmp_path), elsewhere={"judge": judge})
+        judge.num_failures = 2  # what it did by itself, before it answered
+        task = Task(rewards=(RewardPart("judge"), RewardPart("raise")), answer="a")
+        assert (await rewards.judge(response("1"), task)).reward == 1.5
+        assert rewards.num_failures == 3
+        await rewards.close()
 
     run(body())
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import sys
 
 from actor.verifiers import worker
@@ -21,6 +22,8 @@ def _misbehave(how: str) -> float:
     if how == "hang":
         while True:
             pass
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if how == "crash":
         os._exit(7)
     if how == "raise":

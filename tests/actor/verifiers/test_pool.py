@@ -10,7 +10,8 @@ from actor.verifiers.pool import MAX_HANGS, HangError, VerifierError, VerifierPo
 from bridge.types import Finish, Task
 from tests.actor.fakes import until
 
-BAD = ["hang", "crash", "raise", "nan", "inf", "memory"]
+BAD = ["hang", "stop", "crash", "raise", "nan", "inf", "memory"]
+"""stop: somebody stops the process (SIGSTOP), which no text can be blamed for, however often it happens."""
 
 
 def make_pool(tmp_path, *, timeout_s: float = 0.5, retries: int = 1, num_workers: int = 1) -> VerifierPool:

@@ -131,3 +131,20 @@ def test_stopped_below_sees_stopped_descendants_only(waiting):
     lifeline.kill_below(other.pid, parent.pid)  # not below it
     lifeline.kill_below(grandchild, parent.pid)
     assert parent.wait(20) == 0 and is_alive(other.pid)
+
+
+def test_descendants_of_a_process_that_ends_while_it_is_looked_at_are_those_of_the_others(waiting, monkeypatch):
+    parent = waiting("run-1:a", WITH_A_CHILD)
+    grandchild, ending = int(parent.stdout.readline()), waiting()
+
+    def without_the_ending_one(real):
+        def look(path, *args):
+            if str(path) == f"/proc/{ending.pid}/task":
+                raise FileNotFoundError(path)
+            return real(path, *args)
+
+        return look
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, without_the_ending_one(getattr(os, name)))
+    assert lifeline.descendants(os.getpid()) >= {parent.pid, grandchild, ending.pid}

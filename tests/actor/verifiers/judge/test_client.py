@@ -119,7 +119,7 @@ def test_endpoint_that_is_away_is_asked_again(behaviour, kind):
             one = judge(served, time)
             assert (await one.score(response(), TASK)).value == 0.7
             assert time.slept_s == [1.0, 2.0]
-            assert one.counts.problems == {kind: 2} and one.counts.num_retries == 2
+            assert one.counts.problems == {kind: 2} and one.counts.num_retries == 2 and one.num_failures == 2
             assert one.counts.num_requests == served.num_requests == 3 and one.counts.num_failures == 0
             await one.close()
 

@@ -1,0 +1,165 @@
+"""Reward workers, the judge's endpoint and environments' processes killed at random, while a run trains.
+
+    python -m tests.bench.reward_kills [--minutes=10] [--seed=1]
+
+The tiny preset with real vLLM on a mixture of three sources: judged by a verifier in the worker pool, by a judge at an
+endpoint of this bench's own, and episodes of an environment. What each response earns is a hash of its text, never 0,
+so that a failure which became a reward is seen: an auditor of its own decodes the tokens of each group that was trained
+and works out what it had to earn. Kills (SIGKILL, SIGSTOP, an endpoint that answers 500 or nonsense) are drawn by the
+seed, one every few seconds, at processes that are at work where there are any. Then the run must go on by itself.
+
+Writes `results/reward_kills.{json,md}`.
+"""
+
+import collections
+import dataclasses
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+from absl import app, flags, logging
+
+from tests.bench.job import code_hash
+from tests.bench.reward_kills.campaign import SETTLED_UPDATES, Outcome, run
+from tests.bench.reward_kills.kills import KINDS, RARE
+from tests.bench.reward_kills.truth import EPISODE, JUDGE, WORKER
+from tests.bench.rig import report
+
+_MINUTES = flags.DEFINE_float("minutes", 10.0, "How long processes are killed.")
+_SEED = flags.DEFINE_integer("seed", 1, "Draws the kills.")
+_KEEP = flags.DEFINE_bool("keep_folder", False, "Leave the run's folder and logs where they are.")
+
+
+def main(argv: list[str]) -> None:
+    """Runs it and writes down what came of it."""
+    del argv
+    logging.set_verbosity(logging.INFO)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-reward-kills-"))
+    print(f"in {folder}", flush=True)
+    try:
+        outcome = run(folder, seed=_SEED.value, minutes=_MINUTES.value)
+    finally:
+        if not _KEEP.value:
+            shutil.rmtree(folder, ignore_errors=True)
+    finish(outcome)
+
+
+def values_of(outcome: Outcome) -> dict[str, Any]:
+    """What the bench says, besides its conditions."""
+    verdict = outcome.verdict
+    return {
+        "kills": len(outcome.kills),
+        "least_of_a_kind": min(_by_kind(outcome)[kind] for kind in KINDS),
+        "kills_of_processes_at_work": sum(k.was_busy for k in outcome.kills),
+        "kills_without_a_target": outcome.missed,
+        "updates": verdict.num_updates,
+        "updates_after_the_last_kill": verdict.num_updates - outcome.updates_at_last_kill,
+        "groups_trained": verdict.num_groups,
+        **{f"groups_of_{source}": verdict.by_source[source] for source in (WORKER, JUDGE, EPISODE)},
+        "least_groups_of_a_source_after_the_last_kill": min(
+            outcome.groups_after.get(source, 0) for source in (WORKER, JUDGE, EPISODE)
+        ),
+        "responses_checked": verdict.num_responses,
+        "turns_checked": verdict.num_turns,
+        "wrong_rewards": verdict.wrong_rewards,
+        "zero_rewards": verdict.zero_rewards,
+        "trained_twice": verdict.trained_twice,
+        "lost": verdict.lost,
+        "unrecorded": verdict.unrecorded,
+        "wrong_means": verdict.wrong_means,
+        "verifier_failures": outcome.metrics.get("actor/verifier_failures"),
+        "episode_failures": outcome.metrics.get("actor/episode_failures"),
+        **{f"failures_of_{who}": sum(of.values()) for who, of in outcome.failures.items()},
+        "groups_dropped": sum(outcome.dropped.values()),
+        "groups_reissued": outcome.metrics.get("groups/reissued"),
+        "tickets_given_up": outcome.ticket_states.get("failed", 0),
+        "actor_starts": outcome.actor_starts,
+        "orphans": len(outcome.orphans),
+    }
+
+
+def aims_of(values: dict[str, Any]) -> dict[str, Any]:
+    """All must hold."""
+    none = ("wrong_rewards", "zero_rewards", "trained_twice", "lost", "unrecorded", "wrong_means", "orphans")
+    some = ("failures_of_worker", "failures_of_judge", "failures_of_episode", "failures_of_zygote")
+    least = {"updates_after_the_last_kill": SETTLED_UPDATES, "least_groups_of_a_source_after_the_last_kill": 1}
+    return {
+        **{key: report.Aim(value=values[key], aim=0, at_least=False).to_json() for key in none},
+        **{key: report.Aim(value=values[key], aim=aim).to_json() for key, aim in least.items()},
+        **{key: report.Aim(value=values[key], aim=1).to_json() for key in some},
+    }
+
+
+def finish(outcome: Outcome) -> None:
+    """The table, the files and the line."""
+    values = values_of(outcome)
+    report.finish(
+        "reward_kills",
+        title="Rewards under kills",
+        about=(__doc__ or "").split("\n\n")[2:3],
+        table=_table(outcome),
+        remarks=_remarks(outcome, values),
+        values=values,
+        aims=aims_of(values),
+        data={
+            "code": code_hash("tests/bench/reward_kills"),
+            "seed": _SEED.value,
+            "minutes": _MINUTES.value,
+            "kills": [dataclasses.asdict(k) for k in outcome.kills],
+            "failures": outcome.failures,
+            "dropped": outcome.dropped,
+            "tickets": outcome.ticket_states,
+            "metrics": outcome.metrics,
+            "orphans": outcome.orphans,
+            "verdict": vars(outcome.verdict),
+        },
+        figure=False,
+        beside="the whole run: a learner, an actor with vLLM, two verifier workers, a judge, an environment",
+    )
+
+
+def _by_kind(outcome: Outcome) -> collections.Counter[tuple[str, str]]:
+    return collections.Counter((k.target, k.how) for k in outcome.kills)
+
+
+def _table(outcome: Outcome) -> report.Table:
+    counts = _by_kind(outcome)
+    at_work = collections.Counter((k.target, k.how) for k in outcome.kills if k.was_busy)
+    rows = [
+        [target, how, str(counts[target, how]), str(at_work[target, how])] for target, how in sorted((*KINDS, RARE))
+    ]
+    return report.Table(columns=["who", "what", "times", "of them at work"], rows=rows)
+
+
+def _remarks(outcome: Outcome, values: dict[str, Any]) -> list[str]:
+    verdict = outcome.verdict
+    said = [
+        f"{who}: " + (", ".join(f"{how} {count}" for how, count in of.items()) or "nothing")
+        for who, of in outcome.failures.items()
+    ]
+    return [
+        f"{verdict.num_updates} updates, {values['updates_after_the_last_kill']} of them after the last kill, of "
+        f"{verdict.num_groups} groups ({', '.join(f'{s} {n}' for s, n in sorted(verdict.by_source.items()))}) with "
+        f"{verdict.num_responses} responses and {verdict.num_turns} turns of episodes: {verdict.wrong_rewards} wrong "
+        f"rewards, {verdict.zero_rewards} of 0, {verdict.wrong_means} updates with another mean than theirs, "
+        f"{verdict.trained_twice} groups trained twice, {verdict.lost} lost. Exit code {outcome.exit_code} (130: it "
+        f"was told to end), {outcome.actor_starts} start(s) of the actor, processes left: {len(outcome.orphans)}.",
+        "The run's own counts in its metrics, up to the last row of each of the actor's lives: actor/verifier_failures "
+        f"{values['verifier_failures']:.0f} (attempts, the judge's too), actor/episode_failures "
+        f"{values['episode_failures']:.0f}, groups/reissued {values['groups_reissued']:.0f}; groups dropped: "
+        f"{_counts(outcome.dropped)}; tickets given up after actor.max_attempts: {values['tickets_given_up']}.",
+        "The actor's log by failed attempt: " + "; ".join(said) + ".",
+        "An actor that drops 32 groups in a row ends and is started again: as while a judge is dead and only its "
+        "groups are left of a round. Kills without a target fell into such a start.",
+        "A kill of an idle process costs nothing, and so does a stop that ends within the deadline; a killed zygote "
+        "costs each of its episodes an attempt, a dead judge each request that finds it so.",
+    ]
+
+
+def _counts(of: Any) -> str:
+    return ", ".join(f"{who} {count}" for who, count in sorted(of.items())) or "none"
+
+
+if __name__ == "__main__":
+    app.run(main)
