@@ -118,7 +118,7 @@ class Admission:
 
     @property
     def num_sequences(self) -> int:
-        """Requests in the engine."""
+        """Requests that have not ended; those of episodes may be in their environments just now."""
         return sum(s.num_left for s in self._served.values())
 
     @property

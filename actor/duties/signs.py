@@ -30,14 +30,13 @@ async def watch(actor: Actor) -> None:
         now = watched.look()
         if actor.engine.is_dead:
             raise EngineDeadError("the engine's processes have ended")
-        # A weight update has a bound of its own.
-        is_busy = actor.admission.num_sequences > 0 and not actor.weights.is_swapping
+        # Episodes that are in their environments ask the engine for nothing; a weight update has a bound of its own.
+        is_busy = actor.engine.num_requests > 0 and not actor.weights.is_swapping
         if not is_busy or actor.engine.num_sampled_tokens != num_tokens:
             num_tokens, since = actor.engine.num_sampled_tokens, now
         elif now - since > actor.limits.stall_s:
             raise EngineDeadError(
-                f"the engine has hung: no token for {actor.limits.stall_s} s "
-                f"with {actor.admission.num_sequences} requests"
+                f"the engine has hung: no token for {actor.limits.stall_s} s with {actor.engine.num_requests} requests"
             )
         await asyncio.sleep(min(MAX_LOOK_S / 2, actor.limits.stall_s / 4))
 
