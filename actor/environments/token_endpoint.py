@@ -26,6 +26,9 @@ from bridge.types import MAX_STOP_TOKENS
 MAX_REQUEST_BYTES = 32 * 2**20
 
 
+_BROKEN_OFF = "the environment broke off a turn that it had asked for"
+
+
 class Address(msgspec.Struct, frozen=True, kw_only=True):
     """How an environment reaches the policy."""
 
@@ -91,6 +94,9 @@ class Conversation:
             transcript.observe(new)
             try:
                 return await turns.take(stop_token_ids)
+            except asyncio.CancelledError:  # its client went away, and sampling with it
+                self._failure = EpisodeError(_BROKEN_OFF)
+                raise
             except BaseException as e:
                 self._failure = e
                 raise
@@ -99,11 +105,13 @@ class Conversation:
         """The episode, its reward booked on the last turn.
 
         Raises:
-          EpisodeError: nothing was sampled, or not all of it was told.
+          EpisodeError: nothing was sampled, not all of it was told, or a turn was not waited for.
           AbortedError, EngineDeadError: as the engine.
         """
         if self._failure is not None:
             raise self._failure
+        if self._asking.locked():
+            raise EpisodeError(_BROKEN_OFF)
         transcript = self._turns.transcript
         if not transcript.num_turns:
             raise EpisodeError("the environment asked for no turn", is_final=self._is_truncated)

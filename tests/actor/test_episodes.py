@@ -1,5 +1,6 @@
 """Tickets of environments in the actor's loop; how an episode is played is `tests/actor/environments`' matter."""
 
+import asyncio
 from typing import cast
 
 import numpy as np
@@ -72,6 +73,26 @@ def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offere
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
         assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == s.actor.num_episode_failures == 1
+
+    run(body())
+
+
+def test_request_that_is_cancelled_though_nobody_asked_for_it_drops_its_group_and_not_the_actor(tmp_path):
+    class Cancelled(TwoTurns):
+        async def play(self, episode):
+            try:
+                return await super().play(episode)
+            except EpisodeError:
+                raise asyncio.CancelledError from None
+
+    async def body():
+        s = setup_of(tmp_path, Cancelled(num_failing=1))
+        s.publish(0)
+        s.put(0, task=GUESS)
+        async with s.serving() as task:
+            await until(lambda: bool(s.groups()) or task.done(), "the second attempt's group")
+            assert not task.done()
+        assert s.actor.tally.num_dropped == 1
 
     run(body())
 
