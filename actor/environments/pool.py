@@ -7,6 +7,7 @@ milliseconds. What goes wrong here is the infrastructure's fault, never the poli
 import asyncio
 import collections
 import contextlib
+import json
 import math
 import socket
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -157,9 +158,13 @@ class EpisodeProcess:
         """Starts the episode.
 
         Raises:
-          EpisodeError: it failed, crashed or took too long.
+          EpisodeError: it failed, crashed or took too long; or the row is none that JSON can hold.
         """
-        return await self._ask(wire.Reset(row=dict(row)), self._config.reset_timeout_s)
+        try:
+            text = json.dumps(dict(row))
+        except (TypeError, ValueError, RecursionError) as e:
+            raise self._failed("start", f"its row can't be sent: {type(e).__name__}: {e}", is_final=True) from e
+        return await self._ask(wire.Reset(row=text), self._config.reset_timeout_s)
 
     async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
         """Hands over what the policy wrote; to an environment that plays itself, where it finds the policy.
@@ -198,7 +203,7 @@ class EpisodeProcess:
             raise self._failed("deadline", f"no answer to {what} after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError) as e:
             raise self._failed("crash", f"its process broke down: {type(e).__name__}: {e}") from e
-        except (msgspec.MsgspecError, ValueError) as e:
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as e:
             raise self._failed("reply", f"its process said what it may not: {type(e).__name__}: {e}") from e
         if isinstance(answer, wire.Failed):
             raise self._failed("exception", answer.error)
@@ -207,9 +212,9 @@ class EpisodeProcess:
         self.has_failed = False
         return answer
 
-    def _failed(self, kind: str, what: str) -> EpisodeError:
+    def _failed(self, kind: str, what: str, *, is_final: bool = False) -> EpisodeError:
         self._failures[kind] += 1
-        return EpisodeError(f"environment {self._name}: {what}")
+        return EpisodeError(f"environment {self._name}: {what}", is_final=is_final)
 
 
 def _is_alive(starting: "asyncio.Task[ZygoteLink]") -> bool:

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -114,7 +115,36 @@ def test_info_that_msgpack_has_no_form_for_becomes_text():
     async def body(pool):
         async with pool.open(f"{MODULE}:Unreal") as process:
             await process.reset({})
-            assert "object object at" in (await process.step("ok")).info["object"]
+            info = (await process.step("ok")).info
+        assert "object object at" in info["object"]
+        assert str(2**70) in info["huge"] and "ud800" in info["surrogate"]
+        assert info["plain"] == {"a": [1, 0.5, None]}
+        assert info["keys"] == {(1, 2): 3}
+
+    run(body)
+
+
+def test_row_comes_to_its_environment_as_it_is():
+    row = {"big": 2**70, "least": -(2**63) - 1, "half": "\ud800", "real": 0.1, "list": [None, True, {"é": []}]}
+
+    async def body(pool):
+        async with pool.open(BAD) as process:
+            await process.reset(row)
+            assert json.loads((await process.step("row")).messages[0]["content"]) == row
+
+    run(body)
+
+
+def test_row_that_has_no_text_is_a_final_error():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    async def body(pool):
+        with pytest.raises(EpisodeError, match="its row can't be sent: RecursionError") as e:
+            async with pool.open(BAD) as process:
+                await process.reset({"deep": deep})
+        assert e.value.is_final
 
     run(body)
 
