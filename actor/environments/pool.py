@@ -8,7 +8,6 @@ import asyncio
 import collections
 import contextlib
 import json
-import math
 import socket
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from absl import logging
 from actor.environments import registry, wire, zygote_link
 from actor.environments.protocol import EpisodeError
 from actor.environments.zygote_link import ZygoteLink
+from bridge.types import MAX_ABS_REWARD
 from configs import extension
 from configs.sections.environments import EnvironmentsConfig
 
@@ -207,8 +207,8 @@ class EpisodeProcess:
             raise self._failed("reply", f"its process said what it may not: {type(e).__name__}: {e}") from e
         if isinstance(answer, wire.Failed):
             raise self._failed("exception", answer.error)
-        if not math.isfinite(answer.reward):
-            raise self._failed("reply", f"its reward is {answer.reward}")
+        if not abs(answer.reward) <= MAX_ABS_REWARD:  # NaN neither
+            raise self._failed("reply", f"its reward is {answer.reward}, at most {MAX_ABS_REWARD:g} counts")
         self.has_failed = False
         return answer
 

@@ -84,6 +84,8 @@ class Unreal(Bad):
     def step(self, action: str) -> Any:
         if action == "nan":
             return Step(reward=float("nan"))
+        if action in ("1e39", "-2e6", "1e6"):
+            return Step(reward=float(action))
         if action == "text":
             return "no step"
         if action == "messages":

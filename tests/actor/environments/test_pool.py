@@ -11,6 +11,7 @@ import pytest
 from actor.environments import pool as pools
 from actor.environments.pool import EnvironmentPool, check_environments
 from actor.environments.protocol import EpisodeError
+from bridge.types import MAX_ABS_REWARD
 from configs.sections.environments import EnvironmentsConfig
 from tests.actor.fakes import until
 
@@ -100,13 +101,22 @@ def test_environment_that_fails_is_an_error_and_its_process_is_gone(at, how, kin
     run(body)
 
 
-@pytest.mark.parametrize("answer", ["nan", "text", "messages", "huge", "surrogate"])
+@pytest.mark.parametrize("answer", ["nan", "1e39", "-2e6", "text", "messages", "huge", "surrogate"])
 def test_answer_that_is_none_is_an_error_and_no_reward(answer):
     async def body(pool):
         with pytest.raises(EpisodeError):
             async with pool.open(f"{MODULE}:Unreal") as process:
                 await process.reset({})
                 await process.step(answer)
+
+    run(body)
+
+
+def test_largest_reward_that_a_learner_takes_is_one():
+    async def body(pool):
+        async with pool.open(f"{MODULE}:Unreal") as process:
+            await process.reset({})
+            assert (await process.step("1e6")).reward == MAX_ABS_REWARD == 1e6
 
     run(body)
 
