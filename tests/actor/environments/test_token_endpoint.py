@@ -81,6 +81,18 @@ def test_budget_that_is_used_up_truncates_the_episode(max_tokens, max_turns):
     assert played.infos[0]["answers"] == ["stop", "stop", 400]
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "answers", "rewards"),
+    [(4, [400], [0.0]), (7, ["stop", 400], [0.5, 0.0]), (8, ["stop"] * 2, [0, 0.5])],
+)
+def test_turn_that_uses_up_the_budget_and_does_not_end_is_no_action(max_tokens, answers, rewards):
+    engine = ScriptedEngine([Turn([3, 3, 3, STOP] if max_tokens == 4 else [3, STOP]), Turn([4, 4, 4, STOP])])
+    played = play(engine, max_tokens=max_tokens)
+    assert played.infos[0]["answers"] == answers and played.tokens.size == max_tokens
+    assert played.turn_rewards.tolist() == rewards
+    assert played.finish == ("length" if 400 in answers else "stop")
+
+
 @pytest.mark.parametrize(("how", "statuses"), [("wrong token", [401]), ("wrong body", [400, 400, 400])])
 def test_request_that_is_none_is_refused_and_changes_nothing(how, statuses):
     played = play(ScriptedEngine([Turn([3, STOP])]), how=how, turns=1)
