@@ -24,7 +24,8 @@ class EnvironmentsConfig:
     retries: int = 2
     """How often an episode whose environment failed is played again, from its start; then its group is dropped."""
     max_processes: int = 256
-    """Episodes of one actor at once, each of them a process; others wait their turn."""
+    """Episodes of one actor at once, each of them a process; others wait their turn. In a mixture each environment is
+    sure of its part (`actor/environments/places.py`), so that one that hangs leaves the others theirs."""
     max_memory_gib: float = 4.0
     """Address space of one episode's process."""
     python: str = ""

@@ -330,6 +330,48 @@ def test_open_beyond_the_bound_waits_in_order(bound):
     run(body)
 
 
+async def play_guess(pool: EnvironmentPool) -> None:
+    async with pool.open("guess") as process:
+        await process.reset(GUESS)
+
+
+def test_environment_that_hangs_does_not_hold_up_another():
+    async def body(_):
+        pool = EnvironmentPool(EnvironmentsConfig(max_processes=4), own=OWN, names=(BAD, "guess"))
+        hanging = [asyncio.create_task(_only_reset(pool, {"how": "hang", "at": "reset"})) for _ in range(4)]
+        try:
+            await until(lambda: pool.num_running >= 3, "all that may hang")
+            await asyncio.wait_for(play_guess(pool), 60)
+        finally:
+            for task in hanging:
+                task.cancel()
+            await asyncio.wait(hanging)
+            await pool.close()
+
+    run(body)
+
+
+def test_environment_that_is_imported_still_holds_no_place(monkeypatch):
+    async def body(_):
+        pool = EnvironmentPool(EnvironmentsConfig(max_processes=1), own=OWN)
+        await pool.load("guess")
+        importing = asyncio.Event()
+
+        async def start(*args, **kwargs):
+            importing.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(pools.ZygoteLink, "start", start)
+        waiting = asyncio.create_task(_only_reset(pool, {}))
+        await importing.wait()
+        await asyncio.wait_for(play_guess(pool), 60)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await pool.close()
+
+    run(body)
+
+
 def test_close_ends_zygotes_and_episodes():
     async def body(pool):
         pids = []
