@@ -351,7 +351,7 @@ class ActorReport:
     num_emitted_tokens: int
     """Those of them that are in emitted groups."""
     max_sequences: int
-    """Requests that may run at once now."""
+    """Requests that may be in service at once now: what the engine runs, or environments.max_in_flight."""
     num_running: int
     """Requests that the engine runs now."""
     num_engine_waiting: int

@@ -61,7 +61,7 @@ async def _say_alive(actor: Actor) -> None:
         num_episode_failures=actor.num_episode_failures,
         num_sampled_tokens=stats.num_sampled_tokens,
         num_emitted_tokens=actor.tally.num_emitted_tokens,
-        max_sequences=actor.admission.max_sequences,
+        max_sequences=actor.admission.places,
         num_running=stats.num_running,
         num_engine_waiting=stats.num_waiting,
         kv_usage=stats.kv_usage,

@@ -44,6 +44,17 @@ def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
     run(body())
 
 
+def test_heartbeat_tells_the_episodes_that_may_be_in_flight(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.actor.admission.max_in_flight = 32
+        await signs.say_alive(s.actor)
+        assert s.report().max_sequences == 32 and s.actor.admission.max_sequences == 8
+        await s.rewards.close()
+
+    run(body())
+
+
 def test_tickets_are_shared_among_all_that_serve_without_reading_their_heartbeats(tmp_path):
     def beat(s, name, version):
         report = make_report(max_sequences=64)
