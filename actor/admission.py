@@ -56,6 +56,7 @@ class Admission:
         tickets_per_group: int = 1,
         sequences: int | None = None,
         num_spare: int = 0,
+        max_in_flight: int = 0,
     ) -> None:
         """Nothing is in hand.
 
@@ -67,6 +68,8 @@ class Admission:
           tickets_per_group: tickets that a group comes in: 1, or as many as it has requests.
           sequences: H, what a window keeps in progress on all engines together; None for what this engine runs.
           num_spare: tickets of a window kept in hand besides those that could start.
+          max_in_flight: episodes at once, those in their environments included, where that is more than the engine
+            runs; then what is over waits inside the engine, by order.
 
         Raises:
           ValueError: a bound below one.
@@ -81,6 +84,7 @@ class Admission:
         """Groups of the frontier; may be changed at any time, also below what is in service."""
         self.max_sequences = max_sequences
         """What may run at once; may be changed at any time, also below what runs."""
+        self.max_in_flight = max_in_flight
         self._sequences = sequences
         self._part = sequences
         """This engine's part of a window, where it has places for it."""
@@ -103,6 +107,7 @@ class Admission:
             samples_per_group=num_requests,
             tickets_per_group=num_requests if config.admission.unit == "sample" else 1,
             sequences=config.sequences if config.admission.policy == "window" else None,
+            max_in_flight=config.environments.max_in_flight if config.prompts.environments else 0,
             num_spare=int(config.admission.policy == "window" and config.lag_bound is None),
         )
 
@@ -118,13 +123,18 @@ class Admission:
 
     @property
     def num_sequences(self) -> int:
-        """Requests in the engine."""
+        """Requests that have not ended; those of episodes may be in their environments just now."""
         return sum(s.num_left for s in self._served.values())
+
+    @property
+    def places(self) -> int:
+        """Requests that may be in service at once, whatever else bounds them."""
+        return max(self.max_sequences, self.max_in_flight)
 
     @property
     def room(self) -> int:
         """Requests that may begin now; below 0 where more run than may."""
-        bound = self.max_sequences if self._part is None else min(self._part, self.max_sequences)
+        bound = self.places if self._part is None else min(self._part, self.places)
         return bound - self.num_sequences
 
     def share_among(self, engines: Mapping[int, int]) -> None:

@@ -1,7 +1,8 @@
 """A ticket's race (redundant samples): RollPacker's speculative execution of responses, section 3. Pure.
 
 A ticket may ask for more requests than its group has samples, eta_R K for K. The first K of them to end win and make
-the group; by the K-th end the others have lost and are aborted, so a group never waits for its longest responses.
+the group; by the K-th end the others have lost and are aborted, so a group never waits for its longest responses. One
+that fails can't win, and the race goes on while K others still can.
 With as many requests as samples nobody loses: then it is no race, and the same rules hold.
 """
 
@@ -37,3 +38,12 @@ class Race:
         losers = sorted(self._running)
         self._running.clear()
         return losers
+
+    def fail(self, index: int) -> bool:
+        """Books a request that failed; whether K can still win without it.
+
+        Raises:
+          KeyError: it does not run.
+        """
+        self._running.remove(index)
+        return len(self._running) >= self._num_to_win

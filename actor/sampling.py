@@ -38,7 +38,12 @@ class Sampler:
         """Those for training, by their ids."""
 
     async def sample(self, ticket: Ticket, index: int) -> Sample:
-        """One response of a ticket, begun anew as often as it gets stale (`restart_stale`)."""
+        """One response of a ticket, begun anew as often as it gets stale (`restart_stale`).
+
+        Raises:
+          EpisodeError: it could not be played, or was broken off inside.
+          AbortedError, EngineDeadError: as `Engine.sample`.
+        """
         request_id = f"{ticket.id}.{index}"
         attempt = 0
         while True:
@@ -49,10 +54,12 @@ class Sampler:
                 self._running[request_id] = request
             try:
                 return await request.task
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as e:
                 task = asyncio.current_task()
-                if not request.is_stale or (task is not None and task.cancelling()):
+                if task is not None and task.cancelling():
                     raise
+                if not request.is_stale:  # or a group would be built without it
+                    raise EpisodeError(f"request {request_id} was cancelled, and nobody had asked for it") from e
             finally:
                 self._running.pop(request_id, None)
             attempt += 1

@@ -85,15 +85,19 @@ class Serving:
 
         async def serve_sample(index: int) -> None:
             nonlocal served_s
-            sample = await self.sampler.sample(ticket, index)
+            try:
+                sample = await self.sampler.sample(ticket, index)
+            except EpisodeError as e:
+                if not race.fail(index):
+                    raise
+                logging.warning("redundant episode lost ticket=%s sample=%d problem=%r", ticket.id, index, str(e))
+                self._book_ended(ticket, 1)
+                return
             served_s = time.time()
             losers = race.end(index)
             for loser in losers:
                 requests[loser].cancel()
-            if self.admission.finish_sample(ticket.id, 1 + len(losers)):
-                self._just_served.append(ticket.id)
-            self.changed.ring()
-            self.sample_ended.ring()
+            self._book_ended(ticket, 1 + len(losers))
             response = Response(text=self.decode(sample.last_turn), finish=sample.finish, num_tokens=sample.num_sampled)
             builder.add(index, sample, await self.rewards.judge(response, ticket.task))
 
@@ -109,6 +113,12 @@ class Serving:
             await self._drop(ticket, e.exceptions[0])
         finally:
             self._lanes.give_back(lane)
+
+    def _book_ended(self, ticket: Ticket, num_requests: int) -> None:
+        if self.admission.finish_sample(ticket.id, num_requests):
+            self._just_served.append(ticket.id)
+        self.changed.ring()
+        self.sample_ended.ring()
 
     async def _emit(self, group: Group) -> None:
         try:

@@ -36,6 +36,9 @@ MAX_SAMPLES = 2**14
 """Responses that one ticket may ask for."""
 MAX_STOP_TOKENS = 2**12
 MAX_REWARD_PARTS = 64
+MAX_ABS_REWARD = 1e6
+"""Of a response or a turn. Advantages are float32, which tells 1e6 from 1e6 + 0.1, but not 1e8 from 1e8 + 1; and an
+advantage times a ratio's cap of e^20, squared for the gradient's norm, is still below float32's 3e38."""
 """Verifiers that may judge one response."""
 # The lengths in `Meta` hold before a list's first element is read: 64 MiB of small ones would become gigabytes.
 
@@ -348,7 +351,7 @@ class ActorReport:
     num_emitted_tokens: int
     """Those of them that are in emitted groups."""
     max_sequences: int
-    """Requests that may run at once now."""
+    """Requests that may be in service at once now: what the engine runs, or environments.max_in_flight."""
     num_running: int
     """Requests that the engine runs now."""
     num_engine_waiting: int

@@ -82,6 +82,11 @@ class Config:
                 "loss.name=dapo includes dynamic sampling, got rounds.filter_zero_variance=False; turn it on, or take "
                 "loss.name=grpo_clip and loss.clip_high=0.28"
             )
+        if self.actor.elastic and self.environments.max_in_flight:
+            raise ValueError(
+                "actor.elastic has no effect beside environments.max_in_flight, which bounds what is in service "
+                "instead; turn one of them off"
+            )
         self.judge.check_beside(self.actor.gpu_memory_utilization)
         if "judge" in self.prompts.parts and not self.judge.is_on:
             raise ValueError("verifier=judge needs judge.url with judge.model, or judge.colocate")

@@ -30,5 +30,5 @@ def get_config() -> Config:
         packing=PackingConfig(rows=8, row_tokens=256),
         checkpoint=CheckpointConfig(every_n_steps=20),
         evaluation=EvaluationConfig(num_problems=128, every_n_steps=20),
-        actor=dataclasses.replace(config.actor, max_num_seqs=64),
+        actor=dataclasses.replace(config.actor, max_num_seqs=64, prefix_caching=True),
     )

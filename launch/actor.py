@@ -304,7 +304,7 @@ def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
         return None
     return Episodes(
         engine,
-        EnvironmentPool(config.environments, own=config.prompts.own_environments),
+        EnvironmentPool(config.environments, own=config.prompts.own_environments, names=config.prompts.environments),
         read_rendering(joined.model.path, config.prompts.chat_template),
         config.environments,
         max_context_tokens=config.model.max_tokens,

@@ -99,12 +99,18 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
       ValueError: there are too few devices.
     """
     size = config.actor.max_num_seqs
+    notes: list[str] = []
+    if config.prompts.environments and not config.actor.prefix_caching:
+        notes.append(
+            "warning: without actor.prefix_caching each turn of an episode computes all that was said before it again; "
+            "turn it on"
+        )
     if "actor" not in roles:
         shortage = too_few_places(config, num_engines=0, max_num_seqs=size)
-        return [f"note: {shortage}"] if shortage else []
+        return notes + ([f"note: {shortage}"] if shortage else [])
     placement = place(config, machine or Machine.here())
     shortage = too_few_places(config, num_engines=config.actor.num_engines, max_num_seqs=size)
-    return placement.warnings() + ([f"warning: {shortage}"] if shortage else [])
+    return notes + placement.warnings() + ([f"warning: {shortage}"] if shortage else [])
 
 
 def check_folders(config: Config, model_folder: pathlib.Path) -> None:

@@ -30,14 +30,13 @@ async def watch(actor: Actor) -> None:
         now = watched.look()
         if actor.engine.is_dead:
             raise EngineDeadError("the engine's processes have ended")
-        # A weight update has a bound of its own.
-        is_busy = actor.admission.num_sequences > 0 and not actor.weights.is_swapping
+        # Episodes that are in their environments ask the engine for nothing; a weight update has a bound of its own.
+        is_busy = actor.engine.num_requests > 0 and not actor.weights.is_swapping
         if not is_busy or actor.engine.num_sampled_tokens != num_tokens:
             num_tokens, since = actor.engine.num_sampled_tokens, now
         elif now - since > actor.limits.stall_s:
             raise EngineDeadError(
-                f"the engine has hung: no token for {actor.limits.stall_s} s "
-                f"with {actor.admission.num_sequences} requests"
+                f"the engine has hung: no token for {actor.limits.stall_s} s with {actor.engine.num_requests} requests"
             )
         await asyncio.sleep(min(MAX_LOOK_S / 2, actor.limits.stall_s / 4))
 
@@ -62,7 +61,7 @@ async def _say_alive(actor: Actor) -> None:
         num_episode_failures=actor.num_episode_failures,
         num_sampled_tokens=stats.num_sampled_tokens,
         num_emitted_tokens=actor.tally.num_emitted_tokens,
-        max_sequences=actor.admission.max_sequences,
+        max_sequences=actor.admission.places,
         num_running=stats.num_running,
         num_engine_waiting=stats.num_waiting,
         kv_usage=stats.kv_usage,

@@ -107,6 +107,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def num_requests(self) -> int:
+        """Requests whose `sample` has not returned."""
+        ...
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Tokens sampled since the start; grows while any request makes progress."""
         ...

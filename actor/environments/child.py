@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import gc
 import inspect
+import json
 import os
 import resource
 import signal
@@ -70,14 +71,14 @@ def _serve(make: Callable[[], Environment], link: socket.socket) -> None:
 
 def _answer(environment: Environment, question: wire.Reset | wire.Act, runner: asyncio.Runner) -> wire.Observed:
     if isinstance(question, wire.Reset):
-        messages = _settle(environment.reset(question.row), runner)
+        messages = _settle(environment.reset(json.loads(question.row)), runner)
         roles: list[str] = [*getattr(environment, "observation_roles", ("user",))]
         plays_itself = bool(getattr(environment, "plays_itself", False))
         return wire.Observed(messages=_checked(messages), roles=roles, plays_itself=plays_itself)
     step = _settle(environment.step(question.action), runner)
     if not isinstance(step, Step):
         raise TypeError(f"step must return a Step (actor/environments/protocol.py), got {type(step).__name__}")
-    info = {str(name): value for name, value in step.info.items()}
+    info = {str(name): _for_people(value) for name, value in step.info.items()}
     return wire.Observed(messages=_checked(step.messages), reward=float(step.reward), done=bool(step.done), info=info)
 
 
@@ -90,6 +91,14 @@ def _settle(returned: Any, runner: asyncio.Runner) -> Any:
         return await returned
 
     return runner.run(wait())
+
+
+def _for_people(value: Any) -> Any:
+    """A value of an info, or its text where msgpack can't hold it: large integers, half characters, odd keys."""
+    try:
+        return msgspec.msgpack.decode(wire.encode(value))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+        return ascii(value)
 
 
 def _checked(messages: Any) -> list[dict[str, str]]:

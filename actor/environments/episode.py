@@ -8,6 +8,7 @@ environment takes its time nothing is in the engine.
 from typing import Any
 
 import msgspec
+import numpy as np
 from absl import logging
 
 from actor.engine.protocol import Engine
@@ -18,6 +19,7 @@ from actor.environments.rendering import Rendering
 from actor.environments.token_endpoint import Conversation, TokenEndpoint
 from actor.environments.transcript import Played
 from actor.environments.turns import EpisodeRequest, Turns
+from bridge.types import MAX_ABS_REWARD
 from configs.sections.environments import EnvironmentsConfig
 
 
@@ -53,7 +55,11 @@ class Episodes:
         for attempt in range(1 + self._config.retries):
             try:
                 async with self._pool.open(episode.environment) as process:
-                    return await self._play(episode, process, request_id=f"{episode.request_id}@{attempt}")
+                    played = await self._play(episode, process, request_id=f"{episode.request_id}@{attempt}")
+                earned = float(played.turn_rewards.sum(dtype=np.float64))
+                if abs(earned) > MAX_ABS_REWARD:
+                    raise EpisodeError(f"its turns earn {earned} together, at most {MAX_ABS_REWARD:g} counts")
+                return played
             except EpisodeError as e:
                 self.num_failures += 1
                 if e.is_final:

@@ -7,7 +7,7 @@ milliseconds. What goes wrong here is the infrastructure's fault, never the poli
 import asyncio
 import collections
 import contextlib
-import math
+import json
 import socket
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
@@ -16,8 +16,10 @@ import msgspec
 from absl import logging
 
 from actor.environments import registry, wire, zygote_link
+from actor.environments.places import Places
 from actor.environments.protocol import EpisodeError
 from actor.environments.zygote_link import ZygoteLink
+from bridge.types import MAX_ABS_REWARD
 from configs import extension
 from configs.sections.environments import EnvironmentsConfig
 
@@ -26,21 +28,23 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class EnvironmentPool:
-    """Opens episodes' processes, a bounded number at once; who waits is served in order."""
+    """Opens episodes' processes, a bounded number at once, in which each environment has its part."""
 
     def __init__(
         self,
         config: EnvironmentsConfig,
         *,
         own: Collection[str] = (),
+        names: Collection[str] = (),
         command: Sequence[str] | None = None,
     ) -> None:
         """Nothing starts; zygotes do when they are first needed.
 
         Of the user's own environments only `own` may be asked for: a ticket's name alone makes nothing be imported.
+        `names`: the environments that share the places (`places.py`), as far as they are known.
         """
         self._config, self._own, self._command = config, own, command
-        self._free = asyncio.Semaphore(config.max_processes)
+        self._places = Places(config.max_processes, names)
         self._zygotes: dict[str, asyncio.Task[ZygoteLink]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.num_running = 0
@@ -63,13 +67,16 @@ class EnvironmentPool:
         Raises:
           EpisodeError: none can be had.
         """
-        await self._free.acquire()
         try:
-            process = await self._fork(name)
-        except BaseException as e:
-            self._free.release()
-            if isinstance(e, EpisodeError):
-                self.failures["start"] += 1
+            await self._zygote(name)  # an import may take long, and holds no place
+            await self._places.take(name)
+            try:
+                process = await self._fork(name)
+            except BaseException:
+                self._places.give_back(name)
+                raise
+        except EpisodeError:
+            self.failures["start"] += 1
             raise
         self.num_running += 1
         is_orderly = False
@@ -132,7 +139,7 @@ class EnvironmentPool:
             await process.end(is_orderly=is_orderly)
         finally:
             self.num_running -= 1
-            self._free.release()
+            self._places.give_back(process.name)
 
 
 class EpisodeProcess:
@@ -149,7 +156,7 @@ class EpisodeProcess:
         failures: collections.Counter[str],
     ) -> None:
         """It runs already."""
-        self._name, self._zygote, self._episode = name, zygote, episode
+        self.name, self._zygote, self._episode = name, zygote, episode
         self._reader, self._writer, self._config, self._failures = reader, writer, config, failures
         self.has_failed = False
 
@@ -157,9 +164,13 @@ class EpisodeProcess:
         """Starts the episode.
 
         Raises:
-          EpisodeError: it failed, crashed or took too long.
+          EpisodeError: it failed, crashed or took too long; or the row is none that JSON can hold.
         """
-        return await self._ask(wire.Reset(row=dict(row)), self._config.reset_timeout_s)
+        try:
+            text = json.dumps(dict(row))
+        except (TypeError, ValueError, RecursionError) as e:
+            raise self._failed("start", f"its row can't be sent: {type(e).__name__}: {e}", is_final=True) from e
+        return await self._ask(wire.Reset(row=text), self._config.reset_timeout_s)
 
     async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
         """Hands over what the policy wrote; to an environment that plays itself, where it finds the policy.
@@ -198,18 +209,18 @@ class EpisodeProcess:
             raise self._failed("deadline", f"no answer to {what} after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError) as e:
             raise self._failed("crash", f"its process broke down: {type(e).__name__}: {e}") from e
-        except (msgspec.MsgspecError, ValueError) as e:
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as e:
             raise self._failed("reply", f"its process said what it may not: {type(e).__name__}: {e}") from e
         if isinstance(answer, wire.Failed):
             raise self._failed("exception", answer.error)
-        if not math.isfinite(answer.reward):
-            raise self._failed("reply", f"its reward is {answer.reward}")
+        if not abs(answer.reward) <= MAX_ABS_REWARD:  # NaN neither
+            raise self._failed("reply", f"its reward is {answer.reward}, at most {MAX_ABS_REWARD:g} counts")
         self.has_failed = False
         return answer
 
-    def _failed(self, kind: str, what: str) -> EpisodeError:
+    def _failed(self, kind: str, what: str, *, is_final: bool = False) -> EpisodeError:
         self._failures[kind] += 1
-        return EpisodeError(f"environment {self._name}: {what}")
+        return EpisodeError(f"environment {self.name}: {what}", is_final=is_final)
 
 
 def _is_alive(starting: "asyncio.Task[ZygoteLink]") -> bool:

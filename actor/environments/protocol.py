@@ -17,7 +17,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Of this turn."""
     done: bool = False
     info: dict[str, Any] = {}
-    """For people; what msgpack can't hold is written as text."""
+    """For people; what msgpack can't hold (a large integer, an object) is written as text."""
 
 
 class Environment(Protocol):

@@ -64,7 +64,7 @@ class Rendering:
 
         Args:
           history: the messages before the first turn.
-          observed: what the environment said.
+          observed: what the environment said; without a template a line break where that has no token.
           turn: the turn as it was sampled; the end that the template gives a turn is left out where it is there.
 
         Raises:
@@ -72,7 +72,10 @@ class Rendering:
         """
         text = _plain(observed) if self.chat is None else self._behind_turn(history, observed)
         tokens = self._encode(text)
-        if self.chat is not None:
+        if self.chat is None:
+            # Two turns must not become one, and that a tool says nothing is the policy's doing.
+            tokens = tokens if tokens.size else self._encode("\n")
+        else:
             tokens = tokens[self._num_there(tokens, int(turn[-1])) :]
         if not tokens.size:
             raise EpisodeError(f"an observation must be at least one token, got {list(observed)}", is_final=True)

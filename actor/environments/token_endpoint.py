@@ -26,6 +26,9 @@ from bridge.types import MAX_STOP_TOKENS
 MAX_REQUEST_BYTES = 32 * 2**20
 
 
+_BROKEN_OFF = "the environment broke off a turn that it had asked for"
+
+
 class Address(msgspec.Struct, frozen=True, kw_only=True):
     """How an environment reaches the policy."""
 
@@ -58,6 +61,8 @@ class Conversation:
         self._turns, self._max_turns = turns, max_turns
         self._asking = asyncio.Lock()
         self._is_truncated = False
+        self._is_cut_off = False
+        """The last turn was: it is no action, and earns nothing."""
         self._failure: BaseException | None = None
         """What ended the conversation that is no answer."""
 
@@ -69,7 +74,7 @@ class Conversation:
           stop_token_ids: end the turn besides the run's.
 
         Raises:
-          _RefusedError: history was changed, or a budget is used up.
+          _RefusedError: history was changed, or a budget is used up, before the turn or in it.
         """
         async with self._asking:
             turns, transcript = self._turns, self._turns.transcript
@@ -90,26 +95,34 @@ class Conversation:
                 raise _RefusedError(f"the episode's budget of {turns.budget_tokens} tokens or its turns are used up")
             transcript.observe(new)
             try:
-                return await turns.take(stop_token_ids)
+                sample = await turns.take(stop_token_ids)
+            except asyncio.CancelledError:  # its client went away, and sampling with it
+                self._failure = EpisodeError(_BROKEN_OFF)
+                raise
             except BaseException as e:
                 self._failure = e
                 raise
+            if sample.finish == "length" and turns.left_tokens <= 0:
+                self._is_truncated = self._is_cut_off = True
+                raise _RefusedError(f"the turn was cut off: the episode's {turns.budget_tokens} tokens are used up")
+            return sample
 
     def end(self, step: wire.Observed) -> Played:
-        """The episode, its reward booked on the last turn.
+        """The episode, its reward booked on the last turn that the environment was shown.
 
         Raises:
-          EpisodeError: nothing was sampled, or not all of it was told.
+          EpisodeError: nothing was sampled, not all of it was told, or a turn was not waited for.
           AbortedError, EngineDeadError: as the engine.
         """
         if self._failure is not None:
             raise self._failure
+        if self._asking.locked():
+            raise EpisodeError(_BROKEN_OFF)
         transcript = self._turns.transcript
         if not transcript.num_turns:
             raise EpisodeError("the environment asked for no turn", is_final=self._is_truncated)
-        transcript.reward(step.reward)
-        is_cut = self._is_truncated or self._turns.left_tokens <= 0
-        return transcript.end("length" if is_cut else "stop", (step.info,))
+        transcript.reward(step.reward, before_last=self._is_cut_off)
+        return transcript.end("length" if self._is_truncated else "stop", (step.info,))
 
 
 class TokenEndpoint:

@@ -61,9 +61,12 @@ class Transcript:
         self._rewards.append(0.0)
         self.num_tokens += sample.tokens.size
 
-    def reward(self, value: float) -> None:
-        """Books what the last turn earned."""
-        self._rewards[-1] = value
+    def reward(self, value: float, *, before_last: bool = False) -> None:
+        """Books what the last turn earned, or the one before it, if there is one."""
+        if not before_last:
+            self._rewards[-1] = value
+        elif len(self._rewards) > 1:
+            self._rewards[-2] = value
 
     def end(self, finish: Finish, infos: tuple[dict[str, Any], ...] = ()) -> Played:
         """The whole episode; at least one turn was taken."""

@@ -51,7 +51,8 @@ FromZygote = Ready | Ended
 class Reset(msgspec.Struct, frozen=True, tag=True):
     """Start the episode of this row."""
 
-    row: dict[str, Any]
+    row: str
+    """JSON, as it came: msgpack has no form for some of what that holds (an integer of more than 64 bits)."""
 
 
 class Act(msgspec.Struct, frozen=True, tag=True):

@@ -143,6 +143,11 @@ class VllmEngine:
         return self._llm.errored
 
     @property
+    def num_requests(self) -> int:
+        """Requests whose `sample` has not returned."""
+        return len(self._active)
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Tokens sampled since the start."""
         return self._counter.num_tokens

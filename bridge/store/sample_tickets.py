@@ -112,7 +112,11 @@ class SampleTickets(LearnerStore):
 
     @override
     def failed(self) -> dict[str, str]:
-        return {group_id(i): reason for i, reason in self._store.failed().items()}
+        # Of a race as many samples may fail as there are more than K.
+        reasons: dict[str, list[str]] = {}
+        for id_, reason in self._store.failed().items():
+            reasons.setdefault(group_id(id_), []).append(reason)
+        return {id_: given[-1] for id_, given in reasons.items() if len(given) > self._num_spare(id_)}
 
     @override
     def fence(self, actor: str, reason: str) -> None:
@@ -243,6 +247,10 @@ class SampleTickets(LearnerStore):
         if self._num_requests > self._num_samples:
             self._store.withdraw([f"{id_}.{i}" for i in range(self._num_requests) if i not in parts])
         return join(id_, [parts[i] for i in sorted(parts)])
+
+    def _num_spare(self, id_: str) -> int:
+        ticket = self._tickets.get(id_)
+        return ticket.num_requests - self._num_samples if ticket is not None else 0
 
     def _is_abandoned(self, part: Group) -> bool:
         """Whether a sample's weights are of a future that a restarted learner went back behind."""

@@ -30,6 +30,9 @@ class ActorConfig:
     """On a CPU."""
     enforce_eager: bool = False
     prefix_caching: bool = False
+    """Keeps the keys and values of whole blocks of a prompt (16 tokens on a GPU, 128 on a CPU) for the next request
+    that begins alike, under the same weights: a group's siblings, and an episode's next turn, whose prompt is all that
+    was said. Without it each turn computes its history again."""
     cpu_cores: str = ""
     """Cores the engine is pinned to on a CPU ("0" or "0-3"): a group for each of several engines, ";" between them, and
     "|" between the processes of a group with tensor_parallel_size ("0|1;2|3"). Empty: several engines share all cores

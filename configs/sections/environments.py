@@ -24,7 +24,13 @@ class EnvironmentsConfig:
     retries: int = 2
     """How often an episode whose environment failed is played again, from its start; then its group is dropped."""
     max_processes: int = 256
-    """Episodes of one actor at once, each of them a process; others wait their turn."""
+    """Episodes of one actor at once, each of them a process; others wait their turn. In a mixture each environment is
+    sure of its part (`actor/environments/places.py`), so that one that hangs leaves the others theirs."""
+    max_in_flight: int = 0
+    """Episodes that an actor has begun and not ended at once, those in their environments included, where that is to be
+    more than actor.max_num_seqs: an episode that waits for its environment is not in the engine, and another can be.
+    About max_num_seqs * (1 + the environment's time / the engine's), a turn; those that are ready at once wait inside
+    the engine. admission.sequences bounds a window as ever, and max_processes should be as large. 0: max_num_seqs."""
     max_memory_gib: float = 4.0
     """Address space of one episode's process."""
     python: str = ""
@@ -41,4 +47,9 @@ class EnvironmentsConfig:
             max_processes=self.max_processes,
             max_memory_gib=self.max_memory_gib,
         )
-        not_negative("environments", max_turn_tokens=self.max_turn_tokens, retries=self.retries)
+        not_negative(
+            "environments",
+            max_turn_tokens=self.max_turn_tokens,
+            retries=self.retries,
+            max_in_flight=self.max_in_flight,
+        )

@@ -11,15 +11,11 @@ import math
 
 import numpy as np
 
-from bridge.types import Group, Rollout, Ticket, Version
+from bridge.types import MAX_ABS_REWARD, Group, Rollout, Ticket, Version
 
 MIN_LOGPROB = math.log(2.0**-149) - 0.5
 """Nats. A token is drawn by its probability in float32, whose smallest number is 2^-149; at ln of it, -103.3, a token
 can't be drawn any more. The rest is room for rounding."""
-
-MAX_ABS_REWARD = 1e6
-"""Advantages are float32, which tells 1e6 from 1e6 + 0.1, but not 1e8 from 1e8 + 1; and an advantage times a ratio's
-cap of e^20, squared for the gradient's norm, is still below float32's 3e38."""
 
 MAX_REFUSED_IN_A_ROW = 8
 """Groups of one actor that are refused without a good one between them; then it is broken, and fenced."""

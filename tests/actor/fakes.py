@@ -55,6 +55,10 @@ class FakeEngine:
         self.size = EngineSize(max_num_seqs=8, tensor_parallel_size=1, kv_tokens=1000, weights_kv_tokens=100)
 
     @property
+    def num_requests(self) -> int:
+        return len(self.running)
+
+    @property
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self.running),

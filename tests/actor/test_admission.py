@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from actor.admission import Admission, part_of
 from bridge.types import Ticket, Version
 from configs.schema import Config
-from configs.sections import AdmissionConfig, PublishConfig
+from configs.sections import (
+    ActorConfig,
+    AdmissionConfig,
+    EnvironmentsConfig,
+    PromptsConfig,
+    PublishConfig,
+    RoundsConfig,
+)
 from tests.bridge.factories import make_ticket
 
 V0, V1 = Version(incarnation=0, step=0), Version(incarnation=0, step=1)
@@ -328,3 +335,39 @@ def test_claiming_what_is_asked_for_serves_every_ticket_once(policy, width, max_
         else:
             break
     assert sorted(t.id for t in started) == sorted(f"t{i}" for i in range(len(kinds)))
+
+
+@pytest.mark.parametrize(("environment", "in_flight"), [("guess", 12), ("", 4)])
+def test_episodes_in_their_environments_leave_the_engines_places_to_more(environment, in_flight):
+    prompts = PromptsConfig(environment=environment) if environment else PromptsConfig()
+    config = Config(
+        preset="p",
+        actor=ActorConfig(max_num_seqs=4),
+        admission=AdmissionConfig(policy="fifo"),
+        environments=EnvironmentsConfig(max_in_flight=12),
+        prompts=prompts,
+        rounds=RoundsConfig(samples_per_group=2),
+    )
+    admission = Admission.of(config)
+    assert admission.places == in_flight and admission.num_to_claim() == in_flight // 2
+    admission.offer(tickets(*range(9), num_samples=2))
+    admission.admit(V0)
+    assert admission.num_sequences == in_flight and admission.num_to_claim() == 0
+
+
+def test_bound_on_episodes_below_the_engines_is_none():
+    config = Config(
+        preset="p", environments=EnvironmentsConfig(max_in_flight=1), prompts=PromptsConfig(environment="guess")
+    )
+    assert Admission.of(config).places == config.actor.max_num_seqs
+
+
+def test_several_engines_share_a_window_by_the_episodes_that_each_has_at_once():
+    admission = Admission("window", max_sequences=4, samples_per_group=2, sequences=20, max_in_flight=16)
+    admission.share_among({16: 2})
+    assert admission.room == 10
+
+
+def test_elastic_engine_is_refused_beside_a_bound_on_episodes():
+    with pytest.raises(ValueError, match="actor.elastic .* environments.max_in_flight"):
+        Config(preset="p", actor=ActorConfig(elastic=True), environments=EnvironmentsConfig(max_in_flight=99))

@@ -1,5 +1,6 @@
 """Tickets of environments in the actor's loop; how an episode is played is `tests/actor/environments`' matter."""
 
+import asyncio
 from typing import cast
 
 import numpy as np
@@ -72,6 +73,53 @@ def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offere
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
         assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == s.actor.num_episode_failures == 1
+
+    run(body())
+
+
+def test_redundant_episode_that_fails_leaves_its_group_to_the_others(tmp_path):
+    async def body():
+        episodes = TwoTurns(num_failing=1)
+        s = setup_of(tmp_path, episodes)
+        s.publish(0)
+        s.put(0, task=GUESS, num_samples=2, num_requests=3)
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the group")
+            await until(lambda: s.actor.admission.in_service == [] and not s.actor.num_groups, "its place is free")
+        assert len(s.groups()[0].rollouts) == 2 and len(episodes.asked) == 3
+        assert s.actor.tally.num_dropped == s.store.counts()["reissued"] == 0
+
+    run(body())
+
+
+def test_group_of_which_too_few_redundant_episodes_are_left_is_dropped(tmp_path):
+    async def body():
+        s = setup_of(tmp_path, TwoTurns(num_failing=2))
+        s.publish(0)
+        s.put(0, task=GUESS, num_samples=2, num_requests=3)
+        async with s.serving():
+            await until(lambda: bool(s.groups()), "the second attempt's group")
+        assert s.actor.tally.num_dropped == s.store.counts()["reissued"] == 1
+
+    run(body())
+
+
+def test_request_that_is_cancelled_though_nobody_asked_for_it_drops_its_group_and_not_the_actor(tmp_path):
+    class Cancelled(TwoTurns):
+        async def play(self, episode):
+            try:
+                return await super().play(episode)
+            except EpisodeError:
+                raise asyncio.CancelledError from None
+
+    async def body():
+        s = setup_of(tmp_path, Cancelled(num_failing=1))
+        s.publish(0)
+        s.put(0, task=GUESS)
+        async with s.serving() as task:
+            await until(lambda: bool(s.groups()) or task.done(), "the second attempt's group")
+            assert not task.done()
+        assert s.actor.tally.num_dropped == 1
 
     run(body())
 

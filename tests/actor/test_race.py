@@ -27,6 +27,17 @@ def test_request_that_does_not_run_cannot_end(index):
         race.end(index)
 
 
+def test_request_that_failed_can_not_win_and_the_race_goes_on_while_k_others_can():
+    race = Race(num_samples=2, num_requests=4)
+    assert race.fail(0) and race.end(1) == [] and race.fail(2)
+    assert race.end(3) == []  # nobody is left to lose
+
+
+def test_race_is_lost_when_fewer_than_k_can_still_win():
+    race = Race(num_samples=2, num_requests=3)
+    assert race.fail(2) and not race.fail(0)
+
+
 @pytest.mark.parametrize(("num_samples", "num_requests"), [(0, 1), (3, 2)])
 def test_race_that_cannot_be_won_is_refused(num_samples, num_requests):
     with pytest.raises(ValueError, match="num_samples <= num_requests"):

@@ -72,6 +72,17 @@ def test_check_engines_without_a_race_says_nothing():
     assert preflight.check_engines(config_of(actor=sections.ActorConfig(max_num_seqs=1)), ("learner",), NO_GPU) == []
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_cached", "warns"), [("guess", False, True), ("guess", True, False), ("", False, False)]
+)
+@pytest.mark.parametrize("roles", [("learner",), ("learner", "actor")])
+def test_check_engines_warns_of_turns_that_compute_their_history_again(roles, environment, is_cached, warns):
+    prompts = sections.PromptsConfig(environment=environment) if environment else sections.PromptsConfig()
+    config = config_of(prompts=prompts, actor=sections.ActorConfig(prefix_caching=is_cached))
+    notes = preflight.check_engines(config, roles, NO_GPU)
+    assert len(notes) == warns and all("actor.prefix_caching" in n and "\n" not in n for n in notes)
+
+
 def test_check_engines_warns_of_a_device_that_learner_and_engine_have():
     config = config_of(actor=sections.ActorConfig(devices="0"), mesh=sections.MeshConfig(devices="0"))
     (note,) = preflight.check_engines(config, ("learner", "actor"), Machine(gpus=("0", "1"), cores=(0,)))

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
+from typing import cast
 
 import pytest
 
 from actor.duties import signs
 from actor.engine.protocol import EngineDeadError
-from bridge.types import Heartbeat, Version
+from actor.environments.episode import Episodes
+from bridge.types import Heartbeat, Task, Version
 from tests.actor.fakes import until
 from tests.actor.loop_setup import LIMITS, ended, make_setup, run
 from tests.bridge.factories import make_report
@@ -38,6 +40,17 @@ def test_heartbeat_carries_the_version_and_the_updates_timings(tmp_path):
         (beat,) = s.store.heartbeats()
         assert (beat.process, beat.role, beat.version) == ("actor-0", "actor", v)
         assert (s.report().pause_s, s.report().load_s) == (0.02, 0.01) and (s.report().prefetch_s or 0) > 0
+
+    run(body())
+
+
+def test_heartbeat_tells_the_episodes_that_may_be_in_flight(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.actor.admission.max_in_flight = 32
+        await signs.say_alive(s.actor)
+        assert s.report().max_sequences == 32 and s.actor.admission.max_sequences == 8
+        await s.rewards.close()
 
     run(body())
 
@@ -126,6 +139,36 @@ def test_engine_that_dies_in_an_update_is_found_before_the_updates_bound(tmp_pat
             error = await ended(task)
         assert isinstance(error, EngineDeadError) and "the engine's processes have ended" in str(error)
         assert not s.actor.weights.is_swapping
+
+    run(body())
+
+
+def test_engine_that_nobody_asks_while_an_episode_is_in_its_environment_is_not_hung(tmp_path, monkeypatch):
+    class Slow:
+        num_failures = 0
+
+        async def play(self, episode):
+            await asyncio.Event().wait()  # its environment takes its time
+
+    class Hours:
+        num_looks = 0
+
+        def look(self) -> float:
+            Hours.num_looks += 1
+            return 3600.0 * Hours.num_looks
+
+    async def body():
+        episodes = cast(Episodes, cast(object, Slow()))
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, stall_s=0.04), episodes=episodes)
+        s.publish(0)
+        monkeypatch.setattr(signs, "WatchedTime", Hours)
+        async with s.serving() as task:
+            await s.served(Version(incarnation=0, step=0))
+            s.put(0, task=Task(rewards=(), answer="", metadata="{}", environment="slow"))
+            await until(lambda: s.actor.admission.num_sequences == 2, "two episodes are played")
+            looks = Hours.num_looks
+            await until(lambda: task.done() or Hours.num_looks > looks + 3, "the engine was looked at")
+            assert not task.done()
 
     run(body())
 

@@ -1,6 +1,7 @@
 """Environments of a user's own that misbehave as their row says."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -34,6 +35,8 @@ class Bad:
             said = f"{os.getpid()} {os.getppid()}"
         elif action == "secret":
             said = repr(sorted({"SLUICE_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD"} & os.environ.keys()))
+        elif action == "row":
+            said = json.dumps(self._row)
         elif action == "modules":
             said = repr(sorted({"jax", "torch", "vllm"} & sys.modules.keys()))
         else:
@@ -81,6 +84,8 @@ class Unreal(Bad):
     def step(self, action: str) -> Any:
         if action == "nan":
             return Step(reward=float("nan"))
+        if action in ("1e39", "-2e6", "1e6"):
+            return Step(reward=float(action))
         if action == "text":
             return "no step"
         if action == "messages":
@@ -90,6 +95,7 @@ class Unreal(Bad):
         if action == "surrogate":
             return Step(messages=[{"role": "user", "content": "\ud800"}])
         info: dict[Any, Any] = {"object": object(), 3: {1, 2}}
+        info |= {"huge": [2**70], "surrogate": "\ud800", "keys": {(1, 2): 3}, "plain": {"a": [1, 0.5, None]}}
         return Step(info=info)
 
 

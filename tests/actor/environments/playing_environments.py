@@ -1,5 +1,6 @@
 """Environments that play themselves, by plain HTTP; and a task for `verifiers`."""
 
+import contextlib
 import json
 import urllib.error
 import urllib.request
@@ -9,7 +10,14 @@ from typing import Any
 from actor.environments.protocol import Step
 
 
-def ask(address: dict[str, str], tokens: list[int], *, token: str = "", body: bytes | None = None) -> Any:
+def ask(
+    address: dict[str, str],
+    tokens: list[int],
+    *,
+    token: str = "",
+    body: bytes | None = None,
+    timeout_s: float | None = None,
+) -> Any:
     """The policy's turn, or the status by which it was refused."""
     request = urllib.request.Request(
         f"{address['url']}/inference/v1/generate",
@@ -17,7 +25,7 @@ def ask(address: dict[str, str], tokens: list[int], *, token: str = "", body: by
         headers={"Authorization": f"Bearer {token or address['token']}", "Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.load(answer)["choices"][0]
     except urllib.error.HTTPError as e:
         return e.code
@@ -43,6 +51,10 @@ class Playing:
             if isinstance(answer, int):
                 break
             said += [*answer["token_ids"], 1]
+        if self._row["how"] == "impatient":
+            with contextlib.suppress(TimeoutError):
+                ask(address, said, timeout_s=0.1)
+            answers.append(ask(address, said))  # is answered when the one before has ended
         if self._row["how"] == "wrong token":
             answers.append(ask(address, said, token="x" * 43))
         if self._row["how"] == "wrong body":

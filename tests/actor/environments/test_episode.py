@@ -75,6 +75,13 @@ def test_play_is_what_was_sampled_and_observed_in_turns():
     assert {r.priority for r in engine.requests} == {5}
 
 
+def test_turns_that_earn_too_much_together_are_a_failure_and_no_reward():
+    engine = ScriptedEngine([Turn(ids("5<eos>")), Turn(ids("7<eos>"))])
+    pool = ScriptedPool([observed(">:", reward=1e6), observed(reward=1e6, done=True)])
+    with pytest.raises(EpisodeError, match="its turns earn 2000000.0 together"):
+        play(engine, pool, retries=0)
+
+
 def test_play_with_a_template_begins_with_the_generation_prompt_masked():
     engine = ScriptedEngine([Turn(ids("5<|im_end|>"), step=7)])
     pool = ScriptedPool([observed(done=True)], start=[user("Board")])

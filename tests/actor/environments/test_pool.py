@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -10,6 +11,7 @@ import pytest
 from actor.environments import pool as pools
 from actor.environments.pool import EnvironmentPool, check_environments
 from actor.environments.protocol import EpisodeError
+from bridge.types import MAX_ABS_REWARD
 from configs.sections.environments import EnvironmentsConfig
 from tests.actor.fakes import until
 
@@ -99,7 +101,7 @@ def test_environment_that_fails_is_an_error_and_its_process_is_gone(at, how, kin
     run(body)
 
 
-@pytest.mark.parametrize("answer", ["nan", "text", "messages", "huge", "surrogate"])
+@pytest.mark.parametrize("answer", ["nan", "1e39", "-2e6", "text", "messages", "huge", "surrogate"])
 def test_answer_that_is_none_is_an_error_and_no_reward(answer):
     async def body(pool):
         with pytest.raises(EpisodeError):
@@ -110,11 +112,49 @@ def test_answer_that_is_none_is_an_error_and_no_reward(answer):
     run(body)
 
 
+def test_largest_reward_that_a_learner_takes_is_one():
+    async def body(pool):
+        async with pool.open(f"{MODULE}:Unreal") as process:
+            await process.reset({})
+            assert (await process.step("1e6")).reward == MAX_ABS_REWARD == 1e6
+
+    run(body)
+
+
 def test_info_that_msgpack_has_no_form_for_becomes_text():
     async def body(pool):
         async with pool.open(f"{MODULE}:Unreal") as process:
             await process.reset({})
-            assert "object object at" in (await process.step("ok")).info["object"]
+            info = (await process.step("ok")).info
+        assert "object object at" in info["object"]
+        assert str(2**70) in info["huge"] and "ud800" in info["surrogate"]
+        assert info["plain"] == {"a": [1, 0.5, None]}
+        assert info["keys"] == {(1, 2): 3}
+
+    run(body)
+
+
+def test_row_comes_to_its_environment_as_it_is():
+    row = {"big": 2**70, "least": -(2**63) - 1, "half": "\ud800", "real": 0.1, "list": [None, True, {"é": []}]}
+
+    async def body(pool):
+        async with pool.open(BAD) as process:
+            await process.reset(row)
+            assert json.loads((await process.step("row")).messages[0]["content"]) == row
+
+    run(body)
+
+
+def test_row_that_has_no_text_is_a_final_error():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    async def body(pool):
+        with pytest.raises(EpisodeError, match="its row can't be sent: RecursionError") as e:
+            async with pool.open(BAD) as process:
+                await process.reset({"deep": deep})
+        assert e.value.is_final
 
     run(body)
 
@@ -286,6 +326,48 @@ def test_open_beyond_the_bound_waits_in_order(bound):
             assert all(abs(place - i) < bound for place, i in enumerate(order))
         finally:
             await small.close()
+
+    run(body)
+
+
+async def play_guess(pool: EnvironmentPool) -> None:
+    async with pool.open("guess") as process:
+        await process.reset(GUESS)
+
+
+def test_environment_that_hangs_does_not_hold_up_another():
+    async def body(_):
+        pool = EnvironmentPool(EnvironmentsConfig(max_processes=4), own=OWN, names=(BAD, "guess"))
+        hanging = [asyncio.create_task(_only_reset(pool, {"how": "hang", "at": "reset"})) for _ in range(4)]
+        try:
+            await until(lambda: pool.num_running >= 3, "all that may hang")
+            await asyncio.wait_for(play_guess(pool), 60)
+        finally:
+            for task in hanging:
+                task.cancel()
+            await asyncio.wait(hanging)
+            await pool.close()
+
+    run(body)
+
+
+def test_environment_that_is_imported_still_holds_no_place(monkeypatch):
+    async def body(_):
+        pool = EnvironmentPool(EnvironmentsConfig(max_processes=1), own=OWN)
+        await pool.load("guess")
+        importing = asyncio.Event()
+
+        async def start(*args, **kwargs):
+            importing.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(pools.ZygoteLink, "start", start)
+        waiting = asyncio.create_task(_only_reset(pool, {}))
+        await importing.wait()
+        await asyncio.wait_for(play_guess(pool), 60)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await pool.close()
 
     run(body)
 

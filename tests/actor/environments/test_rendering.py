@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,9 +101,17 @@ def test_without_a_template_texts_stand_one_behind_the_other():
     assert one.opening([], []).size == 0
 
 
+@pytest.mark.parametrize("said", [[], [user("")], [user("\u0301")]])
+def test_observation_without_a_token_is_a_line_break(said):
+    """A tool that says nothing: that is the policy's doing, and no reason to give up its group."""
+    tokenizer = characters()
+    tokenizer.normalizer = tokenizers.normalizers.StripAccents()
+    assert text_of(rendering(tokenizer=tokenizer).between([], said, turn=ids("5<eos>"))) == "\n"
+
+
 def test_between_without_a_token_is_refused():
     with pytest.raises(EpisodeError, match="at least one token"):
-        rendering().between([], [], turn=ids("5"))
+        rendering("{% for m in messages %}{{ m.content }}{% endfor %}").between([], [], turn=ids("5"))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ from actor.engine.protocol import AbortedError
 from actor.environments.episode import EpisodeRequest, Episodes
 from actor.environments.pool import EnvironmentPool
 from actor.environments.protocol import EpisodeError
+from actor.environments.token_endpoint import Conversation
 from actor.environments.transcript import Played
+from actor.environments.turns import Turns
 from bridge.types import Sampling
 from configs.sections.environments import EnvironmentsConfig
 from tests.actor.environments.chat import CHATML, IM_END, characters, rendering
-from tests.actor.environments.scripted import ScriptedEngine, Turn
+from tests.actor.environments.scripted import ScriptedEngine, Turn, observed
+from tests.actor.fakes import until
 
 MODULE = "tests.actor.environments.playing_environments"
 PLAYING = f"{MODULE}:Playing"
@@ -78,6 +81,18 @@ def test_budget_that_is_used_up_truncates_the_episode(max_tokens, max_turns):
     assert played.infos[0]["answers"] == ["stop", "stop", 400]
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "answers", "rewards"),
+    [(4, [400], [0.0]), (7, ["stop", 400], [0.5, 0.0]), (8, ["stop"] * 2, [0, 0.5])],
+)
+def test_turn_that_uses_up_the_budget_and_does_not_end_is_no_action(max_tokens, answers, rewards):
+    engine = ScriptedEngine([Turn([3, 3, 3, STOP] if max_tokens == 4 else [3, STOP]), Turn([4, 4, 4, STOP])])
+    played = play(engine, max_tokens=max_tokens)
+    assert played.infos[0]["answers"] == answers and played.tokens.size == max_tokens
+    assert played.turn_rewards.tolist() == rewards
+    assert played.finish == ("length" if 400 in answers else "stop")
+
+
 @pytest.mark.parametrize(("how", "statuses"), [("wrong token", [401]), ("wrong body", [400, 400, 400])])
 def test_request_that_is_none_is_refused_and_changes_nothing(how, statuses):
     played = play(ScriptedEngine([Turn([3, STOP])]), how=how, turns=1)
@@ -97,6 +112,48 @@ def test_what_the_engine_raises_is_raised_to_whoever_plays():
 
     with pytest.raises(AbortedError):
         play(Aborting([]))
+
+
+class HangingAt(ScriptedEngine):
+    """Never ends a turn of that number."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__([Turn([3, STOP])] * (turn + 1))
+        self._turn = turn
+
+    async def sample(self, *args, request_id, **kwargs):
+        self.hangs = request_id.endswith(f".{self._turn}")
+        return await super().sample(*args, request_id=request_id, **kwargs)
+
+
+def test_environment_that_breaks_off_a_turn_is_an_error_and_played_again():
+    engine = HangingAt(1)
+    with pytest.raises(EpisodeError, match="broke off a turn .* .2 attempts"):
+        play(engine, how="impatient", turns=1, retries=1)
+    assert engine.cancelled == ["t.0@0.1", "t.0@1.1"]
+
+
+def test_environment_that_ends_while_it_asks_for_a_turn_is_an_error():
+    async def body():
+        engine = HangingAt(0)
+        episode = EpisodeRequest(
+            environment=PLAYING,
+            prompt_tokens=np.asarray(PROMPT, np.int32),
+            row={},
+            sampling=Sampling(max_tokens=9),
+            request_id="t.0",
+            priority=0,
+        )
+        turns = Turns(cast(Any, engine), episode, request_id="t.0@0", budget_tokens=9, max_turn_tokens=0)
+        conversation = Conversation(turns, max_turns=8)
+        asking = asyncio.create_task(conversation.go_on([*PROMPT, 0], []))
+        await until(lambda: bool(engine.requests), "it asks")
+        with pytest.raises(EpisodeError, match="broke off a turn"):
+            conversation.end(observed(done=True))
+        asking.cancel()
+        await asyncio.wait([asking])
+
+    asyncio.run(body())
 
 
 @pytest.mark.integration

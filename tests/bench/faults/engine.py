@@ -74,6 +74,10 @@ class NumpyEngine:
         return self._decoding is not None and self._decoding.done()
 
     @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
     def num_sampled_tokens(self) -> int:
         return self._num_tokens
 

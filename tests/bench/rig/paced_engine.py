@@ -56,6 +56,11 @@ class PacedEngine:
         return False
 
     @property
+    def num_requests(self) -> int:
+        """Those that have not ended."""
+        return len(self._ends)
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Of the responses that ended."""
         return self._num_tokens

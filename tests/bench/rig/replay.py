@@ -42,6 +42,10 @@ class ReplayEngine:
         return self._engine.is_dead
 
     @property
+    def num_requests(self) -> int:
+        return self._engine.num_requests
+
+    @property
     def num_sampled_tokens(self) -> int:
         return self._engine.num_sampled_tokens
 

@@ -208,6 +208,27 @@ def test_failed_sample_names_its_group(inner):
     assert store.failed() == {} and inner.counts()["open"] == 0
 
 
+def test_failed_sample_of_a_race_names_its_group_only_when_too_few_are_left(inner):
+    store = over(inner, K=2, requests=4)
+    store.put_tickets([make_ticket("g", num_samples=2, num_requests=3)])  # this one races with one sample more
+    serve(inner, pick=lambda tickets: tickets[:1])
+    inner.give_up("g.1", "no verdict", max_attempts=1)
+    assert store.failed() == {}
+    inner.give_up("g.2", "no verdict", max_attempts=1)
+    assert store.failed() == {"g": "no verdict"}
+
+
+def test_race_is_won_beside_a_sample_that_failed(inner):
+    store = over(inner, K=2, requests=3)
+    store.put_tickets([make_ticket("g", num_samples=2, num_requests=3)])
+    inner.claim("a", limit=1, lease_s=60)
+    inner.give_up("g.0", "no verdict", max_attempts=1)
+    serve(inner)
+    (stored,) = read(store)
+    assert [r.reward for r in stored.group.rollouts] == [1.0, 2.0]
+    assert store.failed() == {} and inner.counts()["failed"] == 0
+
+
 def test_join_keeps_the_newest_incarnation_and_the_whole_time():
     ticket = make_ticket("g.0", num_samples=1)
     parts = [make_group(ticket, incarnation=i, started_s=3.0 - i, finished_s=5.0 + i) for i in range(2)]

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.types import Sampling, Version
+from bridge.types import MAX_ABS_REWARD, Sampling, Version
 from configs.sections import LossConfig
 from configs.sections.loss import ADVANTAGE_NAMES
 from learner.metrics import METRICS
 from learner.objective.advantages import group_advantages
 from learner.schedule.group_check import (
-    MAX_ABS_REWARD,
     MAX_REFUSED_IN_A_ROW,
     MIN_LOGPROB,
     REASONS,

@@ -81,6 +81,10 @@ class SimulatedEngine:
         return self._fault is not None
 
     @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
     def num_sampled_tokens(self) -> int:
         return self._num_tokens
 
