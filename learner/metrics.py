@@ -140,6 +140,8 @@ METRICS: dict[str, str] = {
     "eval/truncated": "fraction of the evaluation's responses that a limit of tokens or turns cut off",
     "eval/turns": "turns, mean over the evaluation's episodes; where there are any",
     "prompts/epoch": "problems asked so far over the rows of their file; of a mixture the largest of its files'",
+    "prompts/bad_rows": "malformed rows so far among those made by index; set aside in quarantine.jsonl",
+    "prompts/too_long_rows": "the same of rows whose prompts were too long, or empty",
     "parity/max_abs_dlogprob": "nats, engine against learner on a probe right after a publish",
 }
 FAMILIES: dict[str, str] = {
