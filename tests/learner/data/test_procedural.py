@@ -1,7 +1,6 @@
 """Rows that are made by index, some of which are none."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ def rows(seed, args):
     del seed
 
     def row(index):
-        kind = BAD.get(index, "empty" if index >= args.get("broken_from", 10**9) else "good")
+        kind = BAD.get(index, "empty" if index >= args["broken_from"] else "good")
         if kind == "raises":
             raise KeyError("no such game")
         question = {"empty": "", "long": "x" * 500}.get(kind, f"game {index}")
@@ -29,12 +28,15 @@ def rows(seed, args):
     return row
 
 
-def config(**more):
-    args = {"environment_args": {"broken_from": more.pop("broken_from")}} if "broken_from" in more else {}
-    fields: dict[str, Any] = dict(
-        environment="toy", environment_rows=f"{__name__}:rows", held_out_one_in=4, num_problems=4
+def config(*, broken_from=10**9, num_problems=4):
+    return config_of(
+        max_tokens=200,
+        num_problems=num_problems,
+        environment="toy",
+        environment_rows=f"{__name__}:rows",
+        environment_args={"broken_from": broken_from},
+        held_out_one_in=4,
     )
-    return config_of(max_tokens=200, **fields | args | more)
 
 
 @pytest.fixture
