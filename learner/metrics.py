@@ -134,6 +134,7 @@ METRICS: dict[str, str] = {
     "round/first_dispatch_s": "seconds from a round's first ticket until its first U groups are there",
     "round/first_group_s": "seconds from a round's first ticket to its first training",
     "eval/reward": "mean reward on the held-out problems",
+    "eval/left_out": "held-out problems that nobody could make a group for; eval/reward is without them",
     "eval/version": "step of the weights evaluated; in flight of the oldest",
     "eval/last_version": "step of the newest weights behind the evaluation; eval/version's by rounds",
     "eval/response_tokens": "tokens, mean response length in evaluation, in sampled tokens",

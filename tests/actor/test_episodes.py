@@ -18,16 +18,16 @@ GUESS = Task(rewards=(), answer="7", metadata='{"seed": 3}', environment="guess"
 class TwoTurns:
     """Plays two turns of one token each, an observation of two before and between; fails as often as it is told to."""
 
-    def __init__(self, num_failing: int = 0) -> None:
+    def __init__(self, num_failing: int = 0, *, is_final: bool = False) -> None:
         self.num_failures = 0
         self.asked: list[EpisodeRequest] = []
-        self._num_failing = num_failing
+        self._num_failing, self._is_final = num_failing, is_final
 
     async def play(self, episode: EpisodeRequest) -> Played:
         self.asked.append(episode)
         if self.num_failures < self._num_failing:
             self.num_failures += 1
-            raise EpisodeError("its environment is broken")
+            raise EpisodeError("its environment is broken", is_final=self._is_final)
         mask = np.array([False, False, True, False, False, True])
         return Played(
             tokens=np.arange(6, dtype=np.int32),
@@ -72,6 +72,19 @@ def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offere
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
         assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == s.actor.num_episode_failures == 1
+
+    run(body())
+
+
+def test_episode_that_would_fail_alike_each_time_fails_its_ticket_at_once(tmp_path):
+    async def body():
+        s = setup_of(tmp_path, TwoTurns(num_failing=1, is_final=True))
+        s.publish(0)
+        s.put(0, task=GUESS)
+        async with s.serving():
+            await until(lambda: bool(s.store.failed()), "its ticket failed")
+        assert s.store.failed() == {"t0": "its environment is broken"} and s.groups() == []
+        assert s.store.counts()["reissued"] == 0 and s.actor.tally.num_dropped == 1
 
     run(body())
 
