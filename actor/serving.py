@@ -134,11 +134,15 @@ class Serving:
         self._num_dropped_in_a_row = 0
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
-        """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times."""
+        """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times.
+
+        An episode that would fail alike each time, as one whose first observation leaves no room, fails it at once.
+        """
         self.tally.num_dropped += 1
         self._num_dropped_in_a_row += 1
         self.timeline.instant("dropped", ticket=ticket.id, reason=str(reason))
         logging.error("group dropped ticket=%s reason=%s", ticket.id, reason)
         if self._num_dropped_in_a_row >= MAX_DROPPED_IN_A_ROW:
             raise RuntimeError(f"{self._num_dropped_in_a_row} groups in a row could not be judged: {reason}")
-        await self.holdings.give_up(ticket, str(reason), max_attempts=self.max_attempts)
+        is_final = isinstance(reason, EpisodeError) and reason.is_final
+        await self.holdings.give_up(ticket, str(reason), max_attempts=1 if is_final else self.max_attempts)

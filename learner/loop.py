@@ -215,9 +215,15 @@ def settle_evaluation(run: Run) -> None:
         if not groups:
             logging.error("eval version=%s: no response could be judged; see the actors' logs", version)
             return
-        row = evaluation_metrics(groups)
+        row = evaluation_metrics(groups, num_problems=len(run.held_out))
         run.metrics.write("eval", version.step, row, problems=len(groups), version=str(version))
-        logging.info("eval version=%s reward=%.3f problems=%d", version, row["eval/reward"], len(groups))
+        logging.info(
+            "eval version=%s reward=%.3f problems=%d left_out=%d",
+            version,
+            row["eval/reward"],
+            len(groups),
+            row["eval/left_out"],
+        )
 
 
 def settle_probe(run: Run) -> None:

@@ -134,12 +134,15 @@ METRICS: dict[str, str] = {
     "round/first_dispatch_s": "seconds from a round's first ticket until its first U groups are there",
     "round/first_group_s": "seconds from a round's first ticket to its first training",
     "eval/reward": "mean reward on the held-out problems",
+    "eval/left_out": "held-out problems that nobody could make a group for; eval/reward is without them",
     "eval/version": "step of the weights evaluated; in flight of the oldest",
     "eval/last_version": "step of the newest weights behind the evaluation; eval/version's by rounds",
     "eval/response_tokens": "tokens, mean response length in evaluation, in sampled tokens",
     "eval/truncated": "fraction of the evaluation's responses that a limit of tokens or turns cut off",
     "eval/turns": "turns, mean over the evaluation's episodes; where there are any",
     "prompts/epoch": "problems asked so far over the rows of their file; of a mixture the largest of its files'",
+    "prompts/bad_rows": "malformed rows so far among those made by index; set aside in quarantine.jsonl",
+    "prompts/too_long_rows": "the same of rows whose prompts were too long, or empty",
     "parity/max_abs_dlogprob": "nats, engine against learner on a probe right after a publish",
 }
 FAMILIES: dict[str, str] = {

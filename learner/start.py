@@ -21,7 +21,7 @@ from configs.schema import Config
 from learner.checkpoint import Checkpoints
 from learner.data.problems import Problem
 from learner.data.prompts import load_prompts
-from learner.data.quarantine import read_set_aside, write_quarantine
+from learner.data.quarantine import Quarantine, read_set_aside
 from learner.data.stream import PromptStream
 from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.devices.mesh import make_mesh
@@ -216,12 +216,9 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
 def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> tuple[PromptStream, list[Problem]]:
     """The training prompts and the held-out problems; rows that are neither are set aside in a file."""
     set_aside = read_set_aside(RunFolder(folder).set_aside)
-    prompts, held_out, bad_rows = load_prompts(config, tokenizer, set_aside=set_aside)
-    quarantine = RunFolder(folder).quarantine
-    if bad_rows and not quarantine.exists():
-        write_quarantine(quarantine, bad_rows)
-    if bad_rows:
-        logging.warning("rows set aside count=%d see=%s", len(bad_rows), quarantine)
+    quarantine = Quarantine(RunFolder(folder).quarantine)
+    prompts, held_out, bad_rows = load_prompts(config, tokenizer, set_aside=set_aside, quarantine=quarantine.add)
+    quarantine.add(*bad_rows)
     return prompts, held_out
 
 

@@ -90,7 +90,7 @@ class Screen:
                 found.sides[side].append(number - 1)
             else:
                 found.too_long[side] += 1
-                found.bad.append(BadRow(number, f"prompt has {size} tokens, want 1 to {self.max_tokens}", self.path))
+                found.bad.append(BadRow.of_size(number, size, max_tokens=self.max_tokens, path=self.path))
 
     def _prompt_of(self, number: int, row: Row | str) -> BadRow | tuple[str, str]:
         """(the side that the row belongs to, its prompt's text), or why it is set aside."""

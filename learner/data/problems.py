@@ -47,10 +47,17 @@ class BadRow:
     """A row that was set aside, and why."""
 
     row: int
-    """Counted from 1."""
+    """Counted from 1; of rows made by index, the index."""
     reason: str
     path: str = ""
-    """Its file or data set."""
+    """Its file or data set, or what makes it."""
+    is_too_long: bool = False
+    """Well-formed, but longer than a prompt may be, or empty."""
+
+    @classmethod
+    def of_size(cls, row: int, size: int, *, max_tokens: int, path: str) -> "BadRow":
+        """One whose prompt has `size` tokens."""
+        return cls(row, f"prompt has {size} tokens, want 1 to {max_tokens}", path, is_too_long=True)
 
 
 def task_of(

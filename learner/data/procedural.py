@@ -1,33 +1,43 @@
 """Sources that are made by index: reasoning-gym's tasks, and environments' own rows."""
 
 from configs.sections.prompt_source import PromptSource
-from learner.data.problems import Problem
+from learner.data.problems import BadRow, Problem, RawProblem
 from learner.data.setting import Opened, Setting, where
 from learner.data.sources.environment import EnvironmentSource
 from learner.data.sources.reasoning_gym import NUM_PROCEDURAL, ReasoningGymSource
 
 _EVAL_SEED = 1_000_003
 _MAX_DRAWS = 200_000
-_MAX_TRIED = 2_000
+MAX_BAD_IN_A_ROW = 2_000
+"""Rows set aside with no good one between them; then what makes them is broken."""
 
 
 class ProceduralProblems:
-    """What is made by index; None where that is held out or does not fit."""
+    """What is made by index; None where that is held out, a `BadRow` where it is none or does not fit."""
 
     def __init__(self, made: ReasoningGymSource | EnvironmentSource, name: str, setting: Setting) -> None:
         """Nothing is made yet."""
         self._made, self._name, self._setting = made, name, setting
+        self._path = _field(name, setting.config.prompts.sources[name])
 
     def __len__(self) -> int:
         return NUM_PROCEDURAL
 
-    def __getitem__(self, index: int) -> Problem | None:
+    def __getitem__(self, index: int) -> Problem | BadRow | None:
         """Problem `index`."""
-        raw = self._made[int(index)]
+        index, max_tokens = int(index), self._setting.max_tokens
+        raw = _make_row(self._made, index, self._path)
+        if isinstance(raw, BadRow):
+            return raw
         if self._setting.is_held_out(raw) or self._setting.is_evaluated(raw):
             return None
-        problem = self._setting.tokenize(raw, self._name)
-        return problem if 0 < problem.prompt_tokens.size <= self._setting.max_tokens else None
+        problem = _tokenize(raw, index, self._name, self._setting, self._path)
+        if isinstance(problem, BadRow):
+            return problem
+        size = problem.prompt_tokens.size
+        if not 0 < size <= max_tokens:
+            return BadRow.of_size(index, size, max_tokens=max_tokens, path=self._path)
+        return problem
 
 
 def open_procedural(name: str, setting: Setting, *, num_held_out: int) -> Opened:
@@ -37,38 +47,51 @@ def open_procedural(name: str, setting: Setting, *, num_held_out: int) -> Opened
       ValueError: it can't be made, or has too few held-out problems.
     """
     source = setting.config.prompts.sources[name]
-    held_out = tuple(draw_held_out(name, setting, num_held_out))
+    held_out, bad = draw_held_out(name, setting, num_held_out)
     made = _make(name, setting, seed=_train_seed(setting.config.run.seed))
     problems = ProceduralProblems(made, name, setting)
-    if all(problems[index] is None for index in range(_MAX_TRIED)):
+    if not any(isinstance(problems[index], Problem) for index in range(MAX_BAD_IN_A_ROW)):
+        first = _make_row(made, 0, "")
         raise ValueError(
-            f"{_field(name, source)}: of its first {_MAX_TRIED} questions none can be trained on: {made[0].question!r} "
-            "and the others are held out by their hash (is it the same one each time?), or do not fit"
+            f"{_field(name, source)}: of its first {MAX_BAD_IN_A_ROW} questions none can be trained on: "
+            f"{first.reason if isinstance(first, BadRow) else repr(first.question)} and the others are none, are held "
+            "out by their hash (is it the same one each time?), or do not fit"
         )
     return Opened(
         name=name,
         source=source,
         problems=problems,
         is_endless=True,
-        held_out=held_out,
+        held_out=tuple(held_out),
+        bad=tuple(bad),
     )
 
 
-def draw_held_out(name: str, setting: Setting, num_problems: int) -> list[Problem]:
-    """Held-out problems of what is made by index: distinct, and the same whatever the run's seed.
+def draw_held_out(name: str, setting: Setting, num_problems: int) -> tuple[list[Problem], list[BadRow]]:
+    """Held-out problems of what is made by index, distinct and the same whatever the run's seed; and the bad rows.
 
     Raises:
       ValueError: there are too few, or a prompt is too long.
     """
     if num_problems == 0:
-        return []
+        return [], []
     source, config = setting.config.prompts.sources[name], setting.config
     made = _make(name, setting, seed=_EVAL_SEED)
+    path = f"{_field(name, source)} (evaluation)"
     found: dict[str, Problem] = {}
+    bad: list[BadRow] = []
+    last_good = -1
     for index in range(_MAX_DRAWS):
-        raw = made[index]
-        if raw.question not in found and setting.is_held_out(raw):
-            found[raw.question] = setting.tokenize(raw, name)
+        row = _make_row(made, index, path)
+        if isinstance(row, RawProblem) and row.question not in found and setting.is_held_out(row):
+            row = _tokenize(row, index, name, setting, path)
+        if isinstance(row, BadRow):
+            bad.append(row)
+            check_bad_in_a_row(index - last_good, row)
+            continue
+        last_good = index
+        if isinstance(row, Problem):
+            found[row.question] = row
         if len(found) == num_problems:
             break
     else:
@@ -82,7 +105,33 @@ def draw_held_out(name: str, setting: Setting, num_problems: int) -> list[Proble
             f"prompts of {_field(name, source)} have up to {longest} tokens; model.max_tokens - "
             f"sampling.max_response_tokens leaves {setting.max_tokens}"
         )
-    return list(found.values())
+    return list(found.values()), bad
+
+
+def check_bad_in_a_row(num_bad: int, last: BadRow) -> None:
+    """Refuses what makes nothing but bad rows.
+
+    Raises:
+      ValueError: so many were set aside one after the other.
+    """
+    if num_bad >= MAX_BAD_IN_A_ROW:
+        raise ValueError(f"{last.path}: {num_bad} rows in a row were set aside; the last, {last.row}: {last.reason}")
+
+
+def _make_row(made: ReasoningGymSource | EnvironmentSource, index: int, path: str) -> RawProblem | BadRow:
+    try:
+        return made[index]
+    except ValueError as e:
+        return BadRow(index, str(e), path)
+    except Exception as e:  # a library's code, or the user's, makes rows
+        return BadRow(index, f"{type(e).__name__}: {e}", path)
+
+
+def _tokenize(raw: RawProblem, index: int, name: str, setting: Setting, path: str) -> Problem | BadRow:
+    try:
+        return setting.tokenize(raw, name)
+    except ValueError as e:  # the chat template wants other roles, or another order of them
+        return BadRow(index, str(e), path)
 
 
 def _make(name: str, setting: Setting, *, seed: int) -> ReasoningGymSource | EnvironmentSource:

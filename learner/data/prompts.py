@@ -1,5 +1,7 @@
 """A run's prompts: the stream to train on, the held-out problems, and the rows that were set aside."""
 
+from collections.abc import Callable
+
 from configs.schema import Config
 from learner.data.opening import SetAside, open_sources
 from learner.data.problems import BadRow, Problem
@@ -8,7 +10,11 @@ from learner.data.tokenizer import Tokenizer
 
 
 def load_prompts(
-    config: Config, tokenizer: Tokenizer, *, set_aside: SetAside | None = None
+    config: Config,
+    tokenizer: Tokenizer,
+    *,
+    set_aside: SetAside | None = None,
+    quarantine: Callable[[BadRow], None] | None = None,
 ) -> tuple[PromptStream, list[Problem], list[BadRow]]:
     """The training stream, the held-out problems, and the rows that were set aside.
 
@@ -16,10 +22,12 @@ def load_prompts(
       config: the run's.
       tokenizer: the model's.
       set_aside: rows whose own answer does not pass.
+      quarantine: told of the bad rows that turn up later, among those made by index.
 
     Raises:
       ValueError: a source is unusable, or too few held-out problems exist.
     """
     opened = open_sources(config, tokenizer, set_aside=set_aside)
     held_out = [problem for source in opened for problem in source.held_out]
-    return PromptStream(config, opened), held_out, [row for source in opened for row in source.bad]
+    bad = [row for source in opened for row in source.bad]
+    return PromptStream(config, opened, quarantine=quarantine), held_out, bad

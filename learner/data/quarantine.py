@@ -2,18 +2,44 @@
 
 import json
 import pathlib
-from collections.abc import Iterable
+from typing import Any
+
+from absl import logging
 
 from bridge.files import replace_file
 from learner.data.opening import SetAside
 from learner.data.problems import BadRow
 
 
-def write_quarantine(file: pathlib.Path, bad: Iterable[BadRow]) -> None:
-    """Appends set-aside rows to the run's quarantine file, one JSON object a row."""
-    with open(file, "a", encoding="utf-8") as out:
-        for row in bad:
-            out.write(json.dumps({"source": row.path, "row": row.row, "reason": row.reason}) + "\n")
+class Quarantine:
+    """The run's file of set-aside rows, one JSON object a row; each is written once, also over restarts."""
+
+    def __init__(self, file: pathlib.Path) -> None:
+        """Reads which rows are there."""
+        self._file = file
+        self._there = {(line["source"], line["row"]) for line in _lines(file)}
+
+    def add(self, *bad: BadRow) -> None:
+        """Appends those that are not there yet."""
+        new = [row for row in bad if (row.path, row.row) not in self._there]
+        if not new:
+            return
+        self._there |= {(row.path, row.row) for row in new}
+        with open(self._file, "a", encoding="utf-8") as out:
+            for row in new:
+                out.write(json.dumps({"source": row.path, "row": row.row, "reason": row.reason}) + "\n")
+        logging.warning("rows set aside count=%d see=%s", len(new), self._file)
+
+
+def _lines(file: pathlib.Path) -> list[dict[str, Any]]:
+    """All but a line that a kill tore."""
+    found: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
 
 
 def write_set_aside(file: pathlib.Path, set_aside: SetAside) -> None:

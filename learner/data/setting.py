@@ -16,8 +16,8 @@ class Problems(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Problem | None:
-        """Problem `index`; None if that one is held out or does not fit."""
+    def __getitem__(self, index: int) -> Problem | BadRow | None:
+        """Problem `index`; None if that one is held out, or why it is set aside."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Training problems without end, from one source or a mixture, with all that a restart needs to go on alike."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
@@ -10,7 +10,8 @@ from absl import logging
 from configs.schema import Config
 from learner.data.curriculum import Curriculum
 from learner.data.mixture import Mixture
-from learner.data.problems import Problem
+from learner.data.problems import BadRow, Problem
+from learner.data.procedural import check_bad_in_a_row
 from learner.data.setting import Opened
 
 _NO_PREFETCH = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -25,10 +26,13 @@ class PromptStream:
     Not thread-safe (grain iterators are not).
     """
 
-    def __init__(self, config: Config, opened: Sequence[Opened]) -> None:
-        """Starts at the first problem."""
+    def __init__(
+        self, config: Config, opened: Sequence[Opened], *, quarantine: Callable[[BadRow], None] | None = None
+    ) -> None:
+        """Starts at the first problem; `quarantine` is told of the bad rows among those that are made by index."""
         self._opened = {o.name: o for o in opened}
-        self._iterators = {o.name: iter(_dataset(o, config.run.seed)) for o in opened}
+        self._sieves = {o.name: _Sieve(quarantine) for o in opened}
+        self._iterators = {o.name: iter(_dataset(o, config.run.seed, self._sieves[o.name])) for o in opened}
         self._num_drawn = dict.fromkeys(self._opened, 0)
         self._mixture = Mixture(list(self._opened))
         self._curriculum = Curriculum(config.prompts)
@@ -43,9 +47,12 @@ class PromptStream:
         self._curriculum.observe(source, reward)
 
     def metrics(self) -> dict[str, float]:
-        """Epochs, and of a mixture each source's share and mean reward (`learner/metrics.py`)."""
+        """Epochs, rows set aside, and of a mixture each source's share and mean reward (`learner/metrics.py`)."""
         epochs = {n: self._num_drawn[n] / len(o.problems) for n, o in self._opened.items() if not o.is_endless}
         row = {"prompts/epoch": max(epochs.values())} if epochs else {}
+        if any(o.is_endless for o in self._opened.values()):
+            row["prompts/bad_rows"] = float(sum(s.num_bad for s in self._sieves.values()))
+            row["prompts/too_long_rows"] = float(sum(s.num_too_long for s in self._sieves.values()))
         if len(self._opened) == 1:
             return row
         weights = self._curriculum.weights()
@@ -64,6 +71,7 @@ class PromptStream:
                     "iterator": iterator.get_state(),
                     "num_drawn": self._num_drawn[name],
                     "num_rows": self._rows(name),
+                    **self._sieves[name].get_state(),
                 }
                 for name, iterator in self._iterators.items()
             },
@@ -92,6 +100,7 @@ class PromptStream:
                 )
             iterator.set_state(saved["iterator"])
             self._num_drawn[name] = saved["num_drawn"]
+            self._sieves[name].set_state(saved)
         self._mixture.set_state(state["mixture"])
         self._curriculum.set_state(state["curriculum"])
 
@@ -99,14 +108,45 @@ class PromptStream:
         return len(self._opened[name].problems)
 
 
-def _dataset(opened: Opened, seed: int) -> grain.IterDataset[Any]:
+def _dataset(opened: Opened, seed: int, sieve: "_Sieve") -> grain.IterDataset[Any]:
     source = grain.MapDataset.source(opened.problems)
     if opened.is_endless:
-        return source.to_iter_dataset(_NO_PREFETCH).filter(_is_there)
+        return source.to_iter_dataset(_NO_PREFETCH).filter(sieve.is_problem)
     # Sources of one mixture are shuffled apart; a single one, which has no name, by the run's seed itself.
     seed = (seed + zlib.crc32(opened.name.encode())) % 2**32
     return source.seed(seed).shuffle().repeat().to_iter_dataset(_NO_PREFETCH)
 
 
-def _is_there(problem: Problem | None) -> bool:
-    return problem is not None
+class _Sieve:
+    """Lets problems through, and counts the rows that are set aside."""
+
+    def __init__(self, quarantine: Callable[[BadRow], None] | None) -> None:
+        self._quarantine = quarantine
+        self._num_in_a_row = 0
+        self.num_bad = 0
+        self.num_too_long = 0
+
+    def is_problem(self, row: Problem | BadRow | None) -> bool:
+        """Whether it is one.
+
+        Raises:
+          ValueError: there were too many bad rows one after the other.
+        """
+        if not isinstance(row, BadRow):
+            self._num_in_a_row = 0
+            return row is not None
+        self._num_in_a_row += 1
+        self.num_too_long += row.is_too_long
+        self.num_bad += not row.is_too_long
+        if self._quarantine is not None:
+            self._quarantine(row)
+        check_bad_in_a_row(self._num_in_a_row, row)
+        return False
+
+    def get_state(self) -> dict[str, int]:
+        return {"num_bad": self.num_bad, "num_too_long": self.num_too_long}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        # Older checkpoints did not count them.
+        self.num_bad, self.num_too_long = state.get("num_bad", 0), state.get("num_too_long", 0)
+        self._num_in_a_row = 0

@@ -135,13 +135,17 @@ class Pinned:
         return fits
 
 
-def evaluation_metrics(groups: list[Group]) -> dict[str, float]:
-    """The held-out reward of evaluation groups, and the range of weights they are by (one version's by rounds)."""
+def evaluation_metrics(groups: list[Group], *, num_problems: int) -> dict[str, float]:
+    """The held-out reward of evaluation groups, and the range of weights they are by (one version's by rounds).
+
+    `num_problems` were asked, of which some may be left out: their number says whether two rewards are of one set.
+    """
     rollouts = [r for g in groups for r in g.rollouts]
     turns = [r.turn_rewards.size for r in rollouts if is_episode(r)]
     scores = mean_scores(score for r in rollouts for score in r.scores)
     return {
         "eval/reward": float(np.mean([r.reward for r in rollouts])),
+        "eval/left_out": num_problems - len(groups),
         "eval/version": min(g.min_step for g in groups),
         "eval/last_version": max(g.max_step for g in groups),
         "eval/response_tokens": float(np.mean([num_sampled(r) for r in rollouts])),

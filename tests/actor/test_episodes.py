@@ -19,16 +19,16 @@ GUESS = Task(rewards=(), answer="7", metadata='{"seed": 3}', environment="guess"
 class TwoTurns:
     """Plays two turns of one token each, an observation of two before and between; fails as often as it is told to."""
 
-    def __init__(self, num_failing: int = 0) -> None:
+    def __init__(self, num_failing: int = 0, *, is_final: bool = False) -> None:
         self.num_failures = 0
         self.asked: list[EpisodeRequest] = []
-        self._num_failing = num_failing
+        self._num_failing, self._is_final = num_failing, is_final
 
     async def play(self, episode: EpisodeRequest) -> Played:
         self.asked.append(episode)
         if self.num_failures < self._num_failing:
             self.num_failures += 1
-            raise EpisodeError("its environment is broken")
+            raise EpisodeError("its environment is broken", is_final=self._is_final)
         mask = np.array([False, False, True, False, False, True])
         return Played(
             tokens=np.arange(6, dtype=np.int32),
@@ -120,6 +120,19 @@ def test_request_that_is_cancelled_though_nobody_asked_for_it_drops_its_group_an
             await until(lambda: bool(s.groups()) or task.done(), "the second attempt's group")
             assert not task.done()
         assert s.actor.tally.num_dropped == 1
+
+    run(body())
+
+
+def test_episode_that_would_fail_alike_each_time_fails_its_ticket_at_once(tmp_path):
+    async def body():
+        s = setup_of(tmp_path, TwoTurns(num_failing=1, is_final=True))
+        s.publish(0)
+        s.put(0, task=GUESS)
+        async with s.serving():
+            await until(lambda: bool(s.store.failed()), "its ticket failed")
+        assert s.store.failed() == {"t0": "its environment is broken"} and s.groups() == []
+        assert s.store.counts()["reissued"] == 0 and s.actor.tally.num_dropped == 1
 
     run(body())
 

@@ -6,6 +6,7 @@ the table in docs/environments.md. Takes some minutes. One that can be played
 
 - resets with as few players as it takes, the policy's seat being the last, and shows the same start to the same seed
   (a group is compared over it): so the other seats have made moves that it takes,
+- lets a legal move be found for the policy's seat, too, if there are others: on another row somebody else has it,
 - takes moves until it is over or `NUM_MOVES` were made, without an exception and within the deadlines.
 """
 
@@ -20,9 +21,9 @@ from typing import Any
 
 from actor.environments.pool import EnvironmentPool
 from actor.environments.protocol import EpisodeError
-from actor.environments.shipped.bracketed import Bracketed
 from configs.environments import textarena
 from configs.sections.environments import EnvironmentsConfig
+from tests.bench import textarena_trial
 
 SITE = sysconfig.get_path("purelib") + "/"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -42,7 +43,8 @@ async def try_game(pool: EnvironmentPool, game: str) -> dict[str, str | int]:
         try:
             starts = [await _play(pool, row) for _ in range(2)]
         except EpisodeError as e:
-            told = " ".join(str(e).replace(SITE, "").split()).removeprefix("environment textarena: ").replace("*", "")
+            told = " ".join(str(e).replace(SITE, "").split()).replace("*", "")
+            told = told.removeprefix(f"environment {textarena_trial.NAME}: ").removeprefix("RuntimeError: ")
             # With the wrong number of players it says so, or breaks; what it says else is what matters.
             if not problem or (_is_of_players(problem) and not _is_of_players(told)):
                 problem, wanted = told, num_players
@@ -54,12 +56,10 @@ async def try_game(pool: EnvironmentPool, game: str) -> dict[str, str | int]:
 
 
 async def _play(pool: EnvironmentPool, row: Mapping[str, Any]) -> list[dict[str, str]]:
-    policy = Bracketed()
-    async with pool.open("textarena") as process:
-        start = seen = await process.reset(row)
+    async with pool.open(textarena_trial.NAME) as process:
+        start = await process.reset(row)
         for move in range(NUM_MOVES):
-            policy.see(m["content"] for m in seen.messages)
-            seen = await process.step(policy.moves[move])
+            seen = await process.step(str(move))
             if seen.done:
                 break
     return start.messages
@@ -75,7 +75,7 @@ async def main() -> None:
 
     games = {i: str(s.entry_point) for i, s in ENV_REGISTRY.items() if not i.endswith(("-raw", "-train"))}
     config = EnvironmentsConfig(reset_timeout_s=30.0, step_timeout_s=30.0, max_processes=2)
-    pool = EnvironmentPool(config, command=COMMAND)
+    pool = EnvironmentPool(config, own=(textarena_trial.NAME,), command=COMMAND)
     tried: dict[str, dict[str, str | int]] = {}
     try:
         for game in sorted(games):

@@ -43,14 +43,24 @@ class TextArena:
             self._game = self._game.env
         if ActionFormattingWrapper in (ENV_REGISTRY[game].default_wrappers or ()):
             self._game = ActionFormattingWrapper(self._game)
-        self._game.reset(num_players=int(row["num_players"]), seed=seed)
+        num_players = int(row["num_players"])
+        self._game.reset(num_players=num_players, seed=seed)
+        _check_players(game, self._game.state, num_players)
         if self._let_others_move():
             raise ValueError(f"{game} was over before the policy's first move")
         return self._look()
 
     def step(self, action: str) -> Step:
-        """One move of the policy's seat, and those of the others; the game's own reward at its end."""
-        done, _ = self._game.step(action=action)
+        """One move of the policy's seat, and those of the others; the game's own reward at its end.
+
+        What a game raises at the policy's move is a text that it did not think of: an invalid move, which ends it.
+        """
+        try:
+            done, _ = self._game.step(action=action)
+        except (MemoryError, OSError):
+            raise
+        except Exception as e:  # a game may raise anything at a move that is none
+            return Step(reward=INVALID_REWARD, done=True, info={"raised": f"{type(e).__name__}: {e}"})
         if not done and not self._let_others_move():
             return Step(messages=self._look())
         rewards, info = self._game.close()
@@ -102,10 +112,20 @@ class _Opponent(Bracketed):
         """One that the game takes; any, if none was found."""
         moves = self.moves
         self._random.shuffle(moves)
-        return next((m for m in moves if _takes(game, m)), moves[0])
+        return next((m for m in moves if takes(game, m)), moves[0])
 
 
-def _takes(game: Any, move: str) -> bool:
+def _check_players(game: str, state: Any, num_players: int) -> None:
+    """Refuses a number of players that a game took though it isn't played by so many.
+
+    Some set their table for two, or let one play a game of several against nobody, and break or mean nothing later.
+    """
+    wanted = 1 if isinstance(state, textarena.SinglePlayerState) else max(2, state.num_players)
+    if num_players != wanted:
+        raise ValueError(f"{game} is played by {wanted} players, not by {num_players}")
+
+
+def takes(game: Any, move: str) -> bool:
     """Whether a game would take a move; it, and the chance in it, stays as it is."""
     chance = random.getstate()
     refused: list[bool] = []

@@ -74,5 +74,6 @@ def _as_row(made: Any, source: PromptSource) -> dict[str, Any]:
     elif found["role"] not in (None, "user"):
         prompt = [{"role": found["role"], "content": found["question"]}]
     metadata = None if found["metadata"] is None else dict(found["metadata"])
-    row = {source.prompt_field: prompt, source.answer_field: found["answer"] or None}
+    answer = None if found["answer"] == "" else found["answer"]  # 0 is one
+    row = {source.prompt_field: prompt, source.answer_field: answer}
     return row | {"metadata": metadata, "rewards": found["rewards"]}

@@ -202,9 +202,11 @@ def test_metrics_say_epochs_shares_and_rewards_and_each_has_a_meaning(tokenizer,
         "prompts/b/problems": 20,
         "prompts/made/problems": 20,
         "prompts/b/reward": 0.25,
+        "prompts/bad_rows": 0,
+        "prompts/too_long_rows": 0,
     }
     assert all(meaning(name) for name in row)
-    assert load_prompts(one_task(), tokenizer)[0].metrics() == {}
+    assert load_prompts(one_task(), tokenizer)[0].metrics() == {"prompts/bad_rows": 0, "prompts/too_long_rows": 0}
     alone, _, _ = load_prompts(one_file(files), tokenizer)
     take(alone, 6)
     assert alone.metrics() == {"prompts/epoch": 6 / num_rows["a"]}

@@ -101,7 +101,7 @@ def test_in_flight_newer_weights_do_older_and_abandoned_ones_do_not(store, other
     ask(pinned, 2)
     groups = pinned.settle()
     assert len(actor.served) == 3 and store.counts()["reissued"] == 1
-    row = evaluation_metrics(groups)
+    row = evaluation_metrics(groups, num_problems=3)
     assert (row["eval/version"], row["eval/last_version"]) == (3, 5)
 
 
@@ -162,8 +162,9 @@ def test_evaluation_metrics_are_means_over_all_rollouts():
     ticket = make_ticket("e", kind="eval", order=-1)
     a = make_group(ticket, rollouts=(make_rollout(1, reward=0.0, step=7), make_rollout(3, reward=1.0, step=7)))
     b = make_group(ticket, rollouts=tuple(make_rollout(n, reward=0.5, step=7, finish="length") for n in (8, 8)))
-    assert evaluation_metrics([a, b]) == {
+    assert evaluation_metrics([a, b], num_problems=5) == {
         "eval/reward": 0.5,
+        "eval/left_out": 3,
         "eval/version": 7,
         "eval/last_version": 7,
         "eval/response_tokens": 5.0,
@@ -182,7 +183,8 @@ def test_evaluation_metrics_tell_verifiers_apart_and_count_turns_and_sampled_tok
     )
     short = make_rollout(1, turn_rewards=np.array([0.5], np.float32), scores=scored(("math", 0.0), ("format", 0.25)))
     plain = make_rollout(2)
-    got = evaluation_metrics([make_group(make_ticket("e", kind="eval", order=-1), rollouts=(played, short, plain))])
+    group = make_group(make_ticket("e", kind="eval", order=-1), rollouts=(played, short, plain))
+    got = evaluation_metrics([group], num_problems=1)
     assert got["eval/response_tokens"] == (3 + 1 + 2) / 3
     assert {n: v for n, v in got.items() if n.startswith(("eval/turns", "eval/rewards/"))} == {
         "eval/turns": 1.5,

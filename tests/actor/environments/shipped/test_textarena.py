@@ -3,10 +3,13 @@ import asyncio
 import pytest
 
 from actor.environments.pool import EnvironmentPool
+from actor.environments.protocol import EpisodeError
 from configs.environments import textarena
 from configs.sections.environments import EnvironmentsConfig
 
 pytest.importorskip("textarena", reason="the extra `textarena` is not installed")
+
+from tests.bench.textarena_trial import Trial
 
 PLAYABLE = {game: told for game, told in textarena.tried_games().items() if not told["problem"]}
 
@@ -81,6 +84,42 @@ def test_reward_is_the_policys_seat():
 def test_invalid_move_whose_reason_a_game_gives_for_its_reward_is_minus_one():
     seen = play(row_of("Cryptarithm-v0"), ["nonsense"] * 4)
     assert seen[-1].done and seen[-1].reward == -1.0
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("game", "action"),
+    [("SpiteAndMalice-v0", "[play]"), ("TicTacToe-v0", f"[{'9' * 5000}]"), ("GuessTheNumber-v0", f"[{'9' * 5000}]")],
+)
+def test_move_at_which_a_game_raises_is_an_invalid_one(game, action):
+    seen = play(row_of(game), [action])
+    assert seen[-1].done and seen[-1].reward == -1.0 and "ValueError" in seen[-1].info["raised"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("game", ["QuantumTicTacToe-v0", "PublicGoodsGame-v0"])
+def test_game_of_several_that_one_player_may_start_is_refused(game):
+    """One sets a table for two and breaks at the second move; the other is a public good of a public of one."""
+    with pytest.raises(EpisodeError, match="is played by 2 players, not by 1"):
+        play(row_of(game) | {"num_players": 1}, [])
+    assert PLAYABLE[game]["num_players"] == 2
+
+
+@pytest.mark.heavy
+def test_game_of_two_in_the_form_that_it_shows_is_played_to_its_end():
+    seen = play(row_of("QuantumTicTacToe-v0"), [f"[{a},{b}]" for a, b in ((0, 4), (3, 5), (0, 1), (2, 6), (7, 8))])
+    assert len(seen) > 2 and all("raised" not in s.info for s in seen[1:])
+
+
+@pytest.mark.heavy
+def test_trial_of_a_game_finds_a_legal_move_or_says_so():
+    trial = Trial()
+    trial.reset(row_of("TicTacToe-v0", seat=1))
+    assert not trial.step("0").done
+    with pytest.raises(ValueError, match="no legal move was found for the last seat"):
+        game = Trial()
+        game.reset({"game": "LinesOfAction-v0", "num_players": 2, "seat": 1, "seed": 7})
+        game.step("0")
 
 
 def test_list_of_games_has_both_kinds_and_reasons():

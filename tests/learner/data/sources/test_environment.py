@@ -33,6 +33,11 @@ def mappings(seed, args):
     return lambda index: {"messages": said, "answer": "3", "rewards": parts} if index else {"question": "x" * seed}
 
 
+def zeros(seed, args):
+    del seed, args
+    return lambda index: {"question": "1 - 1?", "answer": (0, 0.0, "0", "", None)[index]}
+
+
 def broken(seed, args):
     del seed, args
     return lambda index: {"question": "", "answer": index}
@@ -81,6 +86,15 @@ def test_environment_source_mapping_may_be_a_conversation_with_rewards_of_its_ow
     source = own("mappings")
     assert [m["content"] for m in source[1].messages] == ["S", "U"] and source[0].question == "xxxxx"
     assert [(p.name, p.weight) for p in source[1].task.rewards] == [("exact", 2.0)] and source[0].task.rewards == ()
+
+
+def test_environment_source_answer_of_zero_is_an_answer_and_an_empty_one_is_none():
+    source = own("zeros")
+    assert [source[i].task.answer for i in range(5)] == ["0", "0.0", "0", "", ""]
+    judged = own("zeros", rewards={"exact": 1.0})
+    assert [judged[i].task.answer for i in range(3)] == ["0", "0.0", "0"]
+    with pytest.raises(ValueError, match="row 3: no field 'answer'"):
+        _ = judged[3]
 
 
 def test_environment_source_row_that_is_none_is_an_error_with_its_index():
