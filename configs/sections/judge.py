@@ -48,7 +48,8 @@ class JudgeConfig:
     """Of a longer response the middle is left out, which the judge is told."""
     parser: Literal["json", "regex", "verdict"] = "json"
     """How the answer is read. json: its last JSON object has the fields of `json_fields`. regex: the first group of the
-    last match of `pattern` is a number. verdict: the last of the words of `verdicts` decides."""
+    matches of `pattern` is a number. verdict: the last line is one of the words of `verdicts` and no more. An answer
+    that states different scores can't be read."""
     json_fields: dict[str, Literal["number", "string", "boolean"]] = dataclasses.field(
         default_factory=lambda: dict[str, Literal["number", "string", "boolean"]](reason="string", score="number")
     )
@@ -56,7 +57,7 @@ class JudgeConfig:
     structured: Literal["auto", "on", "off"] = "auto"
     """With parser=json: whether the endpoint is asked to answer by that schema (`response_format`). auto: until it says
     that it can't."""
-    pattern: str = r"(?i)score\s*[:=]?\s*(-?\d+(?:\.\d+)?)"
+    pattern: str = r"(?i)\bscore\b[\s:=*_`]*(-?\d+(?:\.\d+)?)"
     """With parser=regex."""
     verdicts: dict[str, float] = dataclasses.field(
         default_factory=lambda: dict[str, float](correct=10.0, incorrect=0.0)
