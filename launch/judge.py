@@ -77,7 +77,11 @@ class JudgeService:
         with open(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(self._key)
         self.config = dataclasses.replace(
-            config, colocate=False, url=f"http://{HOST}:{self._port}/v1", api_key_file=str(key_file)
+            config,
+            colocate=False,
+            url=f"http://{HOST}:{self._port}/v1",
+            api_key_file=str(key_file),
+            away_s=max(config.away_s, config.start_timeout_s),
         )
         """For `actor.verifiers.judge.Judge`: with the server's address and the file of its key."""
         # The server ends with the thread that started it, so this one starts every other and lives as long as we do.

@@ -74,7 +74,9 @@ class JudgeConfig:
     timeout_s: float = 60.0
     """Of one request."""
     retries: int = 5
-    """After the statuses 408, 409, 425, 429 and 5xx, a lost connection or a timeout."""
+    """After the statuses 408, 409, 425, 429 and 5xx, a lost connection or a timeout; one never made has `away_s`."""
+    away_s: float = 600.0
+    """How long an endpoint that takes no connection is waited for; with colocate no less than `start_timeout_s`."""
     answer_retries: int = 2
     """After an answer that can't be read."""
     backoff_s: float = 0.5
@@ -124,6 +126,7 @@ class JudgeConfig:
             "judge",
             temperature=self.temperature,
             retries=self.retries,
+            away_s=self.away_s,
             answer_retries=self.answer_retries,
             cpu_offload_gib=self.cpu_offload_gib,
             max_restarts=self.max_restarts,

@@ -23,7 +23,12 @@ from launch.judge import JudgeService
 from tests.integration.support.processes import kill, spawn, wait_until
 
 CONFIG = JudgeConfig(
-    colocate=True, model="/models/judge", template="{answer} {response}", start_timeout_s=60.0, max_restarts=2
+    colocate=True,
+    model="/models/judge",
+    template="{answer} {response}",
+    start_timeout_s=60.0,
+    max_restarts=2,
+    away_s=1.0,
 )
 TASK = Task.judged_by("judge", answer="4")
 
@@ -66,6 +71,7 @@ def test_judge_is_started_asked_with_its_key_and_ended_with_all_it_started(tmp_p
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "7")
     with closing(start(tmp_path, "serve")) as service:
         assert service.failure == "" and service.config.url.startswith("http://127.0.0.1:")
+        assert service.config.away_s == CONFIG.start_timeout_s  # it is waited for as long as it may take to start
         assert score(service) == 0.7
         process = given(tmp_path)
         key_file = Path(service.config.api_key_file)

@@ -15,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from actor.verifiers.judge import answer, prompt
-from actor.verifiers.judge.endpoint import AwayError, Endpoint, RefusedError
+from actor.verifiers.judge.endpoint import AwayError, Endpoint, RefusedError, UnreachedError
 from actor.verifiers.judged import Response, Score
 from actor.verifiers.pool import VerifierError
 from bridge.secrets import read_key_file
@@ -38,7 +38,7 @@ class JudgeCounts:
     num_clamped: int = 0
     """Scores that were beyond the bounds."""
     problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    """Attempts that failed, by kind: status_429, timeout, connection, no_json, wrong_schema, ..."""
+    """Attempts that failed, by kind: status_429, timeout, no_connection, connection, no_json, wrong_schema, ..."""
 
 
 class Judge:
@@ -95,27 +95,28 @@ class Judge:
         await self._endpoint.close()
 
     async def _ask(self, response: Response, task: Task) -> float:
-        num_away = num_unreadable = 0
+        failed = _Failed(self._config)
         while True:
             body = self._body(response, task)  # with a nonce of its own at each attempt
             try:
                 return answer.raw_score(await self._attempt(body), self._config)
             except AwayError as e:
-                problem, num_away = e, num_away + 1
+                problem = e
                 self._leave_alone(e.retry_after_s)
             except answer.UnreadableError as e:
-                problem, num_unreadable = e, num_unreadable + 1
+                problem = e
             except RefusedError as e:
                 self.counts.problems[f"status_{e.status}"] += 1
                 if self._may_drop_schema(e, body):
                     continue
                 raise VerifierError(f"the judge refuses: {e}") from e
             self.counts.problems[problem.kind] += 1
-            if num_away > self._config.retries or num_unreadable > self._config.answer_retries:
-                attempts = num_away + num_unreadable
-                raise VerifierError(f"the judge gave no score: {problem} ({attempts} attempts)") from problem
+            if said := failed.add(problem, self._clock()):
+                raise VerifierError(f"the judge gave no score: {problem} ({said})") from problem
+            if isinstance(problem, UnreachedError):
+                logging.log_every_n_seconds(logging.WARNING, "judge is not there, it is waited for: %s", 60, problem)
             self.counts.num_retries += 1
-            await self._sleep(self._backoff_s(num_away + num_unreadable - 1))
+            await self._sleep(self._backoff_s(failed.num_attempts - 1))
 
     async def _attempt(self, body: dict[str, Any]) -> str:
         async with self._places:
@@ -161,6 +162,31 @@ class Judge:
         """Exponential, with full jitter: those that failed together don't come back together."""
         # The power is bounded, too: a float ends at 2 ** 1023.
         return self._draw(0.0, min(self._config.max_backoff_s, self._config.backoff_s * 2.0 ** min(num_before, 60)))
+
+
+class _Failed:
+    """The attempts to have a response judged that failed."""
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config = config
+        self.num_attempts = 0
+        self._num_away = self._num_unreadable = 0
+        self._unreached_since_s: float | None = None
+
+    def add(self, problem: AwayError | answer.UnreadableError, now_s: float) -> str:
+        """Counts one; why there shall be no other, empty while there shall."""
+        self.num_attempts += 1
+        if isinstance(problem, UnreachedError):
+            # Counted by time: a judge that is started again takes a while, and refuses many connections meanwhile.
+            if self._unreached_since_s is None:
+                self._unreached_since_s = now_s
+            is_over = now_s - self._unreached_since_s >= self._config.away_s
+            return f"asked for {self._config.away_s:g} s, judge.away_s" if is_over else ""
+        self._unreached_since_s = None
+        self._num_away += isinstance(problem, AwayError)
+        self._num_unreadable += isinstance(problem, answer.UnreadableError)
+        is_over = self._num_away > self._config.retries or self._num_unreadable > self._config.answer_retries
+        return f"{self.num_attempts} attempts" if is_over else ""
 
 
 def _template(config: JudgeConfig) -> str:

@@ -172,15 +172,41 @@ def test_retries_are_bounded_and_their_waits_grow_to_a_bound():
     run(body())
 
 
-def test_endpoint_that_is_not_there_is_an_error_after_its_retries():
+def test_endpoint_that_takes_no_connection_is_waited_for_as_long_as_a_start_takes_and_then_an_error():
     async def body() -> None:
         async with endpoint.serving(endpoint.score(7)) as served:
             gone = served
-        one = judge(gone, retries=3)
-        with pytest.raises(VerifierError, match=r"\(4 attempts\)"):
+        time = Time()
+        one = judge(gone, time, retries=0, away_s=100.0)
+        with pytest.raises(VerifierError, match=r"no connection: .*\(asked for 100 s, judge.away_s\)"):
             await one.score(response(), TASK)
-        assert one.counts.problems == {"connection": 4}
+        assert 200.0 <= time.now_s <= 200.0 + CONFIG.max_backoff_s  # the clock began at 100
+        assert one.counts.problems == {"no_connection": one.counts.num_requests}
         await one.close()
+
+    run(body())
+
+
+def test_endpoint_that_is_back_within_its_time_has_used_up_no_retry():
+    async def body() -> None:
+        async with endpoint.serving(endpoint.status(503), endpoint.score(7)) as served:
+            url, time = served.url, Time()
+            served.url = "http://127.0.0.1:1/v1"  # nobody listens there
+
+            async def sleep(seconds: float) -> None:
+                await time.sleep(seconds)
+                if time.now_s > 100.0 + 90.0:
+                    one._endpoint._url = f"{url}/chat/completions"
+
+            one = Judge(
+                dataclasses.replace(CONFIG, url=served.url, retries=1, away_s=120.0),
+                sleep=sleep,
+                clock=lambda: time.now_s,
+                draw=lambda low, high: high,
+            )
+            assert (await one.score(response(), TASK)).value == 0.7
+            assert one.counts.problems["no_connection"] > 10 and one.counts.problems["status_503"] == 1
+            await one.close()
 
     run(body())
 
