@@ -77,7 +77,8 @@ def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offere
 
 
 def test_ticket_of_an_environment_is_no_single_turn_where_none_is_played(tmp_path, monkeypatch):
-    monkeypatch.setattr("actor.serving.MAX_DROPPED_IN_A_ROW", 1)
+    monkeypatch.setattr("actor.outage.MIN_ROWS", 1)
+    monkeypatch.setattr("actor.outage.MIN_S", 0.0)
 
     async def body():
         s = setup_of(tmp_path, None)

@@ -35,15 +35,17 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
 
 
 def test_verifier_that_never_works_ends_the_actor(tmp_path, monkeypatch):
-    monkeypatch.setattr("actor.serving.MAX_DROPPED_IN_A_ROW", 3)
+    monkeypatch.setattr("actor.outage.MIN_ROWS", 3)
+    monkeypatch.setattr("actor.outage.MIN_S", 0.0)
 
     async def body():
         s = make_setup(tmp_path, auto=True)
         s.publish(0)
-        s.put(*range(3), task=Task.judged_by("nope", answer=""))
+        for order in range(3):
+            s.put(order, task=Task.judged_by("nope", answer=str(order)))
         async with s.serving() as task:
             error = await ended(task)
-        assert isinstance(error, RuntimeError) and "3 groups in a row" in str(error)
+        assert isinstance(error, RuntimeError) and "3 groups of 3 rows in a row" in str(error)
         assert s.groups() == []
 
     run(body())

@@ -18,10 +18,14 @@ def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
+async def no_pause(seconds: float) -> None:
+    """Between attempts; tests don't wait."""
+
+
 def bad(tmp_path, *, retries: int = 1) -> VerifierPool:
     """Whose verifiers misbehave as often as the response says, by task (`bad_verifiers`)."""
     command = (sys.executable, "-m", "tests.actor.verifiers.bad_verifiers", str(tmp_path / "attempts"))
-    return VerifierPool(num_workers=1, timeout_s=0.5, retries=retries, command=command)
+    return VerifierPool(num_workers=1, timeout_s=0.5, retries=retries, command=command, sleep=no_pause)
 
 
 def attempts(tmp_path) -> int:
