@@ -27,6 +27,7 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
         s.put(0, task=Task.judged_by("raise", answer="a"))
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
+            await until(lambda: s.report().num_dropped_groups == 1, "it is told")
         assert [r.reward for r in s.groups()[0].rollouts] == [0.5, 0.5]
         assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == 1
         assert [e["args"]["ticket"] for e in timeline.read(tmp_path / "events") if e["name"] == "dropped"] == ["t0"]

@@ -74,6 +74,16 @@ class Judge:
         )
         self.counts = JudgeCounts()
 
+    @property
+    def num_retries(self) -> int:
+        """Attempts that failed and were followed by another."""
+        return self.counts.num_retries
+
+    @property
+    def num_failures(self) -> int:
+        """Responses that got no score."""
+        return self.counts.num_failures
+
     async def score(self, response: Response, task: Task) -> Score:
         """The judge's score of a response, between 0 and 1; ok where it is above 0.
 

@@ -48,6 +48,7 @@ class Elsewhere:
         self._verdict: Verdict = verdict
         self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
         self.is_closed = self.was_cancelled = False
+        self.num_retries = self.num_failures = 0
 
     async def score(self, response: Response, task: Task) -> Score:
         self.asked.set()
@@ -123,6 +124,18 @@ def test_verifier_that_fails_gives_no_reward_and_takes_its_siblings_with_it(tmp_
         assert slow.was_cancelled
         await rewards.close()
         assert slow.is_closed
+
+    run(body())
+
+
+def test_failures_are_those_of_workers_and_of_what_is_asked_elsewhere(tmp_path):
+    async def body():
+        one = Elsewhere(1.0)
+        rewards = Rewards(bad(tmp_path), elsewhere={"judge": one})
+        await rewards.judge(response("1"), Task.judged_by("raise", answer="a"))
+        one.num_retries, one.num_failures = 3, 2
+        assert (rewards.num_failures, rewards.num_judge_retries, rewards.num_judge_failures) == (6, 3, 2)
+        await rewards.close()
 
     run(body())
 
