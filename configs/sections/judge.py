@@ -44,8 +44,9 @@ class JudgeConfig:
     response; other braces are themselves."""
     template_file: str = ""
     """A UTF-8 file with the template instead, on each actor's machine."""
-    max_response_chars: int = 40_000
-    """Of a longer response the middle is left out, which the judge is told."""
+    max_response_chars: int = 20_000
+    """Of a longer response the middle is left out, which the judge is told. Where that is still too long for its
+    context (with colocate `max_model_tokens`, for question and answer too), half of it is, and so on."""
     parser: Literal["json", "regex", "verdict"] = "json"
     """How the answer is read. json: its last JSON object has the fields of `json_fields`. regex: the first group of the
     matches of `pattern` is a number. verdict: the last line is one of the words of `verdicts` and no more. An answer
@@ -133,6 +134,11 @@ class JudgeConfig:
         )
         if self.temperature > MAX_TEMPERATURE:
             raise ValueError(f"judge.temperature must be at most {MAX_TEMPERATURE}, got {self.temperature}")
+        if self.colocate and self.max_tokens >= self.max_model_tokens:
+            raise ValueError(
+                f"judge.max_tokens={self.max_tokens} of the answer leave nothing of judge.max_model_tokens="
+                f"{self.max_model_tokens} for what is asked"
+            )
         if not 0 < self.memory_share < 1:
             raise ValueError(f"judge.memory_share must be between 0 and 1, got {self.memory_share}")
 

@@ -25,6 +25,11 @@ from configs.sections.judge import JudgeConfig, check_template
 _FORMAT_STATUSES = (400, 422, 501)
 """What endpoints that know no `response_format` answer to one."""
 
+MAX_SHORTENED = 5
+"""A response that is too long for the judge's context is halved so many times."""
+_TOO_LONG_STATUSES = (400, 413, 422)
+_TOO_LONG = ("context length", "context_length", "context window", "maximum model length", "max_model_len", "too long")
+
 
 @dataclasses.dataclass
 class JudgeCounts:
@@ -106,8 +111,9 @@ class Judge:
 
     async def _ask(self, response: Response, task: Task) -> float:
         failed = _Failed(self._config)
+        num_shortened, max_chars = 0, self._config.max_response_chars
         while True:
-            body = self._body(response, task)  # with a nonce of its own at each attempt
+            body = self._body(response, task, max_chars)  # with a nonce of its own at each attempt
             try:
                 return answer.raw_score(await self._attempt(body), self._config)
             except AwayError as e:
@@ -118,6 +124,10 @@ class Judge:
             except RefusedError as e:
                 self.counts.problems[f"status_{e.status}"] += 1
                 if self._may_drop_schema(e, body):
+                    continue
+                if _is_too_long(e) and num_shortened < MAX_SHORTENED:
+                    num_shortened, max_chars = num_shortened + 1, max(min(max_chars, len(response.text)) // 2, 1)
+                    self.counts.num_retries += 1
                     continue
                 raise VerifierError(f"the judge refuses: {e}") from e
             self.counts.problems[problem.kind] += 1
@@ -135,12 +145,10 @@ class Judge:
             self.counts.num_requests += 1
             return await self._endpoint.ask(body)
 
-    def _body(self, response: Response, task: Task) -> dict[str, Any]:
+    def _body(self, response: Response, task: Task, max_chars: int) -> dict[str, Any]:
         config = self._config
         try:
-            messages = prompt.messages(
-                self._template, config.system_prompt, task, response.text, config.max_response_chars
-            )
+            messages = prompt.messages(self._template, config.system_prompt, task, response.text, max_chars)
         except ValueError as e:
             raise VerifierError(str(e)) from e
         body: dict[str, Any] = {
@@ -197,6 +205,12 @@ class _Failed:
         self._num_unreadable += isinstance(problem, answer.UnreadableError)
         is_over = self._num_away > self._config.retries or self._num_unreadable > self._config.answer_retries
         return f"{self.num_attempts} attempts" if is_over else ""
+
+
+def _is_too_long(error: RefusedError) -> bool:
+    """Whether a request was refused as the prompt and the answer don't fit the model's context."""
+    said = error.said.casefold()
+    return error.status in _TOO_LONG_STATUSES and any(words in said for words in _TOO_LONG)
 
 
 def _template(config: JudgeConfig) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from actor.verifiers.judge import Judge
+from actor.verifiers.judge.client import MAX_SHORTENED
 from actor.verifiers.judged import Response
 from actor.verifiers.pool import VerifierError
 from bridge.types import Task
@@ -155,6 +156,39 @@ def test_endpoint_that_refuses_is_not_asked_again(number):
                 await one.score(response(), TASK)
             assert served.num_requests == 1  # nor was it led elsewhere
             assert one.counts.problems == {f"status_{number}": 1} and one.counts.num_failures == 1
+            await one.close()
+
+    run(body())
+
+
+TOO_LONG = [
+    "This model's maximum context length is 8192 tokens. However, you requested 0 output tokens and your prompt "
+    "contains at least 8193 input tokens",
+    '{"error": {"message": "too much", "code": "context_length_exceeded"}}',
+    "The decoder prompt (length 12990) is longer than the maximum model length of 8192.",
+]
+
+
+@pytest.mark.parametrize("said", TOO_LONG)
+def test_response_that_is_too_long_for_the_judge_is_shortened_and_asked_about_again(said):
+    text = "begin " + "w " * 4_000 + "end"
+
+    async def body() -> None:
+        refused = endpoint.status(400, said)
+        async with endpoint.serving(refused, refused, endpoint.score(7)) as served:
+            one = judge(served)
+            assert (await one.score(response(text), TASK)).value == 0.7
+            asked = [b["messages"][1]["content"] for b in served.bodies]
+            assert len(asked) == 3 and text in asked[0]
+            assert len(asked[2]) < len(asked[1]) - 1_900 < len(asked[0]) - 5_800
+            assert "begin w" in asked[2] and "w end" in asked[2] and "characters left out" in asked[2]
+            assert one.counts.problems == {"status_400": 2} and one.counts.num_retries == 2
+            await one.close()
+        async with endpoint.serving(refused) as served:
+            one = judge(served)
+            with pytest.raises(VerifierError, match="refuses: status 400"):
+                await one.score(response(text), TASK)
+            assert served.num_requests == 1 + MAX_SHORTENED
             await one.close()
 
     run(body())
