@@ -103,7 +103,7 @@ class JudgeConfig:
     start_timeout_s: float = 600.0
     """With colocate: how long it may take until it answers."""
     max_restarts: int = 5
-    """With colocate: how often in a row it is started again; one that answered for a minute starts the count anew."""
+    """With colocate: how often in a row it is started again; one that served for a minute starts the count anew."""
 
     def __post_init__(self) -> None:
         self._check_place()

@@ -18,7 +18,7 @@ from actor.verifiers.judged import Response
 from bridge.secrets import TOKEN
 from bridge.types import Task
 from configs.sections.judge import JudgeConfig
-from launch import judge
+from launch import judge, judge_health
 from launch.judge import JudgeService
 from tests.integration.support.processes import kill, spawn, wait_until
 
@@ -136,6 +136,33 @@ def test_judge_that_keeps_dying_is_given_up(tmp_path):
         assert len([*tmp_path.glob("[0-9]*.json")]) == 3
 
 
+def test_judge_that_serves_never_again_is_given_up_however_long_its_starts_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(judge_health, "STEADY_S", 0.0)  # a start takes longer than that
+    with closing(start(tmp_path, "serve", "late")) as service:
+        os.kill(service.pid, signal.SIGKILL)
+        wait_until(lambda: (tmp_path / "1.json").exists(), "a second process")
+        (tmp_path / "end").touch()
+        wait_until(lambda: service.failure != "", "it is given up")
+        assert service.num_restarts == CONFIG.max_restarts
+
+
+def test_judge_that_starts_for_too_long_is_killed_and_started_again(tmp_path):
+    with closing(start(tmp_path, "serve", "dumb", "serve", start_timeout_s=3.0)) as service:
+        os.kill(service.pid, signal.SIGKILL)
+        wait_until(lambda: (tmp_path / "2.json").exists(), "a third process")
+        assert not is_alive(given(tmp_path, 1)["pid"])
+
+
+def test_judge_that_hangs_is_killed_and_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(judge_health, "LOOK_S", 0.0)
+    monkeypatch.setattr(judge, "_HEALTH_S", 0.2)
+    with closing(start(tmp_path, "hang", "serve")) as service:
+        (tmp_path / "hang").touch()
+        wait_until(lambda: (tmp_path / "1.json").exists(), "a second process")
+        wait_until(service._answers, "it serves")
+        assert service.failure == "" and not is_alive(given(tmp_path)["engine"])
+
+
 def test_judge_that_was_stopped_is_killed_and_started_again(tmp_path):
     with closing(start(tmp_path, "serve", stopped_s=0.5)) as service:
         os.kill(service.pid, signal.SIGSTOP)
@@ -158,7 +185,7 @@ def test_judge_of_a_killed_actor_dies_with_it(tmp_path):
 
 
 def test_arguments_hold_the_judges_own_share():
-    config = dataclasses.replace(CONFIG, memory_share=0.3, cpu_offload_gib=2.5, max_num_seqs=4, max_model_tokens=512)
+    config = dataclasses.replace(CONFIG, memory_share=0.3, cpu_offload_gib=2.5, max_num_seqs=4, max_model_tokens=1024)
     got = judge.arguments(config, 8123)
     assert got[0] == "--model=/models/judge"
     for wanted in (
@@ -167,7 +194,7 @@ def test_arguments_hold_the_judges_own_share():
         "--gpu-memory-utilization=0.3",
         "--cpu-offload-gb=2.5",
         "--max-num-seqs=4",
-        "--max-model-len=512",
+        "--max-model-len=1024",
         "--served-model-name=/models/judge",
     ):
         assert wanted in got
