@@ -2,7 +2,8 @@
 
 `FOLDER/starts.json` lists what its first process does, its second, and so on; the last entry is for all after it:
 serve; fail (it ends at once, with a word); dumb (it never answers); late (it never answers and ends once there is
-`FOLDER/end`); hang (it serves until there is `FOLDER/hang`, and then answers no more). Each writes what it was given to `FOLDER/N.json`.
+`FOLDER/end`); hang (it serves until there is `FOLDER/hang`, and then answers no more). Each writes what it was given to
+`FOLDER/N.json`.
 """
 
 import http.server

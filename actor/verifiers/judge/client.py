@@ -56,8 +56,16 @@ class Judge:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[float, float], float] = random.uniform,
+        failure: Callable[[], str] = lambda: "",
     ) -> None:
         """Asks nothing yet. Of a colocated judge the config has its address (`launch.judge`).
+
+        Args:
+          config: `judge`.
+          sleep: between attempts.
+          clock: seconds.
+          draw: how long to wait, between two bounds.
+          failure: why the judge will not be there again; empty as long as it may.
 
         Raises:
           ValueError: the key's or the template's file can't be used.
@@ -65,8 +73,9 @@ class Judge:
         if not config.url:
             raise ValueError("there is no judge: judge.url is empty, and none was started (judge.colocate)")
         self._config = config
-        self._template = _template(config)
+        self._template = read_template(config)
         self._sleep, self._clock, self._draw = sleep, clock, draw
+        self._failure = failure
         self._places = asyncio.Semaphore(config.concurrency)
         self._resume_at_s = 0.0
         """Before this nothing is asked: the endpoint said so."""
@@ -78,6 +87,11 @@ class Judge:
             concurrency=config.concurrency,
         )
         self.counts = JudgeCounts()
+
+    @property
+    def failure(self) -> str:
+        """Why there is no judge any more; empty as long as there may be one."""
+        return self._failure()
 
     @property
     def num_retries(self) -> int:
@@ -131,6 +145,8 @@ class Judge:
                     continue
                 raise VerifierError(f"the judge refuses: {e}") from e
             self.counts.problems[problem.kind] += 1
+            if self.failure:
+                raise VerifierError(f"the judge is gone: {self.failure}") from problem
             if said := failed.add(problem, self._clock()):
                 raise VerifierError(f"the judge gave no score: {problem} ({said})") from problem
             if isinstance(problem, UnreachedError):
@@ -213,7 +229,12 @@ def _is_too_long(error: RefusedError) -> bool:
     return error.status in _TOO_LONG_STATUSES and any(words in said for words in _TOO_LONG)
 
 
-def _template(config: JudgeConfig) -> str:
+def read_template(config: JudgeConfig) -> str:
+    """What is asked, from the config or its file.
+
+    Raises:
+      ValueError: the file can't be used.
+    """
     if not config.template_file:
         return config.template
     try:

@@ -223,6 +223,28 @@ def test_endpoint_that_takes_no_connection_is_waited_for_as_long_as_a_start_take
     run(body())
 
 
+def test_judge_that_was_given_up_is_waited_for_no_longer_and_each_error_says_so():
+    async def body() -> None:
+        async with endpoint.serving(endpoint.score(7)) as served:
+            gone = served
+        time, said = Time(), [""]
+
+        async def sleep(seconds: float) -> None:
+            await time.sleep(seconds)
+            said[0] = "it died 3 times in a row" if time.now_s > 105.0 else ""
+
+        config = dataclasses.replace(CONFIG, url=gone.url, away_s=1000.0)
+        one = Judge(config, sleep=sleep, clock=lambda: time.now_s, draw=lambda low, high: high, failure=lambda: said[0])
+        assert one.failure == ""
+        for _ in range(2):
+            with pytest.raises(VerifierError, match="the judge is gone: it died 3 times in a row"):
+                await one.score(response(), TASK)
+        assert one.failure == "it died 3 times in a row" and time.now_s < 120.0
+        await one.close()
+
+    run(body())
+
+
 def test_endpoint_that_is_back_within_its_time_has_used_up_no_retry():
     async def body() -> None:
         async with endpoint.serving(endpoint.status(503), endpoint.score(7)) as served:
