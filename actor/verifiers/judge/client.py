@@ -155,11 +155,13 @@ class Judge:
             await self._sleep(self._backoff_s(failed.num_attempts - 1))
 
     async def _attempt(self, body: dict[str, Any]) -> str:
-        async with self._places:
-            if (wait_s := self._resume_at_s - self._clock()) > 0:
+        while True:
+            while (wait_s := self._resume_at_s - self._clock()) > 0:
                 await self._sleep(wait_s)
-            self.counts.num_requests += 1
-            return await self._endpoint.ask(body)
+            async with self._places:
+                if self._resume_at_s <= self._clock():  # else another was told so while this one waited for its place
+                    self.counts.num_requests += 1
+                    return await self._endpoint.ask(body)
 
     def _body(self, response: Response, task: Task, max_chars: int) -> dict[str, Any]:
         config = self._config

@@ -194,81 +194,6 @@ def test_response_that_is_too_long_for_the_judge_is_shortened_and_asked_about_ag
     run(body())
 
 
-def test_retries_are_bounded_and_their_waits_grow_to_a_bound():
-    async def body() -> None:
-        async with endpoint.serving(endpoint.status(503)) as served:
-            time = Time()
-            one = judge(served, time, retries=6)
-            with pytest.raises(VerifierError, match=r"status 503.*\(7 attempts\)"):
-                await one.score(response(), TASK)
-            assert time.slept_s == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
-            assert served.num_requests == 7
-            await one.close()
-
-    run(body())
-
-
-def test_endpoint_that_takes_no_connection_is_waited_for_as_long_as_a_start_takes_and_then_an_error():
-    async def body() -> None:
-        async with endpoint.serving(endpoint.score(7)) as served:
-            gone = served
-        time = Time()
-        one = judge(gone, time, retries=0, away_s=100.0)
-        with pytest.raises(VerifierError, match=r"no connection: .*\(asked for 100 s, judge.away_s\)"):
-            await one.score(response(), TASK)
-        assert 200.0 <= time.now_s <= 200.0 + CONFIG.max_backoff_s  # the clock began at 100
-        assert one.counts.problems == {"no_connection": one.counts.num_requests}
-        await one.close()
-
-    run(body())
-
-
-def test_judge_that_was_given_up_is_waited_for_no_longer_and_each_error_says_so():
-    async def body() -> None:
-        async with endpoint.serving(endpoint.score(7)) as served:
-            gone = served
-        time, said = Time(), [""]
-
-        async def sleep(seconds: float) -> None:
-            await time.sleep(seconds)
-            said[0] = "it died 3 times in a row" if time.now_s > 105.0 else ""
-
-        config = dataclasses.replace(CONFIG, url=gone.url, away_s=1000.0)
-        one = Judge(config, sleep=sleep, clock=lambda: time.now_s, draw=lambda low, high: high, failure=lambda: said[0])
-        assert one.failure == ""
-        for _ in range(2):
-            with pytest.raises(VerifierError, match="the judge is gone: it died 3 times in a row"):
-                await one.score(response(), TASK)
-        assert one.failure == "it died 3 times in a row" and time.now_s < 120.0
-        await one.close()
-
-    run(body())
-
-
-def test_endpoint_that_is_back_within_its_time_has_used_up_no_retry():
-    async def body() -> None:
-        async with endpoint.serving(endpoint.status(503), endpoint.score(7)) as served:
-            url, time = served.url, Time()
-            served.url = "http://127.0.0.1:1/v1"  # nobody listens there
-
-            async def sleep(seconds: float) -> None:
-                await time.sleep(seconds)
-                if time.now_s > 100.0 + 90.0:
-                    one._endpoint._url = f"{url}/chat/completions"
-
-            one = Judge(
-                dataclasses.replace(CONFIG, url=served.url, retries=1, away_s=120.0),
-                sleep=sleep,
-                clock=lambda: time.now_s,
-                draw=lambda low, high: high,
-            )
-            assert (await one.score(response(), TASK)).value == 0.7
-            assert one.counts.problems["no_connection"] > 10 and one.counts.problems["status_503"] == 1
-            await one.close()
-
-    run(body())
-
-
 def test_slow_endpoint_is_a_timeout_that_is_tried_again():
     async def body() -> None:
         never = asyncio.Event()
@@ -278,52 +203,6 @@ def test_slow_endpoint_is_a_timeout_that_is_tried_again():
             assert one.counts.problems == {"timeout": 1}
             await one.close()
             never.set()
-
-    run(body())
-
-
-def test_retry_after_holds_up_all_requests_of_this_judge():
-    async def body() -> None:
-        limited = endpoint.status(429, Retry_After="7")
-        async with endpoint.serving(limited, endpoint.score(7)) as served:
-            time = Time()
-            one = judge(served, time)
-            assert (await one.score(response(), TASK)).value == 0.7
-            assert time.now_s == 107.0  # a second of backoff is among them
-            one._leave_alone(5.0)
-            await one.score(response(), TASK)
-            assert time.now_s == 112.0
-            await one.close()
-
-    run(body())
-
-
-def test_retry_after_is_bounded():
-    async def body() -> None:
-        async with endpoint.serving(endpoint.status(429, Retry_After="86400"), endpoint.score(7)) as served:
-            time = Time()
-            one = judge(served, time, max_retry_after_s=20.0)
-            await one.score(response(), TASK)
-            assert time.now_s == 120.0
-            await one.close()
-
-    run(body())
-
-
-def test_wait_is_drawn_between_nothing_and_its_bound():
-    async def body() -> None:
-        async with endpoint.serving(endpoint.status(500), endpoint.score(7)) as served:
-            drawn: list[tuple[float, float]] = []
-            time = Time()
-            one = Judge(
-                dataclasses.replace(CONFIG, url=served.url),
-                sleep=time.sleep,
-                clock=lambda: time.now_s,
-                draw=lambda low, high: drawn.append((low, high)) or 0.25,
-            )
-            await one.score(response(), TASK)
-            assert drawn == [(0.0, 1.0)] and time.slept_s == [0.25]
-            await one.close()
 
     run(body())
 
@@ -338,26 +217,6 @@ def test_requests_at_once_are_bounded():
             go.set()
             assert {s.value for s in await asyncio.gather(*asking)} == {0.7}
             assert served.max_running == 3 and served.num_requests == 8
-            await one.close()
-
-    run(body())
-
-
-def test_request_that_waits_to_be_tried_again_takes_no_place():
-    async def body() -> None:
-        async with endpoint.serving(endpoint.status(500), endpoint.score(7)) as served:
-            may_retry, waits = asyncio.Event(), asyncio.Event()
-
-            async def sleep(seconds: float) -> None:
-                waits.set()
-                await may_retry.wait()
-
-            one = Judge(dataclasses.replace(CONFIG, url=served.url, concurrency=1), sleep=sleep)
-            first = asyncio.create_task(one.score(response(), TASK))
-            await waits.wait()
-            assert (await one.score(response(), TASK)).value == 0.7
-            may_retry.set()
-            assert (await first).value == 0.7
             await one.close()
 
     run(body())
