@@ -125,6 +125,16 @@ class Actor:
         return self._serving.rewards.num_failures
 
     @property
+    def num_judge_retries(self) -> int:
+        """Requests of the judge that failed and were followed by another."""
+        return self._serving.rewards.num_judge_retries
+
+    @property
+    def num_judge_failures(self) -> int:
+        """Responses that the judge could not score."""
+        return self._serving.rewards.num_judge_failures
+
+    @property
     def num_episode_failures(self) -> int:
         """Times that an environment failed or hung."""
         return self.sampler.num_failures

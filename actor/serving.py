@@ -16,6 +16,7 @@ from actor.fence import Fence
 from actor.group_builder import GroupBuilder
 from actor.holdings import Holdings
 from actor.lanes import Lanes, record
+from actor.outage import Outage
 from actor.race import Race
 from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
@@ -24,9 +25,6 @@ from actor.verifiers.pool import VerifierError
 from bridge.store.protocol import FencedError, UnfitGroupError
 from bridge.timeline import Timeline
 from bridge.types import Group, Ticket
-
-MAX_DROPPED_IN_A_ROW = 32
-"""Groups dropped without one success between them; then the verifier is broken and the actor ends."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,7 +60,7 @@ class Serving:
     def __post_init__(self) -> None:
         self.tally = Tally()
         self._just_served: list[str] = []
-        self._num_dropped_in_a_row = 0
+        self._outage = Outage()
         self._lanes = Lanes()
 
     def take_just_served(self) -> list[str]:
@@ -131,7 +129,7 @@ class Serving:
             return
         self.tally.num_emitted += is_new
         self.tally.num_emitted_tokens += is_new * sum(int(r.loss_mask.sum()) for r in group.rollouts)
-        self._num_dropped_in_a_row = 0
+        self._outage.ended()
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
         """Gives up a group that can't be judged; its ticket is offered again, a bounded number of times.
@@ -139,10 +137,9 @@ class Serving:
         An episode that would fail alike each time, as one whose first observation leaves no room, fails it at once.
         """
         self.tally.num_dropped += 1
-        self._num_dropped_in_a_row += 1
         self.timeline.instant("dropped", ticket=ticket.id, reason=str(reason))
         logging.error("group dropped ticket=%s reason=%s", ticket.id, reason)
-        if self._num_dropped_in_a_row >= MAX_DROPPED_IN_A_ROW:
-            raise RuntimeError(f"{self._num_dropped_in_a_row} groups in a row could not be judged: {reason}")
+        if self._outage.is_for_good(ticket):
+            raise RuntimeError(f"{self._outage} could not be judged: {reason}")
         is_final = isinstance(reason, EpisodeError) and reason.is_final
         await self.holdings.give_up(ticket, str(reason), max_attempts=1 if is_final else self.max_attempts)

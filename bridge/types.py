@@ -343,7 +343,11 @@ class ActorReport:
     num_dropped_groups: int
     """Groups given up."""
     num_verifier_failures: int
-    """Times that a verifier failed or hung, whether or not a later try succeeded."""
+    """Times that a verifier failed or hung, whether or not a later try succeeded; the judge's too."""
+    num_judge_retries: int
+    """Requests of the judge that failed and were followed by another."""
+    num_judge_failures: int
+    """Responses that the judge could not score."""
     num_episode_failures: int
     """Times that an environment failed or hung, likewise."""
     num_sampled_tokens: int

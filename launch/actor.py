@@ -33,7 +33,7 @@ from actor.limits import Limits
 from actor.loop import Actor
 from actor.rewards.adaptive import Anchors
 from actor.rewards.scheduler import Rewards
-from actor.verifiers.judge import Judge
+from actor.verifiers.judge import Judge, read_template
 from actor.verifiers.pool import VerifierPool, check_own
 from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
@@ -42,7 +42,6 @@ from bridge.store.open import FinishedRunError
 from bridge.store.protocol import StoreLostError
 from bridge.timeline import Timeline
 from configs.schema import Config
-from configs.sections import JudgeConfig
 from launch import command_line
 from launch.engine_start import deadline, heartbeats, say_refused
 from launch.joining import Joined, join_folder, join_store
@@ -230,7 +229,7 @@ async def _serve(
     timeline: Timeline,
     limits_file: LimitsFile,
     pulse: Pulse,
-    judge: JudgeConfig | None,
+    judge: Judge | None,
 ) -> None:
     """Serves with an engine that was started, and closes it."""
     config = joined.config
@@ -264,9 +263,12 @@ async def _serve(
     share = _elastic_share(config, engine.size, limits_file) if config.actor.elastic else None
     resizing = functools.partial(follow_limits, file=limits_file, share=share)
     keep_pulse = functools.partial(_keep_pulse, pulse=pulse)
+    duties = (*STANDARD_DUTIES, follow_end, resizing, keep_pulse)
+    if judge is not None:
+        duties = (*duties, functools.partial(_follow_judge, judge=judge))
     leave_s = config.actor.leave_s if _LEAVE_S.value is None else _LEAVE_S.value
     try:
-        await serve_until_told(actor, (*STANDARD_DUTIES, follow_end, resizing, keep_pulse), leave_s=leave_s)
+        await serve_until_told(actor, duties, leave_s=leave_s)
     finally:
         await rewards.close()
         if episodes is not None:
@@ -276,25 +278,26 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _judge(joined: Joined, pulse: Pulse) -> Generator[JudgeConfig | None]:
-    """Where the judge is; one beside the actor is started before the engine, since both measure the memory left.
+def _judge(joined: Joined, pulse: Pulse) -> Generator[Judge | None]:
+    """The judge; one beside the actor is started before the engine, since both measure the memory left.
 
     Raises:
-      ValueError: it does not start.
+      ValueError: it does not start, or the file of its key or its template can't be used.
     """
     config = joined.config
     if not config.judge.is_on:
         yield None
     elif not config.judge.colocate:
-        yield config.judge
+        yield Judge(config.judge)
     else:
+        read_template(config.judge)  # before anything takes minutes to start
         log = joined.work.log(f"{_NAME.value}-judge")
         log.parent.mkdir(parents=True, exist_ok=True)
         service = JudgeService(
             config.judge, log, stopped_s=config.supervision.heartbeat_s, beats=lambda: pulse.work(Doing.STARTING)
         )
         with contextlib.closing(service):
-            yield service.config
+            yield Judge(service.config, failure=lambda: service.failure)
 
 
 def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
@@ -311,7 +314,7 @@ def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
     )
 
 
-def _rewards(joined: Joined, judge: JudgeConfig | None) -> Rewards:
+def _rewards(joined: Joined, judge: Judge | None) -> Rewards:
     config = joined.config
     pool = VerifierPool(
         num_workers=config.actor.verifier_workers,
@@ -325,7 +328,7 @@ def _rewards(joined: Joined, judge: JudgeConfig | None) -> Rewards:
     anchors = Anchors(
         joined.store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s
     )
-    elsewhere = {"judge": Judge(judge)} if judge is not None else {}
+    elsewhere = {"judge": judge} if judge is not None else {}
     return Rewards(pool, truncated=config.prompts.truncated, anchors=anchors, elsewhere=elsewhere)
 
 
@@ -334,6 +337,17 @@ async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:
     while True:
         pulse.work(Doing.WORKING if actor.num_groups else Doing.WAITING)
         await asyncio.sleep(BEAT_S)
+
+
+async def _follow_judge(actor: Actor, *, judge: Judge, every_s: float = BEAT_S) -> None:
+    """Ends the actor when its judge is given up: no group could be judged any more.
+
+    Raises:
+      RuntimeError: says why it was.
+    """
+    while not judge.failure:
+        await asyncio.sleep(every_s)
+    raise RuntimeError(judge.failure)
 
 
 def _limits_file(joined: Joined) -> LimitsFile:

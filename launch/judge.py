@@ -25,6 +25,7 @@ from absl import logging
 from bridge.secrets import without_secrets
 from configs import extension
 from configs.sections.judge import JudgeConfig
+from launch.judge_health import Health
 from launch.placement import core_ids
 from launch.processes import lifeline
 from launch.processes.child import telling_line
@@ -32,8 +33,6 @@ from launch.processes.stopped import StoppedProcesses
 
 COMMAND = (sys.executable, "-P", "-m", "launch.judge_server")
 HOST = "127.0.0.1"
-STEADY_S = 60.0
-"""One that served for so long starts the count of restarts anew."""
 _LOOK_S = 0.2
 _BACKOFF_S = 1.0
 _HEALTH_S = 5.0
@@ -77,7 +76,11 @@ class JudgeService:
         with open(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(self._key)
         self.config = dataclasses.replace(
-            config, colocate=False, url=f"http://{HOST}:{self._port}/v1", api_key_file=str(key_file)
+            config,
+            colocate=False,
+            url=f"http://{HOST}:{self._port}/v1",
+            api_key_file=str(key_file),
+            away_s=max(config.away_s, config.start_timeout_s),
         )
         """For `actor.verifiers.judge.Judge`: with the server's address and the file of its key."""
         # The server ends with the thread that started it, so this one starts every other and lives as long as we do.
@@ -156,13 +159,15 @@ class JudgeService:
             return False
 
     def _watch(self) -> None:
-        num_in_a_row, started_s = 0, time.monotonic()
+        num_in_a_row, health = 0, self._health()
+        health.looked(answers=True, now_s=time.monotonic())
         while not self._is_closing.wait(_LOOK_S):
             code = self._process.poll()
             if code is None:
                 self._end_if_stopped()
+                self._end_if_hung(health)
                 continue
-            num_in_a_row = 1 if time.monotonic() - started_s > STEADY_S else num_in_a_row + 1
+            num_in_a_row = 1 if health.was_steady else num_in_a_row + 1
             said = telling_line(self._log)
             if num_in_a_row > self._config.max_restarts:
                 self._failure = f"the judge died {num_in_a_row} times in a row (code {code}): {said}; see {self._log}"
@@ -172,12 +177,23 @@ class JudgeService:
             self._end()  # what it left: an engine whose server was killed
             if self._is_closing.wait(_BACKOFF_S * (num_in_a_row - 1)):
                 return
-            started_s = time.monotonic()
+            health = self._health()
             self.num_restarts += 1
             try:
                 self._process = self._start()
             except (ValueError, OSError) as e:  # looked at again: memory may be free in a moment
                 logging.error("judge not started: %s", e)
+
+    def _health(self) -> Health:
+        return Health(start_timeout_s=self._config.start_timeout_s, now_s=time.monotonic())
+
+    def _end_if_hung(self, health: Health) -> None:
+        """Kills a server that lives and does not serve."""
+        if health.is_due(time.monotonic()):
+            answers = self._answers()
+            if reason := health.looked(answers=answers, now_s=time.monotonic()):
+                logging.error("judge %s; it is killed", reason)
+                self._kill()
 
     def _end_if_stopped(self) -> None:
         """Kills a server of which a process stands still: whoever asks it waits in vain."""

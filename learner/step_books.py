@@ -142,5 +142,8 @@ class StepBooks:
             "actor/not_emitted_tokens": sum(r.num_sampled_tokens - r.num_emitted_tokens for r in reports),
             "actor/verifier_failures": sum(r.num_verifier_failures for r in reports),
             "actor/episode_failures": sum(r.num_episode_failures for r in reports),
+            "actor/dropped_groups": sum(r.num_dropped_groups for r in reports),
+            "actor/judge_retries": sum(r.num_judge_retries for r in reports),
+            "actor/judge_failures": sum(r.num_judge_failures for r in reports),
         }
         return slowest | {name: float(value) for name, value in sums.items()}

@@ -58,6 +58,8 @@ async def _say_alive(actor: Actor) -> None:
         num_groups=actor.tally.num_emitted,
         num_dropped_groups=actor.tally.num_dropped,
         num_verifier_failures=actor.num_verifier_failures,
+        num_judge_retries=actor.num_judge_retries,
+        num_judge_failures=actor.num_judge_failures,
         num_episode_failures=actor.num_episode_failures,
         num_sampled_tokens=stats.num_sampled_tokens,
         num_emitted_tokens=actor.tally.num_emitted_tokens,

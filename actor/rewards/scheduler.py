@@ -35,7 +35,17 @@ that only its environment rewards."""
 
 
 class Scorer(Protocol):
-    """A verifier that is asked elsewhere, not in a worker."""
+    """A verifier that is asked elsewhere, not in a worker: the judge."""
+
+    @property
+    def num_retries(self) -> int:
+        """Attempts that failed and were followed by another."""
+        ...
+
+    @property
+    def num_failures(self) -> int:
+        """Responses that it could not score."""
+        ...
 
     async def score(self, response: Response, task: Task) -> Score:
         """What it gives a response.
@@ -43,11 +53,6 @@ class Scorer(Protocol):
         Raises:
           VerifierError: it can't be asked, or gives no answer.
         """
-        ...
-
-    @property
-    def num_failures(self) -> int:
-        """Attempts that failed, whether or not a later one succeeded."""
         ...
 
     async def close(self) -> None:
@@ -82,7 +87,17 @@ class Rewards:
     @property
     def num_failures(self) -> int:
         """Times that a verifier failed or hung, whether or not a later attempt succeeded."""
-        return self._pool.num_failures + sum(scorer.num_failures for scorer in self._elsewhere.values())
+        return self._pool.num_failures + self.num_judge_retries + self.num_judge_failures
+
+    @property
+    def num_judge_retries(self) -> int:
+        """Requests of the judge that failed and were followed by another."""
+        return sum(scorer.num_retries for scorer in self._elsewhere.values())
+
+    @property
+    def num_judge_failures(self) -> int:
+        """Responses that the judge could not score."""
+        return sum(scorer.num_failures for scorer in self._elsewhere.values())
 
     def begin(self, task: Task) -> None:
         """A group of this task begins; its first response is to be judged soon.

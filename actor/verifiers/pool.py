@@ -9,9 +9,10 @@ import contextlib
 import math
 import os
 import pathlib
+import random
 import struct
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import msgspec
 from absl import logging
@@ -32,6 +33,8 @@ TIMES_CASES = ("code",)
 """Verifiers that run test cases and end them themselves, after `rewards.max_answer_s` at the latest."""
 BEFORE_CASES_S = 120.0
 """For those: until a sandbox is there and the program compiled; then `rewards.max_answer_s` begins."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 30.0
+"""Before the next attempt, doubled each time: what a machine lacks for a moment is there again."""
 _DEFAULTS = RewardsConfig()
 COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 
@@ -57,6 +60,8 @@ class VerifierPool:
         command: Sequence[str] = COMMAND,
         own: Collection[str] = (),
         cores: Collection[int] = (),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
         """Workers are started when they are first needed.
 
@@ -68,7 +73,10 @@ class VerifierPool:
           command: of a worker.
           own: the user's own verifiers that may be asked for: a ticket's name alone makes nothing be imported.
           cores: that the workers run on; none: as this process.
+          sleep: between attempts; it holds no worker meanwhile.
+          draw: how long, between half of what it may be and all.
         """
+        self._sleep, self._draw = sleep, draw
         self._own = own
         self._timeout_s, self._retries, self.settings = timeout_s, retries, settings
         command = (*command, *(["--cores=" + ",".join(map(str, sorted(cores)))] if cores else []))
@@ -113,6 +121,8 @@ class VerifierPool:
                     raise VerifierError(f"verifier {name}: {e} ({num_failures} attempts)") from e
             finally:
                 self._idle.put_nowait(one)
+            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(num_hangs + num_failures - 1, 60))
+            await self._sleep(self._draw(pause_s / 2, pause_s))
 
     def _check_allowed(self, name: str) -> None:
         if extension.is_own(name) and name not in self._own:

@@ -41,6 +41,7 @@ class ActorConfig:
     """A dead actor's tickets are offered again after this long."""
     verifier_timeout_s: float = 10.0
     verifier_retries: int = 2
+    """Of what failed; before each there is a pause of seconds, which grows."""
     verifier_workers: int = 1
     """Processes that judge responses, off the event loop."""
     max_restarts: int = 5

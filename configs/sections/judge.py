@@ -44,11 +44,13 @@ class JudgeConfig:
     response; other braces are themselves."""
     template_file: str = ""
     """A UTF-8 file with the template instead, on each actor's machine."""
-    max_response_chars: int = 40_000
-    """Of a longer response the middle is left out, which the judge is told."""
+    max_response_chars: int = 20_000
+    """Of a longer response the middle is left out, which the judge is told. Where that is still too long for its
+    context (with colocate `max_model_tokens`, for question and answer too), half of it is, and so on."""
     parser: Literal["json", "regex", "verdict"] = "json"
     """How the answer is read. json: its last JSON object has the fields of `json_fields`. regex: the first group of the
-    last match of `pattern` is a number. verdict: the last of the words of `verdicts` decides."""
+    matches of `pattern` is a number. verdict: the last line is one of the words of `verdicts` and no more. An answer
+    that states different scores can't be read."""
     json_fields: dict[str, Literal["number", "string", "boolean"]] = dataclasses.field(
         default_factory=lambda: dict[str, Literal["number", "string", "boolean"]](reason="string", score="number")
     )
@@ -56,7 +58,7 @@ class JudgeConfig:
     structured: Literal["auto", "on", "off"] = "auto"
     """With parser=json: whether the endpoint is asked to answer by that schema (`response_format`). auto: until it says
     that it can't."""
-    pattern: str = r"(?i)score\s*[:=]?\s*(-?\d+(?:\.\d+)?)"
+    pattern: str = r"(?i)\bscore\b[\s:=*_`]*(-?\d+(?:\.\d+)?)"
     """With parser=regex."""
     verdicts: dict[str, float] = dataclasses.field(
         default_factory=lambda: dict[str, float](correct=10.0, incorrect=0.0)
@@ -73,7 +75,9 @@ class JudgeConfig:
     timeout_s: float = 60.0
     """Of one request."""
     retries: int = 5
-    """After the statuses 408, 409, 425, 429 and 5xx, a lost connection or a timeout."""
+    """After the statuses 408, 409, 425, 429 and 5xx, a lost connection or a timeout; one never made has `away_s`."""
+    away_s: float = 600.0
+    """How long an endpoint that takes no connection is waited for; with colocate no less than `start_timeout_s`."""
     answer_retries: int = 2
     """After an answer that can't be read."""
     backoff_s: float = 0.5
@@ -99,7 +103,7 @@ class JudgeConfig:
     start_timeout_s: float = 600.0
     """With colocate: how long it may take until it answers."""
     max_restarts: int = 5
-    """With colocate: how often in a row it is started again; one that answered for a minute starts the count anew."""
+    """With colocate: how often in a row it is started again; one that served for a minute starts the count anew."""
 
     def __post_init__(self) -> None:
         self._check_place()
@@ -123,12 +127,18 @@ class JudgeConfig:
             "judge",
             temperature=self.temperature,
             retries=self.retries,
+            away_s=self.away_s,
             answer_retries=self.answer_retries,
             cpu_offload_gib=self.cpu_offload_gib,
             max_restarts=self.max_restarts,
         )
         if self.temperature > MAX_TEMPERATURE:
             raise ValueError(f"judge.temperature must be at most {MAX_TEMPERATURE}, got {self.temperature}")
+        if self.colocate and self.max_tokens >= self.max_model_tokens:
+            raise ValueError(
+                f"judge.max_tokens={self.max_tokens} of the answer leave nothing of judge.max_model_tokens="
+                f"{self.max_model_tokens} for what is asked"
+            )
         if not 0 < self.memory_share < 1:
             raise ValueError(f"judge.memory_share must be between 0 and 1, got {self.memory_share}")
 

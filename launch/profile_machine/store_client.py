@@ -135,6 +135,8 @@ def make_heartbeat(name: str) -> Heartbeat:
         num_groups=1000,
         num_dropped_groups=0,
         num_verifier_failures=0,
+        num_judge_retries=0,
+        num_judge_failures=0,
         num_episode_failures=0,
         num_sampled_tokens=10**7,
         num_emitted_tokens=10**7,

@@ -27,6 +27,7 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
         s.put(0, task=Task.judged_by("raise", answer="a"))
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
+            await until(lambda: s.report().num_dropped_groups == 1, "it is told")
         assert [r.reward for r in s.groups()[0].rollouts] == [0.5, 0.5]
         assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == 1
         assert [e["args"]["ticket"] for e in timeline.read(tmp_path / "events") if e["name"] == "dropped"] == ["t0"]
@@ -35,15 +36,17 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
 
 
 def test_verifier_that_never_works_ends_the_actor(tmp_path, monkeypatch):
-    monkeypatch.setattr("actor.serving.MAX_DROPPED_IN_A_ROW", 3)
+    monkeypatch.setattr("actor.outage.MIN_ROWS", 3)
+    monkeypatch.setattr("actor.outage.MIN_S", 0.0)
 
     async def body():
         s = make_setup(tmp_path, auto=True)
         s.publish(0)
-        s.put(*range(3), task=Task.judged_by("nope", answer=""))
+        for order in range(3):
+            s.put(order, task=Task.judged_by("nope", answer=str(order)))
         async with s.serving() as task:
             error = await ended(task)
-        assert isinstance(error, RuntimeError) and "3 groups in a row" in str(error)
+        assert isinstance(error, RuntimeError) and "3 groups of 3 rows in a row" in str(error)
         assert s.groups() == []
 
     run(body())

@@ -44,6 +44,10 @@ def test_judge_at_an_address_is_taken_with_a_key(url):
         ({"timeout_s": 0.0}, "judge.timeout_s must be > 0"),
         ({"retries": -1}, "judge.retries must be >= 0"),
         ({"temperature": 3.0}, "judge.temperature must be at most"),
+        (
+            {"colocate": True, "model": "m", "max_model_tokens": 512},
+            "max_tokens=512 .* judge.max_model_tokens=512",
+        ),
         ({"memory_share": 1.0}, "judge.memory_share must be between"),
     ],
 )

@@ -1,7 +1,9 @@
 """A server in the judge's place that does what a test says: `python -m tests.launch.fake_judge FOLDER ARGUMENTS`.
 
 `FOLDER/starts.json` lists what its first process does, its second, and so on; the last entry is for all after it:
-serve; fail (it ends at once, with a word); dumb (it never answers). Each writes what it was given to `FOLDER/N.json`.
+serve; fail (it ends at once, with a word); dumb (it never answers); late (it never answers and ends once there is
+`FOLDER/end`); hang (it serves until there is `FOLDER/hang`, and then answers no more). Each writes what it was given to
+`FOLDER/N.json`.
 """
 
 import http.server
@@ -10,15 +12,20 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from launch.processes.lifeline import die_with_parent
+
+HANGS = threading.Event()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     """/health, and a completion for who shows the key."""
 
     def do_GET(self) -> None:  # the library's name
+        if HANGS.is_set():
+            threading.Event().wait()
         self.send_response(200 if self.path == "/health" else 404)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -35,6 +42,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.02)
 
 
 def main() -> None:
@@ -58,6 +70,11 @@ def main() -> None:
         sys.exit("error: no memory left")
     if what == "dumb":
         threading.Event().wait()
+    if what == "late":
+        wait_for(folder / "end")
+        sys.exit("error: no memory left")
+    if what == "hang":
+        threading.Thread(target=lambda: wait_for(folder / "hang") or HANGS.set(), daemon=True).start()
     port = next(int(a.removeprefix("--port=")) for a in arguments if a.startswith("--port="))
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 

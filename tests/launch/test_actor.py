@@ -1,12 +1,59 @@
 """How an actor ends that could not start, by what it met."""
 
+import asyncio
 import errno
 import signal
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from configs.sections import JudgeConfig
 from launch import actor, command_line
+
+
+def judging(tmp_path: Path, **fields: Any) -> Any:
+    """What `_judge` reads of an actor that joined."""
+    given: dict[str, Any] = {"url": "http://127.0.0.1:1/v1", "model": "m"} | fields
+    judge = JudgeConfig(**given)
+    config = SimpleNamespace(judge=judge, supervision=SimpleNamespace(heartbeat_s=1.0))
+    return SimpleNamespace(config=config, work=SimpleNamespace(log=lambda name: tmp_path / name))
+
+
+@pytest.mark.parametrize("place", [{}, {"url": "", "colocate": True}], ids=["url", "colocate"])
+@pytest.mark.parametrize("text", [None, "no place for what is judged"])
+def test_template_of_a_judge_that_can_not_be_used_is_found_before_anything_starts(tmp_path, monkeypatch, place, text):
+    monkeypatch.setattr(actor, "JudgeService", lambda *_, **__: pytest.fail("it was started"))
+    file = tmp_path / "template"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match="judge.template_file=.* can't be used"):  # noqa: SIM117  # which raises
+        with actor._judge(judging(tmp_path, template_file=str(file), **place), cast(Any, None)):
+            pytest.fail("the engine would start")
+
+
+def test_key_of_a_judge_that_everyone_may_read_is_found_before_the_engine_starts(tmp_path):
+    file = tmp_path / "key"
+    file.write_text("secret")
+    file.chmod(0o644)
+    with pytest.raises(ValueError, match="everyone on this machine may read it"):  # noqa: SIM117  # which raises
+        with actor._judge(judging(tmp_path, api_key_file=str(file)), cast(Any, None)):
+            pytest.fail("the engine would start")
+
+
+def test_actor_whose_judge_was_given_up_ends():
+    judge = SimpleNamespace(failure="")
+
+    async def body() -> None:
+        following = asyncio.create_task(actor._follow_judge(cast(Any, None), judge=cast(Any, judge), every_s=0.0))
+        await asyncio.sleep(0)
+        assert not following.done()
+        judge.failure = "the judge died 6 times in a row"
+        with pytest.raises(RuntimeError, match="the judge died 6 times in a row"):
+            await following
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize(

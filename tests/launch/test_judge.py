@@ -18,12 +18,17 @@ from actor.verifiers.judged import Response
 from bridge.secrets import TOKEN
 from bridge.types import Task
 from configs.sections.judge import JudgeConfig
-from launch import judge
+from launch import judge, judge_health
 from launch.judge import JudgeService
 from tests.integration.support.processes import kill, spawn, wait_until
 
 CONFIG = JudgeConfig(
-    colocate=True, model="/models/judge", template="{answer} {response}", start_timeout_s=60.0, max_restarts=2
+    colocate=True,
+    model="/models/judge",
+    template="{answer} {response}",
+    start_timeout_s=60.0,
+    max_restarts=2,
+    away_s=1.0,
 )
 TASK = Task.judged_by("judge", answer="4")
 
@@ -66,6 +71,7 @@ def test_judge_is_started_asked_with_its_key_and_ended_with_all_it_started(tmp_p
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "7")
     with closing(start(tmp_path, "serve")) as service:
         assert service.failure == "" and service.config.url.startswith("http://127.0.0.1:")
+        assert service.config.away_s == CONFIG.start_timeout_s  # it is waited for as long as it may take to start
         assert score(service) == 0.7
         process = given(tmp_path)
         key_file = Path(service.config.api_key_file)
@@ -130,6 +136,33 @@ def test_judge_that_keeps_dying_is_given_up(tmp_path):
         assert len([*tmp_path.glob("[0-9]*.json")]) == 3
 
 
+def test_judge_that_serves_never_again_is_given_up_however_long_its_starts_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(judge_health, "STEADY_S", 0.0)  # a start takes longer than that
+    with closing(start(tmp_path, "serve", "late")) as service:
+        os.kill(service.pid, signal.SIGKILL)
+        wait_until(lambda: (tmp_path / "1.json").exists(), "a second process")
+        (tmp_path / "end").touch()
+        wait_until(lambda: service.failure != "", "it is given up")
+        assert service.num_restarts == CONFIG.max_restarts
+
+
+def test_judge_that_starts_for_too_long_is_killed_and_started_again(tmp_path):
+    with closing(start(tmp_path, "serve", "dumb", "serve", start_timeout_s=3.0)) as service:
+        os.kill(service.pid, signal.SIGKILL)
+        wait_until(lambda: (tmp_path / "2.json").exists(), "a third process")
+        assert not is_alive(given(tmp_path, 1)["pid"])
+
+
+def test_judge_that_hangs_is_killed_and_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(judge_health, "LOOK_S", 0.0)
+    monkeypatch.setattr(judge, "_HEALTH_S", 0.2)
+    with closing(start(tmp_path, "hang", "serve")) as service:
+        (tmp_path / "hang").touch()
+        wait_until(lambda: (tmp_path / "1.json").exists(), "a second process")
+        wait_until(service._answers, "it serves")
+        assert service.failure == "" and not is_alive(given(tmp_path)["engine"])
+
+
 def test_judge_that_was_stopped_is_killed_and_started_again(tmp_path):
     with closing(start(tmp_path, "serve", stopped_s=0.5)) as service:
         os.kill(service.pid, signal.SIGSTOP)
@@ -152,7 +185,7 @@ def test_judge_of_a_killed_actor_dies_with_it(tmp_path):
 
 
 def test_arguments_hold_the_judges_own_share():
-    config = dataclasses.replace(CONFIG, memory_share=0.3, cpu_offload_gib=2.5, max_num_seqs=4, max_model_tokens=512)
+    config = dataclasses.replace(CONFIG, memory_share=0.3, cpu_offload_gib=2.5, max_num_seqs=4, max_model_tokens=1024)
     got = judge.arguments(config, 8123)
     assert got[0] == "--model=/models/judge"
     for wanted in (
@@ -161,7 +194,7 @@ def test_arguments_hold_the_judges_own_share():
         "--gpu-memory-utilization=0.3",
         "--cpu-offload-gb=2.5",
         "--max-num-seqs=4",
-        "--max-model-len=512",
+        "--max-model-len=1024",
         "--served-model-name=/models/judge",
     ):
         assert wanted in got

@@ -119,6 +119,8 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         beat("slow", make_report(prefetch_s=1.0, pause_s=0.5, load_s=0.25, num_sampled_tokens=5, num_emitted_tokens=5)),
         beat("quick", make_report(prefetch_s=2.0, num_verifier_failures=3, num_episode_failures=1)),
         beat("unlucky", make_report(pause_s=0.25, load_s=0.125, num_verifier_failures=4)),
+        beat("dropping", make_report(num_dropped_groups=2, num_judge_retries=5, num_judge_failures=1)),
+        beat("dropping too", make_report(num_dropped_groups=6, num_judge_retries=1, num_judge_failures=3)),
         beat(
             "dead",
             make_report(prefetch_s=99.0, pause_s=99.0, load_s=99.0, num_sampled_tokens=99, num_verifier_failures=99),
@@ -133,12 +135,18 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         "actor/not_emitted_tokens": 3.0,
         "actor/verifier_failures": 7.0,
         "actor/episode_failures": 1.0,
+        "actor/dropped_groups": 8.0,
+        "actor/judge_retries": 6.0,
+        "actor/judge_failures": 4.0,
     }
     row = update(books_of(beats=beats[:2]), 0)
     assert {k: v for k, v in row.items() if k.startswith("actor/")} == {
         "actor/not_emitted_tokens": 0.0,
         "actor/verifier_failures": 0.0,
         "actor/episode_failures": 0.0,
+        "actor/dropped_groups": 0.0,
+        "actor/judge_retries": 0.0,
+        "actor/judge_failures": 0.0,
     }
 
 

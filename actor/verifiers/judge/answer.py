@@ -9,6 +9,8 @@ from configs.sections.judge import JudgeConfig
 
 MAX_CHARS = 50_000
 """Of an answer: its end. Nobody says more than this after what counts."""
+_AROUND_WORDS = " \t*_`\"'.!"
+"""What may stand around a verdict on its line."""
 _TYPES: dict[str, tuple[type, ...]] = {"number": (int, float), "string": (str,), "boolean": (bool,)}
 
 
@@ -47,13 +49,14 @@ def schema(config: JudgeConfig) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "score", "schema": body, "strict": True}}
 
 
-def last_object(text: str) -> dict[str, Any] | None:
-    """The last JSON object of a text that is in no other; None if there is none."""
+def objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects of a text that are in no other, in order."""
     decoder = json.JSONDecoder(parse_constant=_refuse_constant)
-    found, at = None, text.find("{")
+    found, at = [], text.find("{")
     while at >= 0:
         try:
-            found, end = decoder.raw_decode(text, at)
+            one, end = decoder.raw_decode(text, at)
+            found.append(one)
         except (ValueError, RecursionError):
             end = at + 1
         at = text.find("{", end)
@@ -61,31 +64,40 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 
 def _by_json(text: str, config: JudgeConfig) -> float:
-    found = last_object(text)
-    if found is None:
+    found = objects(text)
+    if not found:
         raise UnreadableError("no_json", f"no JSON object in {text[-80:]!r}")
     for name, kind in config.json_fields.items():
-        value = found.get(name)
+        value = found[-1].get(name)
         # To Python a truth value is a number.
         if not isinstance(value, _TYPES[kind]) or (kind == "number" and isinstance(value, bool)):
             raise UnreadableError("wrong_schema", f"{name} must be a {kind}, got {str(value)[:80]!r}")
-    return _number(found["score"])
+    return _the_one([one["score"] for one in found if "score" in one])
 
 
 def _by_pattern(text: str, config: JudgeConfig) -> float:
-    matches = [*re.finditer(config.pattern, text)]
-    if not matches:
+    found = [match.group(1) for match in re.finditer(config.pattern, text)]
+    if not found:
         raise UnreadableError("no_match", f"judge.pattern is not in {text[-80:]!r}")
-    return _number(matches[-1].group(1))
+    return _the_one(found)
 
 
 def _by_word(text: str, config: JudgeConfig) -> float:
-    scores = {word.casefold(): score for word, score in config.verdicts.items()}
-    longest_first = "|".join(re.escape(w) for w in sorted(scores, key=len, reverse=True))
-    words = re.findall(rf"(?<!\w)(?:{longest_first})(?!\w)", text.casefold())
-    if not words:
-        raise UnreadableError("no_verdict", f"none of {', '.join(config.verdicts)} is in {text[-80:]!r}")
-    return scores[words[-1]]
+    """Alone on the last line: within a sentence a word may be denied ("not correct")."""
+    scores = {word.strip().casefold(): score for word, score in config.verdicts.items()}
+    line = text.strip().rpartition("\n")[2].strip().casefold()
+    for word in (line, line.strip(_AROUND_WORDS)):
+        if word in scores:
+            return scores[word]
+    raise UnreadableError("no_verdict", f"the last line is none of {', '.join(config.verdicts)}: {line[-80:]!r}")
+
+
+def _the_one(stated: list[Any]) -> float:
+    """The number that all of these are: an answer that states two may quote one of them from the response."""
+    numbers = [_number(value) for value in stated]
+    if any(number != numbers[-1] for number in numbers) and not math.isnan(numbers[-1]):
+        raise UnreadableError("ambiguous", f"it states different scores: {', '.join(map(str, numbers[-8:]))}")
+    return numbers[-1]
 
 
 def _number(value: Any) -> float:

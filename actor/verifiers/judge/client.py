@@ -15,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from actor.verifiers.judge import answer, prompt
-from actor.verifiers.judge.endpoint import AwayError, Endpoint, RefusedError
+from actor.verifiers.judge.endpoint import AwayError, Endpoint, RefusedError, UnreachedError
 from actor.verifiers.judged import Response, Score
 from actor.verifiers.pool import VerifierError
 from bridge.secrets import read_key_file
@@ -24,6 +24,11 @@ from configs.sections.judge import JudgeConfig, check_template
 
 _FORMAT_STATUSES = (400, 422, 501)
 """What endpoints that know no `response_format` answer to one."""
+
+MAX_SHORTENED = 5
+"""A response that is too long for the judge's context is halved so many times."""
+_TOO_LONG_STATUSES = (400, 413, 422)
+_TOO_LONG = ("context length", "context_length", "context window", "maximum model length", "max_model_len", "too long")
 
 
 @dataclasses.dataclass
@@ -38,7 +43,7 @@ class JudgeCounts:
     num_clamped: int = 0
     """Scores that were beyond the bounds."""
     problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    """Attempts that failed, by kind: status_429, timeout, connection, no_json, wrong_schema, ..."""
+    """Attempts that failed, by kind: status_429, timeout, no_connection, connection, no_json, wrong_schema, ..."""
 
 
 class Judge:
@@ -51,8 +56,16 @@ class Judge:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[float, float], float] = random.uniform,
+        failure: Callable[[], str] = lambda: "",
     ) -> None:
         """Asks nothing yet. Of a colocated judge the config has its address (`launch.judge`).
+
+        Args:
+          config: `judge`.
+          sleep: between attempts.
+          clock: seconds.
+          draw: how long to wait, between two bounds.
+          failure: why the judge will not be there again; empty as long as it may.
 
         Raises:
           ValueError: the key's or the template's file can't be used.
@@ -60,8 +73,9 @@ class Judge:
         if not config.url:
             raise ValueError("there is no judge: judge.url is empty, and none was started (judge.colocate)")
         self._config = config
-        self._template = _template(config)
+        self._template = read_template(config)
         self._sleep, self._clock, self._draw = sleep, clock, draw
+        self._failure = failure
         self._places = asyncio.Semaphore(config.concurrency)
         self._resume_at_s = 0.0
         """Before this nothing is asked: the endpoint said so."""
@@ -75,9 +89,19 @@ class Judge:
         self.counts = JudgeCounts()
 
     @property
+    def failure(self) -> str:
+        """Why there is no judge any more; empty as long as there may be one."""
+        return self._failure()
+
+    @property
+    def num_retries(self) -> int:
+        """Attempts that failed and were followed by another."""
+        return self.counts.num_retries
+
+    @property
     def num_failures(self) -> int:
-        """Attempts that failed, whether or not a later one succeeded."""
-        return self.counts.problems.total()
+        """Responses that got no score."""
+        return self.counts.num_failures
 
     async def score(self, response: Response, task: Task) -> Score:
         """The judge's score of a response, between 0 and 1; ok where it is above 0.
@@ -100,45 +124,53 @@ class Judge:
         await self._endpoint.close()
 
     async def _ask(self, response: Response, task: Task) -> float:
-        num_away = num_unreadable = 0
+        failed = _Failed(self._config)
+        num_shortened, max_chars = 0, self._config.max_response_chars
         while True:
-            body = self._body(response, task)  # with a nonce of its own at each attempt
+            body = self._body(response, task, max_chars)  # with a nonce of its own at each attempt
             try:
                 return answer.raw_score(await self._attempt(body), self._config)
             except AwayError as e:
-                problem, num_away = e, num_away + 1
+                problem = e
                 self._leave_alone(e.retry_after_s)
             except answer.UnreadableError as e:
-                problem, num_unreadable = e, num_unreadable + 1
+                problem = e
             except RefusedError as e:
                 self._note(f"status_{e.status}", e)
                 if self._may_drop_schema(e, body):
                     continue
+                if _is_too_long(e) and num_shortened < MAX_SHORTENED:
+                    num_shortened, max_chars = num_shortened + 1, max(min(max_chars, len(response.text)) // 2, 1)
+                    self.counts.num_retries += 1
+                    continue
                 raise VerifierError(f"the judge refuses: {e}") from e
             self._note(problem.kind, problem)
-            if num_away > self._config.retries or num_unreadable > self._config.answer_retries:
-                attempts = num_away + num_unreadable
-                raise VerifierError(f"the judge gave no score: {problem} ({attempts} attempts)") from problem
+            if self.failure:
+                raise VerifierError(f"the judge is gone: {self.failure}") from problem
+            if said := failed.add(problem, self._clock()):
+                raise VerifierError(f"the judge gave no score: {problem} ({said})") from problem
+            if isinstance(problem, UnreachedError):
+                logging.log_every_n_seconds(logging.WARNING, "judge is not there, it is waited for: %s", 60, problem)
             self.counts.num_retries += 1
-            await self._sleep(self._backoff_s(num_away + num_unreadable - 1))
+            await self._sleep(self._backoff_s(failed.num_attempts - 1))
 
     def _note(self, kind: str, problem: Exception) -> None:
         self.counts.problems[kind] += 1
         logging.warning("verifier failed verifier=judge kind=%s problem=%r", kind, str(problem))
 
     async def _attempt(self, body: dict[str, Any]) -> str:
-        async with self._places:
-            if (wait_s := self._resume_at_s - self._clock()) > 0:
+        while True:
+            while (wait_s := self._resume_at_s - self._clock()) > 0:
                 await self._sleep(wait_s)
-            self.counts.num_requests += 1
-            return await self._endpoint.ask(body)
+            async with self._places:
+                if self._resume_at_s <= self._clock():  # else another was told so while this one waited for its place
+                    self.counts.num_requests += 1
+                    return await self._endpoint.ask(body)
 
-    def _body(self, response: Response, task: Task) -> dict[str, Any]:
+    def _body(self, response: Response, task: Task, max_chars: int) -> dict[str, Any]:
         config = self._config
         try:
-            messages = prompt.messages(
-                self._template, config.system_prompt, task, response.text, config.max_response_chars
-            )
+            messages = prompt.messages(self._template, config.system_prompt, task, response.text, max_chars)
         except ValueError as e:
             raise VerifierError(str(e)) from e
         body: dict[str, Any] = {
@@ -172,7 +204,43 @@ class Judge:
         return self._draw(0.0, min(self._config.max_backoff_s, self._config.backoff_s * 2.0 ** min(num_before, 60)))
 
 
-def _template(config: JudgeConfig) -> str:
+class _Failed:
+    """The attempts to have a response judged that failed."""
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config = config
+        self.num_attempts = 0
+        self._num_away = self._num_unreadable = 0
+        self._unreached_since_s: float | None = None
+
+    def add(self, problem: AwayError | answer.UnreadableError, now_s: float) -> str:
+        """Counts one; why there shall be no other, empty while there shall."""
+        self.num_attempts += 1
+        if isinstance(problem, UnreachedError):
+            # Counted by time: a judge that is started again takes a while, and refuses many connections meanwhile.
+            if self._unreached_since_s is None:
+                self._unreached_since_s = now_s
+            is_over = now_s - self._unreached_since_s >= self._config.away_s
+            return f"asked for {self._config.away_s:g} s, judge.away_s" if is_over else ""
+        self._unreached_since_s = None
+        self._num_away += isinstance(problem, AwayError)
+        self._num_unreadable += isinstance(problem, answer.UnreadableError)
+        is_over = self._num_away > self._config.retries or self._num_unreadable > self._config.answer_retries
+        return f"{self.num_attempts} attempts" if is_over else ""
+
+
+def _is_too_long(error: RefusedError) -> bool:
+    """Whether a request was refused as the prompt and the answer don't fit the model's context."""
+    said = error.said.casefold()
+    return error.status in _TOO_LONG_STATUSES and any(words in said for words in _TOO_LONG)
+
+
+def read_template(config: JudgeConfig) -> str:
+    """What is asked, from the config or its file.
+
+    Raises:
+      ValueError: the file can't be used.
+    """
     if not config.template_file:
         return config.template
     try:

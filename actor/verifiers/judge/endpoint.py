@@ -27,6 +27,10 @@ class AwayError(RuntimeError):
         self.retry_after_s = retry_after_s
 
 
+class UnreachedError(AwayError):
+    """No connection was made: nobody is there, as while a judge is started again."""
+
+
 class RefusedError(RuntimeError):
     """The endpoint refused the request, as it would refuse each other attempt."""
 
@@ -51,7 +55,8 @@ class Endpoint:
         """The text that the model answers.
 
         Raises:
-          AwayError: the endpoint was not reached, or says that it can't now.
+          UnreachedError: no connection was made.
+          AwayError: a connection was lost, or the endpoint says that it can't now.
           RefusedError: it refuses the request.
           UnreadableError: what it replies is no whole answer.
         """
@@ -63,6 +68,10 @@ class Endpoint:
                     raise _failure(reply.status, reply.headers, data)
         except TimeoutError as e:
             raise AwayError("timeout", f"no answer within {self._timeout_s:g} s") from e
+        except aiohttp.ClientSSLError as e:  # somebody is there, and nobody that we may talk to
+            raise AwayError("connection", f"{type(e).__name__}: {e}") from e
+        except aiohttp.ClientConnectorError as e:
+            raise UnreachedError("no_connection", f"no connection: {e}") from e
         except (aiohttp.ClientError, OSError) as e:
             raise AwayError("connection", f"{type(e).__name__}: {e}") from e
         return _text(data)

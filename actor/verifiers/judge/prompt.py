@@ -8,8 +8,14 @@ from bridge.types import Task
 from configs.sections.judge import PLACEHOLDERS
 
 _PLACEHOLDER = re.compile("|".join(rf"\{{({name})\}}" for name in PLACEHOLDERS))
-_CONTROL = re.compile(r"<\|([^|<>\s]{1,40})\|>|<(/?s|(?:start|end)_of_turn|/?think)>|\[(/?INST)\]")
-"""What chat templates put between messages: a server would read it in a response's text, too."""
+_BAR = "[|\uff5c]"
+"""Full-width in some models' marks."""
+_CONTROL = re.compile(
+    rf"<{_BAR}[^|\uff5c<>\s]{{1,40}}{_BAR}>"
+    r"|<</?[A-Z]+>>|</?(?:s|bos|eos|pad|unk|mask|cls|sep|think|\w{0,40}[_:]\w{0,40})>"
+    r"|\[/?(?:[gs]?[A-Z][A-Z_]{2,40}|sop|eop)\]"
+)
+"""What chat templates put between messages, by its shape: a server would read it in a response's text, too."""
 _WORD_JOINER = "\u2060"
 
 
@@ -46,7 +52,9 @@ def shortened(text: str, max_chars: int) -> str:
 
 def harmless(text: str) -> str:
     """A text in which no mark of a chat template is one any more; it reads as before."""
-    return _CONTROL.sub(lambda m: m.group()[0] + _WORD_JOINER + m.group()[1:], text)
+    while (broken := _CONTROL.sub(lambda m: m.group()[0] + _WORD_JOINER + m.group()[1:], text)) != text:
+        text = broken  # there may be one within another
+    return text
 
 
 def _question(task: Task) -> str:

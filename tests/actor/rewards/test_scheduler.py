@@ -18,10 +18,14 @@ def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
+async def no_pause(seconds: float) -> None:
+    """Between attempts; tests don't wait."""
+
+
 def bad(tmp_path, *, retries: int = 1) -> VerifierPool:
     """Whose verifiers misbehave as often as the response says, by task (`bad_verifiers`)."""
     command = (sys.executable, "-m", "tests.actor.verifiers.bad_verifiers", str(tmp_path / "attempts"))
-    return VerifierPool(num_workers=1, timeout_s=0.5, retries=retries, command=command)
+    return VerifierPool(num_workers=1, timeout_s=0.5, retries=retries, command=command, sleep=no_pause)
 
 
 def attempts(tmp_path) -> int:
@@ -44,7 +48,7 @@ class Elsewhere:
         self._verdict: Verdict = verdict
         self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
         self.is_closed = self.was_cancelled = False
-        self.num_failures = 0
+        self.num_retries = self.num_failures = 0
 
     async def score(self, response: Response, task: Task) -> Score:
         self.asked.set()
@@ -124,15 +128,13 @@ def test_verifier_that_fails_gives_no_reward_and_takes_its_siblings_with_it(tmp_
     run(body())
 
 
-def test_failed_attempts_elsewhere_count_with_those_of_the_workers(tmp_path):
+def test_failures_are_those_of_workers_and_of_what_is_asked_elsewhere(tmp_path):
     async def body():
-        judge = Elsewhere(1.0)
-        judge.may_answer.set()
-        rewards = Rewards(bad(tmp_path), elsewhere={"judge": judge})
-        judge.num_failures = 2  # what it did by itself, before it answered
-        task = Task(rewards=(RewardPart("judge"), RewardPart("raise")), answer="a")
-        assert (await rewards.judge(response("1"), task)).reward == 1.5
-        assert rewards.num_failures == 3
+        one = Elsewhere(1.0)
+        rewards = Rewards(bad(tmp_path), elsewhere={"judge": one})
+        await rewards.judge(response("1"), Task.judged_by("raise", answer="a"))
+        one.num_retries, one.num_failures = 3, 2
+        assert (rewards.num_failures, rewards.num_judge_retries, rewards.num_judge_failures) == (6, 3, 2)
         await rewards.close()
 
     run(body())

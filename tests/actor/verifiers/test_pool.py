@@ -14,8 +14,15 @@ BAD = ["hang", "stop", "crash", "raise", "nan", "inf", "memory"]
 """stop: somebody stops the process (SIGSTOP), which no text can be blamed for, however often it happens."""
 
 
-def make_pool(tmp_path, *, timeout_s: float = 0.5, retries: int = 1, num_workers: int = 1) -> VerifierPool:
+async def no_pause(seconds: float) -> None:
+    """Between attempts; tests don't wait."""
+
+
+def make_pool(
+    tmp_path, *, timeout_s: float = 0.5, retries: int = 1, num_workers: int = 1, sleep=no_pause
+) -> VerifierPool:
     return VerifierPool(
+        sleep=sleep,
         num_workers=num_workers,
         timeout_s=timeout_s,
         retries=retries,
@@ -56,6 +63,34 @@ def test_score_that_keeps_failing_is_an_error_and_no_reward(tmp_path, how):
             assert e.type is kind
             assert pool.num_failures == (MAX_HANGS if how == "hang" else 2)
             assert await ask(pool, how, "0", "b") == 0.5  # the worker is back
+        finally:
+            await pool.close()
+
+    run(body())
+
+
+def test_attempts_are_further_and_further_apart_up_to_a_bound_and_the_worker_is_free_meanwhile(tmp_path):
+    """What a machine lacks for a moment (memory, processes) drops no group."""
+
+    async def body():
+        slept_s: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept_s.append(seconds)
+            assert await ask(pool, "raise", "0", "b") == 0.5
+
+        pool = VerifierPool(
+            num_workers=1,
+            timeout_s=30.0,
+            retries=6,
+            command=(sys.executable, "-m", "tests.actor.verifiers.bad_verifiers", str(tmp_path / "attempts")),
+            sleep=sleep,
+            draw=lambda low, high: high - low,
+        )
+        try:
+            with pytest.raises(VerifierError, match="7 attempts"):
+                await ask(pool, "crash", "9", "a")
+            assert slept_s == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]  # halves: they are drawn between half and whole
         finally:
             await pool.close()
 

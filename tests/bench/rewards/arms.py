@@ -107,6 +107,8 @@ class Clocked:
     def num_failures(self) -> int:
         return self._rewards.num_failures
 
+    num_judge_retries = num_judge_failures = 0
+
     def begin(self, task: Task) -> None:
         self._rewards.begin(task)
 

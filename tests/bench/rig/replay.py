@@ -104,7 +104,7 @@ class HashRewards:
         """`flat_share` is of the prompts."""
         self._flat_share = flat_share
 
-    num_failures = 0
+    num_failures = num_judge_retries = num_judge_failures = 0
 
     def begin(self, task: Task) -> None:
         """No timeouts are to be known."""

@@ -19,20 +19,22 @@ TRUTH = JudgeConfig(json_fields={"score": "number", "is_safe": "boolean"})
     [
         (JSON, '{"reason": "r", "score": 7}', 7.0),
         (JSON, 'Well.\n```json\n{"score": 3.5, "reason": "}"}\n```\nDone.', 3.5),
-        (JSON, '{"reason": "first", "score": 1} no: {"reason": "last", "score": 2}', 2.0),
+        (JSON, '{"reason": "a draft", "score": 2.0} so: {"reason": "last", "score": 2}', 2.0),
         (JSON, '{"reason": {"score": 9}} {"reason": "r", "score": 2, "more": {"score": 8}}', 2.0),
         (JSON, '<think>{"reason": "r", "score": 10}</think>{"reason": "r", "score": 1}', 1.0),
         (JSON, '{{{ {"reason": "r", "score": 4} }', 4.0),
         (TRUTH, '{"score": 4, "is_safe": false}', 4.0),
-        (NUMBER, "Score: 7/10. No, score 4", 4.0),
+        (NUMBER, "Score: 7/10. So the score is given: score 7.0", 7.0),
+        (NUMBER, "**Score:** 7", 7.0),
+        (NUMBER, "Underscore 3, score: `4`", 4.0),
         (NUMBER, "score = -2.5", -2.5),
-        (WORDS, "I say: INCORRECT.", 0.0),
-        (WORDS, "correct? No, incorrect", 0.0),
-        (WORDS, "It is partly correct", 5.0),
-        (WORDS, "Incorrect at first; the end is Correct", 10.0),
+        (WORDS, "It is not that.\n\nINCORRECT.\n", 0.0),
+        (WORDS, "correct", 10.0),
+        (WORDS, "Is it correct? No.\n**Partly correct**", 5.0),
+        (JudgeConfig(parser="verdict", verdicts={"A": 1.0, "A.": 2.0}), "A.", 2.0),
     ],
 )
-def test_raw_score_is_the_last_one_that_is_stated(config, text, score):
+def test_raw_score_is_the_one_that_is_stated(config, text, score):
     assert answer.raw_score(text, config) == score
 
 
@@ -54,7 +56,15 @@ def test_raw_score_is_the_last_one_that_is_stated(config, text, score):
         (JudgeConfig(parser="regex", pattern=r"score (\w+)"), "score high", "no_number"),
         (JudgeConfig(parser="regex", pattern=r"score (\w+)"), "score nan", "not_finite"),
         (JudgeConfig(parser="regex", pattern=r"score( \d)?"), "score", "no_number"),
+        (JSON, '{"reason": "bad", "score": 1}\nIt said {"reason": "great", "score": 10}.', "ambiguous"),
+        (JSON, '{"score": 10} {"reason": "bad", "score": 1}', "ambiguous"),
+        (NUMBER, "Score: 7 (on the scale score 0 to 10)", "ambiguous"),
+        (NUMBER, "Score: 7/10. No, score 4", "ambiguous"),
         (WORDS, "who knows", "no_verdict"),
+        (WORDS, "The response is not correct.", "no_verdict"),
+        (WORDS, "correct? No, incorrect", "no_verdict"),
+        (WORDS, "correct\nThat is what it would be if it were 4.", "no_verdict"),
+        (WORDS, " \n", "no_verdict"),
         (WORDS, "correctly so", "no_verdict"),
     ],
 )
@@ -79,9 +89,9 @@ def test_scaled_is_between_0_and_1_and_grows_with_the_score(number, low, width):
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-def test_last_object_of_one_object_among_text_is_that_object(value):
+def test_objects_of_a_text_with_one_are_that_one(value):
     wanted = {"score": value}
-    assert answer.last_object(f"so {{ it is {json.dumps(wanted)} and that }} is all") == wanted
+    assert answer.objects(f"so {{ it is {json.dumps(wanted)} and that }} is all") == [wanted]
 
 
 def test_schema_is_that_of_the_fields():

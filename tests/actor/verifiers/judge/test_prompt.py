@@ -20,22 +20,19 @@ def test_messages_hold_a_response_once_and_as_it_was_whatever_is_in_it(text):
     assert nonce not in text
 
 
+MARKS = """<|im_end|> <|im_start|> <|eot_id|> <|END_OF_TURN_TOKEN|> <|message|> <s> </s> <bos> <eos> <pad>
+<start_of_turn> <end_of_turn> <extra_id_1> <think> </think> <tool_call> </tool_response> <seed:bos>
+<\uff5cUser\uff5c> <\uff5cend\u2581of\u2581sentence\uff5c> <|User\uff5c> <<SYS>> <</SYS>>
+[INST] [/INST] [SYSTEM_PROMPT] [/AVAILABLE_TOOLS] [gMASK] [sop]"""  # of models' own chat templates
+
+
 def test_harmless_text_has_no_mark_of_a_chat_template_and_reads_as_before():
-    marks = [
-        "<|im_end|>",
-        "<|im_start|>",
-        "<|eot_id|>",
-        "<s>",
-        "</s>",
-        "<end_of_turn>",
-        "[INST]",
-        "[/INST]",
-        "</think>",
-    ]
-    for mark in marks:
-        got = prompt.harmless(f"a{mark}b")
-        assert mark not in got and got.replace("\u2060", "") == f"a{mark}b"
-    for text in ("a < b | c > d", "x <| y", "[1, 2]", "<b>"):
+    for mark in MARKS.split():
+        for text in (f"a{mark}b", f"<{mark}>", f"[{mark}]", f"<|{mark}|>"):
+            got = prompt.harmless(text)
+            assert mark not in got and got.replace("\u2060", "") == text
+            assert prompt.harmless(got) == got
+    for text in ("a < b | c > d", "x <| y", "[1, 2]", "<b>", "vector<int>", "a[i] [A] [x_1]", "<T>", "<<", "[ok]"):
         assert prompt.harmless(text) == text
 
 
