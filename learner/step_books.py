@@ -142,5 +142,10 @@ class StepBooks:
             "actor/not_emitted_tokens": sum(r.num_sampled_tokens - r.num_emitted_tokens for r in reports),
             "actor/verifier_failures": sum(r.num_verifier_failures for r in reports),
             "actor/episode_failures": sum(r.num_episode_failures for r in reports),
+            "actor/episode_failures/deadline": sum(r.num_episode_deadlines for r in reports),
+            "actor/episode_failures/crash": sum(r.num_episode_crashes for r in reports),
+            "actor/episode_failures/exception": sum(r.num_episode_exceptions for r in reports),
+            "actor/episode_failures/reply": sum(r.num_episode_bad_replies for r in reports),
+            "actor/episode_failures/start": sum(r.num_episode_bad_starts for r in reports),
         }
         return slowest | {name: float(value) for name, value in sums.items()}

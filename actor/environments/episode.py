@@ -5,6 +5,7 @@ of its own whose prompt is all that came before, so that with prefix caching it 
 environment takes its time nothing is in the engine.
 """
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -42,6 +43,11 @@ class Episodes:
         self.num_failures = 0
         """Attempts at an episode that failed, whether or not a later one succeeded."""
         self._endpoint: TokenEndpoint | None = None
+
+    @property
+    def failures(self) -> collections.Counter[str]:
+        """Those of them that were a process's, by kind (`EnvironmentPool.failures`)."""
+        return self._pool.failures
 
     async def play(self, episode: EpisodeRequest) -> Played:
         """Plays an episode to its end, from its start again where its environment fails.
