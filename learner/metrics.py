@@ -128,7 +128,7 @@ METRICS: dict[str, str] = {
     "actor/episode_failures/crash": "those of them that were a process that broke down",
     "actor/episode_failures/exception": "those of them that were an environment that raised",
     "actor/episode_failures/reply": "those of them that were an answer that is none (too large, no step, no reward)",
-    "actor/episode_failures/start": "those of them that were an environment not to be started, or its row not to be sent",
+    "actor/episode_failures/start": "those that were an environment not to be started, or a row not to be sent",
     "round/is_long": "1 for a round of the long-prompt queue, 0 for any other",
     "round/long_queue": "prompts in the long-prompt queue at the round's end",
     "round/waiting_ratio_eq4": "trainer's wait before a round's first step over the round (RolloutPipe eq. 4)",
