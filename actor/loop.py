@@ -5,6 +5,7 @@ coroutines that read the actor's state and change it by its methods alone (`acto
 """
 
 import asyncio
+import collections
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -138,6 +139,11 @@ class Actor:
     def num_episode_failures(self) -> int:
         """Times that an environment failed or hung."""
         return self.sampler.num_failures
+
+    @property
+    def episode_failures(self) -> collections.Counter[str]:
+        """Those of environments' processes, by kind (`EnvironmentPool.failures`)."""
+        return self.sampler.failures
 
     @property
     def num_groups(self) -> int:

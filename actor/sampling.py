@@ -1,6 +1,7 @@
 """Responses from the engine, begun anew when they get stale."""
 
 import asyncio
+import collections
 import dataclasses
 import json
 from collections.abc import Coroutine
@@ -69,6 +70,11 @@ class Sampler:
     def num_failures(self) -> int:
         """Times that an environment failed or hung, whether or not a later attempt succeeded."""
         return self._episodes.num_failures if self._episodes is not None else 0
+
+    @property
+    def failures(self) -> collections.Counter[str]:
+        """Those of environments' processes, by kind (`EnvironmentPool.failures`)."""
+        return self._episodes.failures if self._episodes is not None else collections.Counter()
 
     def _respond(self, ticket: Ticket, request_id: str) -> Coroutine[Any, Any, Sample]:
         """A response of one turn, or an episode, as the ticket's task says."""

@@ -349,7 +349,17 @@ class ActorReport:
     num_judge_failures: int
     """Responses that the judge could not score."""
     num_episode_failures: int
-    """Times that an environment failed or hung, likewise."""
+    """Times that an environment failed or hung, likewise; the next five are those of them that its process failed."""
+    num_episode_deadlines: int = 0
+    """It took too long."""
+    num_episode_crashes: int = 0
+    """It broke down."""
+    num_episode_exceptions: int = 0
+    """It raised."""
+    num_episode_bad_replies: int = 0
+    """It said what it may not: too much, no step, no reward."""
+    num_episode_bad_starts: int = 0
+    """There was none: its library is not there, or its row can't be sent."""
     num_sampled_tokens: int
     """Tokens that its engine sampled."""
     num_emitted_tokens: int

@@ -145,5 +145,10 @@ class StepBooks:
             "actor/dropped_groups": sum(r.num_dropped_groups for r in reports),
             "actor/judge_retries": sum(r.num_judge_retries for r in reports),
             "actor/judge_failures": sum(r.num_judge_failures for r in reports),
+            "actor/episode_failures/deadline": sum(r.num_episode_deadlines for r in reports),
+            "actor/episode_failures/crash": sum(r.num_episode_crashes for r in reports),
+            "actor/episode_failures/exception": sum(r.num_episode_exceptions for r in reports),
+            "actor/episode_failures/reply": sum(r.num_episode_bad_replies for r in reports),
+            "actor/episode_failures/start": sum(r.num_episode_bad_starts for r in reports),
         }
         return slowest | {name: float(value) for name, value in sums.items()}

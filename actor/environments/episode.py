@@ -5,6 +5,8 @@ of its own whose prompt is all that came before, so that with prefix caching it 
 environment takes its time nothing is in the engine.
 """
 
+import collections
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -42,6 +44,11 @@ class Episodes:
         """Attempts at an episode that failed, whether or not a later one succeeded."""
         self._endpoint: TokenEndpoint | None = None
 
+    @property
+    def failures(self) -> collections.Counter[str]:
+        """Those of them that were a process's, by kind (`EnvironmentPool.failures`)."""
+        return self._pool.failures
+
     async def play(self, episode: EpisodeRequest) -> Played:
         """Plays an episode to its end, from its start again where its environment fails.
 
@@ -56,6 +63,7 @@ class Episodes:
             try:
                 async with self._pool.open(episode.environment) as process:
                     played = await self._play(episode, process, request_id=f"{episode.request_id}@{attempt}")
+                played = self._rewarded(played)
                 earned = float(played.turn_rewards.sum(dtype=np.float64))
                 if abs(earned) > MAX_ABS_REWARD:
                     raise EpisodeError(f"its turns earn {earned} together, at most {MAX_ABS_REWARD:g} counts")
@@ -73,6 +81,14 @@ class Episodes:
         if self._endpoint is not None:
             await self._endpoint.close()
         await self._pool.close()
+
+    def _rewarded(self, played: Played) -> Played:
+        """With what it costs that a budget ended the episode."""
+        if played.finish != "length" or not self._config.truncated_reward:
+            return played
+        rewards = played.turn_rewards.copy()
+        rewards[-1] += self._config.truncated_reward
+        return dataclasses.replace(played, turn_rewards=rewards)
 
     async def _play(self, episode: EpisodeRequest, process: EpisodeProcess, *, request_id: str) -> Played:
         start = await process.reset(episode.row)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from bridge.types import MAX_ABS_REWARD
 from configs.checks import not_negative, positive
 
 
@@ -14,6 +15,9 @@ class EnvironmentsConfig:
     max_turn_tokens: int = 0
     """Tokens of one turn; 0: what the episode has left. An episode has sampling.max_response_tokens, sampled and
     observed, and no more than the model's context."""
+    truncated_reward: float = 0.0
+    """Added to what the last turn earned, where a budget of turns or tokens ended the episode: below what losing earns,
+    so that stalling is no way out of it. prompts.truncated is about verifiers alone."""
     reset_timeout_s: float = 60.0
     """Seconds until a new episode's first observation; importing the environment's library comes before."""
     step_timeout_s: float = 60.0
@@ -47,6 +51,11 @@ class EnvironmentsConfig:
             max_processes=self.max_processes,
             max_memory_gib=self.max_memory_gib,
         )
+        if not abs(self.truncated_reward) <= MAX_ABS_REWARD:
+            raise ValueError(
+                f"environments.truncated_reward must be a number of at most {MAX_ABS_REWARD:g}, got "
+                f"{self.truncated_reward}"
+            )
         not_negative(
             "environments",
             max_turn_tokens=self.max_turn_tokens,

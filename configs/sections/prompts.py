@@ -70,7 +70,9 @@ class PromptsConfig:
     """What a response earns that the token limit cut off. zero: 0, and no verifier is asked; only completed responses
     are judged (PipelineRL section 5). keep: what the verifier says, as any other. mask: the same, but its tokens don't
     train (DAPO section 3.4, overlong filtering): its reward counts in the group's mean and standard deviation, but it
-    adds nothing to the loss, to what the loss is divided by, or to any mean over trained tokens or sequences."""
+    adds nothing to the loss, to what the loss is divided by, or to any mean over trained tokens or sequences. What an
+    environment rewarded stands in all three: of an episode that a budget ended, too; see environments.truncated_reward
+    for what that costs."""
     chat_template: Literal["auto", "on", "off"] = "auto"
     """auto: applied when the tokenizer has one."""
     system_prompt: str = ""

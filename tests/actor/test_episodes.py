@@ -1,10 +1,12 @@
 """Tickets of environments in the actor's loop; how an episode is played is `tests/actor/environments`' matter."""
 
 import asyncio
+import collections
 from typing import cast
 
 import numpy as np
 
+from actor.duties import signs
 from actor.environments.episode import Episodes
 from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import Played
@@ -21,6 +23,7 @@ class TwoTurns:
 
     def __init__(self, num_failing: int = 0, *, is_final: bool = False) -> None:
         self.num_failures = 0
+        self.failures: collections.Counter[str] = collections.Counter()
         self.asked: list[EpisodeRequest] = []
         self._num_failing, self._is_final = num_failing, is_final
 
@@ -28,6 +31,7 @@ class TwoTurns:
         self.asked.append(episode)
         if self.num_failures < self._num_failing:
             self.num_failures += 1
+            self.failures["crash"] += 1
             raise EpisodeError("its environment is broken", is_final=self._is_final)
         mask = np.array([False, False, True, False, False, True])
         return Played(
@@ -73,6 +77,20 @@ def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offere
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
         assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == s.actor.num_episode_failures == 1
+
+    run(body())
+
+
+def test_failures_of_environments_are_reported_by_kind(tmp_path):
+    async def body():
+        episodes = TwoTurns()
+        episodes.failures.update(deadline=1, crash=2, exception=3, reply=4, start=5)
+        s = setup_of(tmp_path, episodes)
+        await signs.say_alive(s.actor)
+        report = s.report()
+        assert (report.num_episode_deadlines, report.num_episode_crashes, report.num_episode_exceptions) == (1, 2, 3)
+        assert (report.num_episode_bad_replies, report.num_episode_bad_starts) == (4, 5)
+        await s.rewards.close()
 
     run(body())
 

@@ -117,8 +117,10 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         beat("starting", None),
         beat("no update yet", make_report(prefetch_s=3.0, num_sampled_tokens=10, num_emitted_tokens=7)),
         beat("slow", make_report(prefetch_s=1.0, pause_s=0.5, load_s=0.25, num_sampled_tokens=5, num_emitted_tokens=5)),
-        beat("quick", make_report(prefetch_s=2.0, num_verifier_failures=3, num_episode_failures=1)),
-        beat("unlucky", make_report(pause_s=0.25, load_s=0.125, num_verifier_failures=4)),
+        beat(
+            "quick", make_report(prefetch_s=2.0, num_verifier_failures=3, num_episode_failures=1, num_episode_crashes=1)
+        ),
+        beat("unlucky", make_report(pause_s=0.25, load_s=0.125, num_verifier_failures=4, num_episode_crashes=2)),
         beat("dropping", make_report(num_dropped_groups=2, num_judge_retries=5, num_judge_failures=1)),
         beat("dropping too", make_report(num_dropped_groups=6, num_judge_retries=1, num_judge_failures=3)),
         beat(
@@ -138,6 +140,11 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         "actor/dropped_groups": 8.0,
         "actor/judge_retries": 6.0,
         "actor/judge_failures": 4.0,
+        "actor/episode_failures/deadline": 0.0,
+        "actor/episode_failures/crash": 3.0,
+        "actor/episode_failures/exception": 0.0,
+        "actor/episode_failures/reply": 0.0,
+        "actor/episode_failures/start": 0.0,
     }
     row = update(books_of(beats=beats[:2]), 0)
     assert {k: v for k, v in row.items() if k.startswith("actor/")} == {
@@ -147,6 +154,7 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         "actor/dropped_groups": 0.0,
         "actor/judge_retries": 0.0,
         "actor/judge_failures": 0.0,
+        **{f"actor/episode_failures/{kind}": 0.0 for kind in ("deadline", "crash", "exception", "reply", "start")},
     }
 
 

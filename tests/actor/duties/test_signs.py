@@ -1,6 +1,7 @@
 """Signs of life: what a heartbeat says, and an engine that hangs."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import threading
@@ -146,6 +147,7 @@ def test_engine_that_dies_in_an_update_is_found_before_the_updates_bound(tmp_pat
 def test_engine_that_nobody_asks_while_an_episode_is_in_its_environment_is_not_hung(tmp_path, monkeypatch):
     class Slow:
         num_failures = 0
+        failures: collections.Counter[str] = collections.Counter()
 
         async def play(self, episode):
             await asyncio.Event().wait()  # its environment takes its time

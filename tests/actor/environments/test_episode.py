@@ -75,6 +75,22 @@ def test_play_is_what_was_sampled_and_observed_in_turns():
     assert {r.priority for r in engine.requests} == {5}
 
 
+@pytest.mark.parametrize(
+    ("config", "max_tokens", "wanted"),
+    [
+        ({"max_turns": 2}, 100, [0.25, -0.5]),  # out of turns: beside what the turn earned
+        ({}, 4, [-0.75]),  # no room for the observation
+        ({}, 7, [0.25, -1.0]),  # the second turn is cut off: it earns nothing itself
+        ({}, 100, [0.25, 0.5, 1.0]),  # done
+    ],
+)
+def test_truncated_reward_is_added_to_the_last_turn_of_an_episode_that_a_budget_ended(config, max_tokens, wanted):
+    engine = ScriptedEngine([Turn(ids("5<eos>")), Turn(ids("67<eos>")), Turn(ids("8<eos>"))])
+    pool = ScriptedPool([observed(">:>", reward=0.25), observed("<:<", reward=0.5), observed(reward=1.0, done=True)])
+    played = play(engine, pool, max_tokens=max_tokens, truncated_reward=-1.0, **config)
+    assert played.turn_rewards.tolist() == wanted and played.turn_rewards.dtype == np.float32
+
+
 def test_turns_that_earn_too_much_together_are_a_failure_and_no_reward():
     engine = ScriptedEngine([Turn(ids("5<eos>")), Turn(ids("7<eos>"))])
     pool = ScriptedPool([observed(">:", reward=1e6), observed(reward=1e6, done=True)])
