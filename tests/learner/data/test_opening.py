@@ -6,7 +6,7 @@ import pytest
 from configs.sections.prompt_source import PromptSource
 from learner.data import procedural
 from learner.data.opening import open_sources
-from learner.data.problems import is_held_out
+from learner.data.problems import Problem, is_held_out
 from learner.data.rendering import max_prompt_tokens
 from tests.learner.data.rooms import SUMS, config_of, jsonl, parquet, rows_of
 
@@ -22,7 +22,7 @@ def trained(opened):
 
 def problem_at(opened, index):
     problem = opened.problems[index]
-    assert problem is not None
+    assert isinstance(problem, Problem)
     return problem
 
 
