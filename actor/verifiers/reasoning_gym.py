@@ -9,6 +9,9 @@ import reasoning_gym
 from actor.verifiers.judged import Context, Response
 from bridge.types import Task
 
+_GRIDS = {"arc_agi": ("input", "output"), "rearc": ("input", "output")}
+"""Where families compare with tuples of tuples, of which JSON has made lists."""
+
 
 def score(response: Response, task: Task, context: Context) -> float:
     """What the task family's `score_answer` gives for the whole response, stripped; 0 to 1. How it ended doesn't count.
@@ -21,6 +24,8 @@ def score(response: Response, task: Task, context: Context) -> float:
     family = entry.get("metadata", {}).get("source_dataset")
     if not family:
         raise ValueError("Task.metadata holds no reasoning-gym entry (metadata.source_dataset is missing)")
+    for grid in _GRIDS.get(family, ()):
+        entry["metadata"][grid] = tuple(map(tuple, entry["metadata"][grid]))
     return float(_score_answer(family)(response.text.strip(), entry))
 
 
