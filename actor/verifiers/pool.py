@@ -10,7 +10,7 @@ import math
 import os
 import struct
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from absl import logging
@@ -79,7 +79,12 @@ class VerifierPool:
         """Attempts that failed, whether or not a later one succeeded."""
 
     async def score(
-        self, name: str, response: Response, task: Task, *, case_timeouts_s: tuple[float, ...] = ()
+        self,
+        name: str,
+        response: Response,
+        task: Task,
+        *,
+        case_timeouts_s: Callable[[], tuple[float, ...]] = tuple,
     ) -> Score:
         """What a verifier gives a response.
 
@@ -87,20 +92,19 @@ class VerifierPool:
           name: the verifier's.
           response: to judge.
           task: that it answers.
-          case_timeouts_s: see `Context`.
+          case_timeouts_s: gives what `Context` has, asked when a worker is free.
 
         Raises:
           HangError: it hung on it `MAX_HANGS` times.
           VerifierError: it failed more often than `retries`, or gave no finite number.
         """
         self._check_allowed(name)
-        context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s)
-        question = Question(verifier=name, task=task, response=response, context=context)
         num_hangs = num_failures = 0
         while True:
             one = await self._idle.get()
+            context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s())
             try:
-                return await self._attempt(one, question)
+                return await self._attempt(one, Question(verifier=name, task=task, response=response, context=context))
             except VerifierError as e:
                 self.num_failures += 1
                 logging.warning("verifier failed verifier=%s problem=%r", name, str(e))

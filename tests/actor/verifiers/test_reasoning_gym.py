@@ -30,7 +30,9 @@ def entries(family: str) -> list[dict[str, Any]]:
 
 
 def task_of_entry(entry: dict[str, Any]) -> Task:
-    return task_of("" if entry["answer"] is None else entry["answer"], {"reasoning_gym": 1.0}, answer_in="box", metadata=entry)
+    return task_of(
+        "" if entry["answer"] is None else entry["answer"], {"reasoning_gym": 1.0}, answer_in="box", metadata=entry
+    )
 
 
 def judged(text: str, task: Task) -> Score:
@@ -49,9 +51,7 @@ def by_the_library(text: str, entry: dict[str, Any]) -> float | str:
         return type(e).__name__
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FAMILIES]
-)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FAMILIES])
 def test_reasoning_gym_score_of_every_family_is_the_librarys_of_its_own_entry(family):
     for entry in entries(family):
         own = () if entry["answer"] is None else (str(entry["answer"]),)
