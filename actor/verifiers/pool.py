@@ -43,6 +43,10 @@ class HangError(VerifierError):
     """A verifier hung on a response, each time that it was asked (`MAX_HANGS`)."""
 
 
+class RaisedError(VerifierError):
+    """A verifier raised of what it was asked, each time: a worker or a sandbox that broke is another matter."""
+
+
 class VerifierPool:
     """A number of worker processes, each with one response at a time."""
 
@@ -113,7 +117,7 @@ class VerifierPool:
                 if num_hangs == MAX_HANGS:
                     raise HangError(f"verifier {name}: {e} ({num_hangs} times)") from e
                 if num_failures > self._retries:
-                    raise VerifierError(f"verifier {name}: {e} ({num_failures} attempts)") from e
+                    raise type(e)(f"verifier {name}: {e} ({num_failures} attempts)") from e
             finally:
                 self._idle.put_nowait(one)
 
@@ -171,7 +175,7 @@ class VerifierPool:
             await one.kill()
             raise VerifierError(f"the worker broke down: {type(e).__name__}: {e}") from e
         if answer.error:
-            raise VerifierError(answer.error)
+            raise (VerifierError if answer.is_machines else RaisedError)(answer.error)
         return answer.score
 
 

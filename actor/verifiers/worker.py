@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 from absl import logging
 
+from actor.sandbox.program import SandboxError, SandboxUnavailableError
 from actor.verifiers import registry
 from actor.verifiers.judged import Context, Response, Score, Verifier
 from actor.verifiers.own_answer import own_answer
@@ -45,6 +46,8 @@ class Answer(msgspec.Struct):
 
     score: Score | None = None
     error: str = ""
+    is_machines: bool = False
+    """The error is of this machine or its sandboxes, and says nothing about the row."""
 
 
 def frame(message: Question | Answer) -> bytes:
@@ -103,7 +106,8 @@ def _answer(load: Callable[[str], Verifier], question: Question) -> Answer:
             return Answer()
         return Answer(score=_scored(score, question.verifier, question.response, question.task, question.context))
     except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
-        return Answer(error=f"{type(e).__name__}: {e}")
+        is_machines = isinstance(e, OSError | MemoryError | SandboxError | SandboxUnavailableError)
+        return Answer(error=f"{type(e).__name__}: {e}", is_machines=is_machines)
 
 
 def _scored(score: Verifier, name: str, response: Response, task: Task, context: Context) -> Score:

@@ -1,5 +1,6 @@
 import asyncio
 import sys
+from typing import Any
 
 import pytest
 
@@ -140,7 +141,8 @@ def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known
     task = Task.judged_by("code", answer="", metadata='{"tests": [{"input": "", "output": ""}]}')
 
     async def body():
-        anchors = Anchors(InMemoryAnchors(), factor=1.5, min_s=2.0, max_s=30.0)
+        store: Any = InMemoryAnchors()
+        anchors = Anchors(store, factor=1.5, min_s=2.0, max_s=30.0)
         rewards = Rewards(VerifierPool(num_workers=1, timeout_s=1.0, retries=0), anchors=anchors)
         await asyncio.gather(*(rewards.judge(response(text), task) for text in ("right", "never ends")))
         await rewards.close()
