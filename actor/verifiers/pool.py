@@ -71,7 +71,14 @@ class VerifierPool:
           command: of a worker.
           own: the user's own verifiers that may be asked for: a ticket's name alone makes nothing be imported.
           cores: that the workers run on; none: as this process.
+
+        Raises:
+          ValueError: this machine has no such core.
         """
+        if missing := sorted(set(cores) - set(range(os.cpu_count() or 1))):
+            raise ValueError(
+                f"rewards.cpu_cores names {missing}, this machine has cores 0 to {(os.cpu_count() or 1) - 1}"
+            )
         self._own = own
         self._timeout_s, self._retries, self.settings = timeout_s, retries, settings
         command = (*command, *(["--cores=" + ",".join(map(str, sorted(cores)))] if cores else []))
