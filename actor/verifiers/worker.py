@@ -120,11 +120,16 @@ def _scored(score: Verifier, name: str, response: Response, task: Task, context:
         return score(response, task, context)
     except OSError:
         raise
-    except Exception:
+    except Exception as first:
         if name in RUNS_PROGRAMS:
             raise
         own = own_answer(name, task, context.settings)
-        score(Response(text=own, finish="stop", num_tokens=1), task, context)
+        try:
+            score(Response(text=own, finish="stop", num_tokens=1), task, context)
+        except OSError:
+            raise
+        except Exception as also:
+            raise first from also
     try:
         return score(response, task, context)
     except OSError:
