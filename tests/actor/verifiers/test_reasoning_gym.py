@@ -46,7 +46,8 @@ def scored(text: str, task: Task) -> float:
 def by_the_library(text: str, entry: dict[str, Any]) -> float | str:
     """What it gives for its own entry; the name of what it raises."""
     try:
-        return reasoning_gym.get_score_answer_fn(entry["metadata"]["source_dataset"])(text, entry)
+        scorer: Any = reasoning_gym.get_score_answer_fn(entry["metadata"]["source_dataset"])
+        return scorer(text, entry)
     except Exception as e:
         return type(e).__name__
 
