@@ -17,7 +17,7 @@ from absl import logging
 from actor.sandbox.languages import TOOLS
 from actor.verifiers.judged import Response
 from actor.verifiers.own_answer import own_answer
-from actor.verifiers.pool import VerifierError, VerifierPool
+from actor.verifiers.pool import RaisedError, VerifierError, VerifierPool
 from bridge.files import replace_file
 from configs import extension
 from configs.run_folder import RunFolder
@@ -136,16 +136,25 @@ def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show
     asked = [(row, [(n, text) for n, text in _questions(config, row) if n in names]) for row in rows]
     asked = [(row, questions) for row, questions in asked if questions]
     if any(extension.is_own(name) for name in names):  # whose text may be another by now
-        return asyncio.run(_judge_all(config, asked, show))
+        return _told(*asyncio.run(_judge_all(config, asked, show)), show)
     key = _key(config, asked)
     try:
         return _kept(key)
     except (OSError, ValueError):  # not there, or torn
-        failed = asyncio.run(_judge_all(config, asked, show))
+        failed, unjudged = asyncio.run(_judge_all(config, asked, show))
+    if unjudged:
+        return _told(failed, unjudged, show)
     try:
         _keep(key, failed)
     except (OSError, ValueError) as e:
         logging.warning("own answers will be judged again, what was found can't be kept: %s", e)
+    return failed
+
+
+def _told(failed: _Failed, unjudged: _Failed, show: Callable[[str], None]) -> _Failed:
+    if unjudged:
+        why = next(iter(unjudged.values()))
+        show(f"own answers: {len(unjudged)} rows could not be judged, and are kept; the next run asks again: {why}")
     return failed
 
 
@@ -181,10 +190,12 @@ def _key(config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]])
 
 async def _judge_all(
     config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]], show: Callable[[str], None]
-) -> _Failed:
+) -> tuple[_Failed, _Failed]:
+    """The rows that do not pass, and those that could not be judged, which says nothing of them."""
     num_workers = max(config.actor.verifier_workers, min(MAX_WORKERS, os.cpu_count() or 1, len(asked)))
     pool = _pool(config, num_workers=num_workers)
     failed: _Failed = {}
+    unjudged: _Failed = {}
     left = iter(asked)
     num_done = 0
     shown_s = time.monotonic()
@@ -192,7 +203,10 @@ async def _judge_all(
     async def judge_some() -> None:
         nonlocal num_done, shown_s
         for row, questions in left:
-            reason = await _judge(pool, row, questions)
+            try:
+                reason = await _judge(pool, row, questions)
+            except VerifierError as e:
+                reason, unjudged[row.source, row.row] = "", str(e)
             num_done += 1
             if reason:
                 failed[row.source, row.row] = reason
@@ -207,7 +221,7 @@ async def _judge_all(
     finally:
         await pool.close()
     order = {(row.source, row.row): i for i, (row, _) in enumerate(asked)}
-    return dict(sorted(failed.items(), key=lambda item: order[item[0]]))
+    return dict(sorted(failed.items(), key=lambda item: order[item[0]])), unjudged
 
 
 async def _judge(pool: VerifierPool, row: GoldRow, questions: Sequence[tuple[str, str]]) -> str:
@@ -215,7 +229,7 @@ async def _judge(pool: VerifierPool, row: GoldRow, questions: Sequence[tuple[str
     for name, text in questions:
         try:
             score = await pool.score(name, Response(text=text, finish="stop", num_tokens=1), row.task)
-        except VerifierError as e:
+        except RaisedError as e:
             return f"its own answer can't be judged: {e}"
         if score.verdict != "ok":
             return f"its own answer is no right one: verifier {name} says {score.verdict}"

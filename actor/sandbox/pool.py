@@ -4,7 +4,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Self
 
 from absl import logging
@@ -15,7 +15,7 @@ from actor.sandbox.process import BrokenError, SandboxProcess, UsedUpError
 from actor.sandbox.program import Case, CompileError, LanguageError, Outcome, Program, SandboxError
 
 MAX_STARTS = 3
-"""In a row that fail, or sandboxes that break before they have a program, until it is an error."""
+"""In a row that fail, or sandboxes that break before they have a program or under one case, until it is an error."""
 WAIT_S = 60.0
 """For a sandbox, while others are being started."""
 
@@ -47,7 +47,7 @@ class Sandbox:
         self._is_closed = False
         self.num_started = 0
         self.num_broken = 0
-        """Sandboxes that could not be started, or broke before they had a program."""
+        """Sandboxes that could not be started, or broke."""
         self._keeper = threading.Thread(target=self._keep_warm, name="sandboxes", daemon=True)
         self._keeper.start()
 
@@ -81,7 +81,7 @@ class Sandbox:
             )
         box = Box(self, program)
         try:
-            box._begin()
+            box._run()
             yield box
         finally:
             box._end()
@@ -211,47 +211,49 @@ class Box:
     def run(self, case: Case) -> Outcome:
         """Runs one case; when this returns, all that it started is dead.
 
+        A sandbox that dies under it, or does not begin it, is the machine's fault: it is run again in another.
+
         Raises:
-          SandboxError: no sandbox could be had; the case did not run.
+          SandboxError: no sandbox could be had, or `MAX_STARTS` broke under it.
         """
         if (case.call is not None) != (HARNESS in self._program.argv):
             raise ValueError(
                 "a case with a call wants a program of languages.program(..., calls=True), one without, another"
             )
-        return self._run(case, self._program.argv)
+        outcome = self._run(case)
+        assert outcome is not None
+        return outcome
 
-    def _begin(self) -> None:
-        self._process = self._sandbox._hand_over(self._program)
-        if self._program.compile_argv:
-            timeout_s = self._sandbox.limits.compile_timeout_s
-            try:
-                outcome = self._run_once(
-                    self._process, Case(timeout_s=timeout_s), self._program.compile_argv, keeps=True
-                )
-            except UsedUpError as e:  # nothing ran before it, so it is what the compiler made
-                raise CompileError(Outcome(ended="files", code=0, seconds=0.0, stderr=str(e).encode())) from e
-            if not outcome.succeeded:
-                raise CompileError(outcome)
-
-    def _run(self, case: Case, argv: Sequence[str]) -> Outcome:
+    def _run(self, case: Case | None = None) -> Outcome | None:
+        """Has a sandbox with the program, and runs a case in it."""
+        problem = ""
         for _ in range(MAX_STARTS):
-            if self._process is None:
-                self._begin()
-            process = self._process
-            assert process is not None
             try:
-                return self._run_once(process, case, argv)
+                process = self._process or self._begin()
+                outcome = process.run(self._program, self._program.argv, case) if case else None
             except UsedUpError as e:
                 # What an earlier case left is that case's; this one gets a sandbox that nothing was left in.
-                logging.info("sandbox used up problem=%r", str(e))
+                problem = str(e)
+                logging.info("sandbox used up problem=%r", problem)
                 self._end()
-        raise SandboxError("no sandbox could be made ready for a case")
+            except BrokenError as e:
+                problem = str(e)
+                self._sandbox._count_broken(problem)
+                self._end()
+            else:
+                if not process.is_alive:
+                    self._end()
+                return outcome
+        raise SandboxError(f"{MAX_STARTS} sandboxes could not run a case to its end: {problem}")
 
-    def _run_once(self, process: SandboxProcess, case: Case, argv: Sequence[str], *, keeps: bool = False) -> Outcome:
-        outcome = process.run(self._program, argv, case, keeps=keeps)
-        if outcome.ended == "lost" or not process.is_alive:
-            self._end()
-        return outcome
+    def _begin(self) -> SandboxProcess:
+        self._process = process = self._sandbox._hand_over(self._program)
+        if self._program.compile_argv:
+            compiling = Case(timeout_s=self._sandbox.limits.compile_timeout_s)
+            outcome = process.run(self._program, self._program.compile_argv, compiling, keeps=True)
+            if not outcome.succeeded:
+                raise CompileError(outcome)
+        return process
 
     def _end(self) -> None:
         if self._process is not None:

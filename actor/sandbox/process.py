@@ -36,7 +36,7 @@ class BrokenError(RuntimeError):
 
 
 class UsedUpError(RuntimeError):
-    """A sandbox that can't be made as new for another case."""
+    """A sandbox in which another case can't be begun."""
 
 
 def uid_of(pid: int) -> int:
@@ -141,10 +141,11 @@ class SandboxProcess:
             raise BrokenError("it did not take the program")
 
     def run(self, program: Program, argv: Sequence[str], case: Case, *, keeps: bool = False) -> Outcome:
-        """Runs one case; with `keeps`, what it leaves is part of the program from now on.
+        """Runs one case; with `keeps`, what it leaves is part of the program from now on, if it can be read.
 
         Raises:
-          UsedUpError: the case did not run, as what earlier ones left could not be cleared away.
+          UsedUpError: the case did not run: what earlier ones left could not be cleared away, or nothing be started.
+          BrokenError: the sandbox ended under it, or did not begin it in time; nothing inside can bring that about.
         """
         order = {
             "argv": list(argv),
@@ -155,28 +156,32 @@ class SandboxProcess:
             "keeps": keeps,
         }
         call = case.call.to_json() if case.call else b""
-        limits = self._limits
         began = time.monotonic()
         try:
             self._send(began + PREPARE_S, order, [case.stdin, call])
             head, _ = self._receive(began + PREPARE_S, max_body_bytes=0)
             if head.get("ended") == "used up":
                 raise UsedUpError(str(head.get("problem")))
-            deadline = time.monotonic() + case.timeout_s + GRACE_S
-            head, blobs = self._receive(deadline, max_body_bytes=2 * limits.output_bytes + limits.stderr_bytes + 2**20)
-            if head.get("ended") == "used up":
-                raise UsedUpError(str(head.get("problem")))
-            stdout, stderr, returned = blobs
-            return Outcome(
-                ended=head["ended"], code=int(head["code"]), seconds=float(head["seconds"]),
-                stdout=stdout[: limits.output_bytes], stderr=stderr, returned=returned,
-            )  # fmt: skip
-        except TimeoutError:
+            runs_since = time.monotonic()
+            try:
+                return self._outcome(runs_since + case.timeout_s + GRACE_S)
+            except TimeoutError:
+                self.kill()
+                return Outcome(ended="timeout", code=0, seconds=time.monotonic() - runs_since)
+        except (OSError, ValueError, KeyError, TypeError, BrokenError) as e:
             self.kill()
-            return Outcome(ended="timeout", code=0, seconds=time.monotonic() - began)
-        except (OSError, ValueError, KeyError, TypeError, BrokenError):
-            self.kill()
-            return Outcome(ended="lost", code=0, seconds=time.monotonic() - began)
+            raise BrokenError(f"it ended under a case, or did not begin it: {type(e).__name__}: {e}") from e
+
+    def _outcome(self, deadline: float) -> Outcome:
+        limits = self._limits
+        head, blobs = self._receive(deadline, max_body_bytes=2 * limits.output_bytes + limits.stderr_bytes + 2**20)
+        if head.get("ended") == "used up":  # after it ran: what it left can't be kept
+            return Outcome(ended="files", code=0, seconds=0.0, stderr=str(head.get("problem")).encode())
+        stdout, stderr, returned = blobs
+        return Outcome(
+            ended=head["ended"], code=int(head["code"]), seconds=float(head["seconds"]),
+            stdout=stdout[: limits.output_bytes], stderr=stderr, returned=returned,
+        )  # fmt: skip
 
     def kill(self) -> None:
         """Ends everything in it; when this returns, it is gone."""

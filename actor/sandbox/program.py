@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-Ended = Literal["exited", "signal", "timeout", "cpu", "output", "memory", "files", "lost"]
+Ended = Literal["exited", "signal", "timeout", "cpu", "output", "memory", "files"]
 """exited: by itself, with a code; signal: a signal ended it, of the kernel's or its own; timeout: the case's clock;
-cpu, memory, files, output: a bound of `SandboxLimits`; lost: the sandbox died under it, which it did itself."""
+cpu, memory, files, output: a bound of `SandboxLimits`. A sandbox that dies ends no case: it is run again in another."""
 
 
 class SandboxError(RuntimeError):

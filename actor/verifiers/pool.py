@@ -47,6 +47,10 @@ class HangError(VerifierError):
     """A verifier hung on a response, each time that it was asked (`MAX_HANGS`)."""
 
 
+class RaisedError(VerifierError):
+    """A verifier raised of what it was asked, each time: a worker or a sandbox that broke is another matter."""
+
+
 class VerifierPool:
     """A number of worker processes, each with one response at a time."""
 
@@ -75,7 +79,14 @@ class VerifierPool:
           cores: that the workers run on; none: as this process.
           sleep: between attempts; it holds no worker meanwhile.
           draw: how long, between half of what it may be and all.
+
+        Raises:
+          ValueError: this machine has no such core.
         """
+        if missing := sorted(set(cores) - set(range(os.cpu_count() or 1))):
+            raise ValueError(
+                f"rewards.cpu_cores names {missing}, this machine has cores 0 to {(os.cpu_count() or 1) - 1}"
+            )
         self._sleep, self._draw = sleep, draw
         self._own = own
         self._timeout_s, self._retries, self.settings = timeout_s, retries, settings
@@ -88,7 +99,12 @@ class VerifierPool:
         """Attempts that failed, whether or not a later one succeeded."""
 
     async def score(
-        self, name: str, response: Response, task: Task, *, case_timeouts_s: tuple[float, ...] = ()
+        self,
+        name: str,
+        response: Response,
+        task: Task,
+        *,
+        case_timeouts_s: Callable[[], tuple[float, ...]] = tuple,
     ) -> Score:
         """What a verifier gives a response.
 
@@ -96,20 +112,19 @@ class VerifierPool:
           name: the verifier's.
           response: to judge.
           task: that it answers.
-          case_timeouts_s: see `Context`.
+          case_timeouts_s: gives what `Context` has, asked when a worker is free.
 
         Raises:
           HangError: it hung on it `MAX_HANGS` times.
           VerifierError: it failed more often than `retries`, or gave no finite number.
         """
         self._check_allowed(name)
-        context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s)
-        question = Question(verifier=name, task=task, response=response, context=context)
         num_hangs = num_failures = 0
         while True:
             one = await self._idle.get()
+            context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s())
             try:
-                return await self._attempt(one, question)
+                return await self._attempt(one, Question(verifier=name, task=task, response=response, context=context))
             except VerifierError as e:
                 self.num_failures += 1
                 logging.warning("verifier failed verifier=%s problem=%r", name, str(e))
@@ -118,7 +133,7 @@ class VerifierPool:
                 if num_hangs == MAX_HANGS:
                     raise HangError(f"verifier {name}: {e} ({num_hangs} times)") from e
                 if num_failures > self._retries:
-                    raise VerifierError(f"verifier {name}: {e} ({num_failures} attempts)") from e
+                    raise type(e)(f"verifier {name}: {e} ({num_failures} attempts)") from e
             finally:
                 self._idle.put_nowait(one)
             pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(num_hangs + num_failures - 1, 60))
@@ -181,7 +196,7 @@ class VerifierPool:
             await one.kill()
             raise VerifierError(f"the worker broke down: {type(e).__name__}: {e}") from e
         if answer.error:
-            raise VerifierError(answer.error)
+            raise (VerifierError if answer.is_machines else RaisedError)(answer.error)
         return answer.score
 
 

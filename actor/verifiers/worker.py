@@ -14,9 +14,12 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 import msgspec
+from absl import logging
 
+from actor.sandbox.program import SandboxError, SandboxUnavailableError
 from actor.verifiers import registry
 from actor.verifiers.judged import Context, Response, Score, Verifier
+from actor.verifiers.own_answer import own_answer
 from bridge.types import Task
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -25,6 +28,8 @@ MAX_MEMORY_BYTES = 4 * 2**30
 _LENGTH = struct.Struct(">I")
 _PR_SET_PDEATHSIG = 1
 _CORES = "--cores="
+RUNS_PROGRAMS = ("code",)
+"""What these raise is the sandbox's, or the row's."""
 
 
 class Question(msgspec.Struct):
@@ -41,6 +46,8 @@ class Answer(msgspec.Struct):
 
     score: Score | None = None
     error: str = ""
+    is_machines: bool = False
+    """The error is of this machine or its sandboxes, and says nothing about the row."""
 
 
 def frame(message: Question | Answer) -> bytes:
@@ -97,9 +104,41 @@ def _answer(load: Callable[[str], Verifier], question: Question) -> Answer:
         if question.response is None or question.task is None:
             registry.prepare(question.verifier, question.context.settings)
             return Answer()
-        return Answer(score=score(question.response, question.task, question.context))
+        return Answer(score=_scored(score, question.verifier, question.response, question.task, question.context))
     except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
-        return Answer(error=f"{type(e).__name__}: {e}")
+        is_machines = isinstance(e, OSError | MemoryError | SandboxError | SandboxUnavailableError)
+        return Answer(error=f"{type(e).__name__}: {e}", is_machines=is_machines)
+
+
+def _scored(score: Verifier, name: str, response: Response, task: Task, context: Context) -> Score:
+    """The score of a response: wrong where it makes its verifier raise that judges the task's own answer.
+
+    Raises what the verifier does where that can be no fault of the text: what the system refused, whatever a sandbox
+    says, or if the own answer makes it raise, too.
+    """
+    try:
+        return score(response, task, context)
+    except OSError:
+        raise
+    except Exception as first:
+        if name in RUNS_PROGRAMS:
+            raise
+        own = own_answer(name, task, context.settings)
+        try:
+            score(Response(text=own, finish="stop", num_tokens=1), task, context)
+        except OSError:
+            raise
+        except Exception as also:
+            raise first from also
+    try:
+        return score(response, task, context)
+    except OSError:
+        raise
+    except Exception as e:
+        logging.log_every_n_seconds(
+            logging.WARNING, "a response that its verifier can't read is wrong verifier=%s problem=%r", 60, name, str(e)
+        )
+        return Score(value=0.0, verdict="wrong")
 
 
 if __name__ == "__main__":

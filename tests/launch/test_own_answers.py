@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from actor.verifiers.pool import VerifierError, VerifierPool
 from configs import sections
 from configs.run_folder import RunFolder
 from launch import own_answers
@@ -80,6 +81,22 @@ def test_what_was_judged_is_not_judged_again_until_it_changes(tmp_path, monkeypa
     for changed in ({"liars": [4]}, {"max_timeout_s": 7.0}):
         with pytest.raises(AssertionError, match="judged again"):
             checked(math_rows(tmp_path, **changed))  # pyright: ignore[reportArgumentType]
+
+
+def test_rows_on_which_workers_break_are_kept_with_a_line_and_asked_again_by_the_next_run(tmp_path, monkeypatch):
+    ask = VerifierPool._ask
+
+    async def broken(pool, one, question, timeout_s):
+        if question.response is not None:
+            raise VerifierError("the worker broke down")
+        return await ask(pool, one, question, timeout_s)
+
+    said = []
+    with monkeypatch.context() as patched:
+        patched.setattr(VerifierPool, "_ask", broken)
+        assert checked(math_rows(tmp_path), show=said.append).set_aside == {}
+    assert len(said) == 1 and "12 rows could not be judged" in said[0]
+    assert sorted(checked(math_rows(tmp_path)).set_aside[""]) == LIARS
 
 
 def test_cache_that_can_not_be_written_is_no_reason_not_to_start(tmp_path, monkeypatch):

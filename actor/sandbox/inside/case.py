@@ -22,7 +22,7 @@ _TMPFS = (files.SCRATCH, files.SHARED)
 
 
 class UsedUpError(Exception):
-    """This sandbox can't be made as new; the case did not run."""
+    """This sandbox can't begin another case; it did not run."""
 
 
 def run(order, content, uid, limits, on_begin):
@@ -31,7 +31,7 @@ def run(order, content, uid, limits, on_begin):
     `on_begin()` is called when its clock begins.
 
     Raises:
-      UsedUpError: what earlier cases left can't be cleared away.
+      UsedUpError: what earlier cases left can't be cleared away, or no process be made.
     """
     stdin, call = order["blobs"]
     says, say = os.pipe()
@@ -116,12 +116,13 @@ def _become(order, content, uid, limits, say, pipes):
         drop_to(uid)
         files.prepare(content)
         os.chdir(files.WORK)
-        stage = "exec"
         for number, fd in enumerate(high):
             os.dup2(fd, number)
         # Where the sandbox has one user only, PID 1 counts too.
         _bound(limits, order["reserves"], limits["num_processes"] + (uid is None))
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        # A compiler or interpreter that can't be executed is no fault of the program; a file of its own is.
+        stage = "exec" if "/" in order["argv"][0] else "dirty"
         os.write(say, b"%.6f\n" % time.monotonic())
         os.execvpe(order["argv"][0], order["argv"], order["environment"])
     except BaseException as e:

@@ -36,7 +36,7 @@ class ReasoningGymSource:
         """Problem `index`.
 
         Raises:
-          ValueError: the pattern is not found in the question.
+          ValueError: the pattern is not found in the question, or the family names no answer and is judged by one.
         """
         entry = self._dataset[index]
         question = entry["question"]
@@ -47,8 +47,11 @@ class ReasoningGymSource:
             question = found.group(1)
         source = self._source
         needs_entry = source.environment != "" or source.parts.keys() != {"math"}
+        answer = entry["answer"]
+        if answer is None and source.parts.keys() & {"math", "exact"}:
+            raise ValueError(f"{self._where}.task={source.task!r} names no answers: use verifier=reasoning_gym")
         task = task_of(
-            entry["answer"],
+            "" if answer is None else answer,
             source.parts,
             answer_in=source.answer_in,
             metadata=entry if needs_entry else None,

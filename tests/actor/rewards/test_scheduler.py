@@ -1,11 +1,13 @@
 import asyncio
 import sys
+from typing import Any
 
 import pytest
 
+from actor.rewards.adaptive import Anchors
 from actor.rewards.scheduler import UNJUDGED, Judgement, Rewards
 from actor.verifiers.judged import Response, Score
-from actor.verifiers.pool import VerifierError, VerifierPool
+from actor.verifiers.pool import HangError, VerifierError, VerifierPool
 from bridge.types import Finish, RewardPart, RewardScore, Task, Verdict
 from configs.sections.prompts import Truncated
 
@@ -38,6 +40,16 @@ async def judged(rewards: Rewards, text: str, task: Task, finish: Finish = "stop
         return await rewards.judge(response(text, finish), task)
     finally:
         await rewards.close()
+
+
+class InMemoryAnchors:
+    """A store of anchors that remembers nothing."""
+
+    def anchors(self, keys):
+        return {}
+
+    def raise_anchors(self, anchors):
+        pass
 
 
 class Elsewhere:
@@ -96,16 +108,52 @@ def test_episode_that_only_its_environment_rewards_is_not_asked_about(tmp_path):
 
 
 def test_text_on_which_the_verifier_hangs_three_times_is_wrong_if_it_judges_the_own_answer(tmp_path):
-    """The bad verifiers hang as often, by answer, as the text says: thrice; then they judge the answer itself, 0."""
+    """The bad verifiers hang as often, by answer, as the text says; they judge the answer itself, 0, at once."""
 
     async def body():
         rewards = Rewards(bad(tmp_path))
-        got = await rewards.judge(response("3"), Task.judged_by("hang", answer="0"))
+        got = await rewards.judge(response("9"), Task.judged_by("hang", answer="0"))
         assert got == Judgement(reward=0.0, scores=(RewardScore(name="hang", value=0.0, verdict="hang"),))
-        assert rewards.num_failures == 3 and attempts(tmp_path) == 4
+        assert rewards.num_failures == 6 and attempts(tmp_path) == 7
         await rewards.close()
 
     run(body())
+
+
+def test_verifier_that_works_again_after_three_hangs_judges_the_response(tmp_path):
+    got = run(judged(Rewards(bad(tmp_path)), "3", Task.judged_by("hang", answer="0")))
+    assert got == Judgement(reward=0.5, scores=(RewardScore(name="hang", value=0.5, verdict="ok"),))
+
+
+def test_hang_of_programs_without_one_that_is_known_to_be_right_is_no_reward(tmp_path, monkeypatch):
+    async def hang(*args, **options):
+        raise HangError("no answer")
+
+    monkeypatch.setattr(VerifierPool, "score", hang)
+    task = Task.judged_by("code", answer="", metadata='{"tests": [{"input": "", "output": ""}]}')
+    with pytest.raises(VerifierError, match="the row has no program"):
+        run(judged(Rewards(bad(tmp_path)), "x", task))
+
+
+def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known_when_it_is_free(monkeypatch):
+    given = []
+
+    async def attempt(pool, one, question):
+        given.append(question.context.case_timeouts_s)
+        return Score(value=1.0, verdict="ok", case_s=(4.0,))
+
+    monkeypatch.setattr(VerifierPool, "_attempt", attempt)
+    task = Task.judged_by("code", answer="", metadata='{"tests": [{"input": "", "output": ""}]}')
+
+    async def body():
+        store: Any = InMemoryAnchors()
+        anchors = Anchors(store, factor=1.5, min_s=2.0, max_s=30.0)
+        rewards = Rewards(VerifierPool(num_workers=1, timeout_s=1.0, retries=0), anchors=anchors)
+        await asyncio.gather(*(rewards.judge(response(text), task) for text in ("right", "never ends")))
+        await rewards.close()
+
+    run(body())
+    assert given == [(), (6.0,)]
 
 
 def test_verifier_that_hangs_on_the_own_answer_too_is_broken_and_gives_no_reward(tmp_path):

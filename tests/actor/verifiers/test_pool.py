@@ -268,3 +268,8 @@ def test_check_own_says_in_one_line_what_can_not_be_used(tmp_path, monkeypatch):
         with pytest.raises(ValueError) as e:
             check_own(["mine:length", name])
         assert str(e.value).startswith(f"prompts.verifier={name}: ") and said in str(e.value)
+
+
+def test_cores_that_are_not_there_are_refused_before_a_worker_starts():
+    with pytest.raises(ValueError, match=r"rewards.cpu_cores names \[400000\]"):
+        VerifierPool(num_workers=1, timeout_s=1.0, retries=0, cores=(0, 400000))

@@ -16,7 +16,8 @@ NO_CONTEXT = Context()
 
 
 def score(verifier: ModuleType, text: str, of: Task, finish: Finish) -> float:
-    return verifier.score(Response(text=text, finish=finish, num_tokens=1), of, NO_CONTEXT)
+    got = verifier.score(Response(text=text, finish=finish, num_tokens=1), of, NO_CONTEXT)
+    return got.value if isinstance(got, Score) else got
 
 
 def task(answer: str, verifier: str = "exact", metadata: str = "{}") -> Task:

@@ -1,0 +1,109 @@
+"""reasoning-gym's families, all of them: what is judged here is what the library would judge."""
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from actor.verifiers import reasoning_gym as gym
+from actor.verifiers import registry, worker
+from actor.verifiers.judged import Context, Response, Score
+from bridge.types import Task
+from configs.sections.prompt_source import PromptSource
+from learner.data.problems import task_of
+from learner.data.sources.reasoning_gym import ReasoningGymSource
+
+NOT_ENDLESS = {"word_ladder": "has fewer problems than a source counts", "composite": "is a mixture of others"}
+"""Families that no source can be made of."""
+FAMILIES = sorted(DATASETS.keys() - {"composite"})
+SLOW = ("acre", "codeio", "figlet_font", "group_anagrams", "knight_swap", "word_ladder")
+"""Seconds each: they read or search a lot before their first problem."""
+TEXTS = ("", "utter nonsense")
+
+
+@functools.cache
+def entries(family: str) -> list[dict[str, Any]]:
+    return list(reasoning_gym.create_dataset(family, size=2, seed=3))
+
+
+def task_of_entry(entry: dict[str, Any]) -> Task:
+    return task_of(
+        "" if entry["answer"] is None else entry["answer"], {"reasoning_gym": 1.0}, answer_in="box", metadata=entry
+    )
+
+
+def judged(text: str, task: Task) -> Score:
+    return gym.score(Response(text=text, finish="stop", num_tokens=1), task, Context())
+
+
+def scored(text: str, task: Task) -> float:
+    return judged(text, task).value
+
+
+def by_the_library(text: str, entry: dict[str, Any]) -> float | str:
+    """What it gives for its own entry; the name of what it raises."""
+    try:
+        scorer: Any = reasoning_gym.get_score_answer_fn(entry["metadata"]["source_dataset"])
+        return scorer(text, entry)
+    except Exception as e:
+        return type(e).__name__
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FAMILIES])
+def test_reasoning_gym_score_of_every_family_is_the_librarys_of_its_own_entry(family):
+    for entry in entries(family):
+        own = () if entry["answer"] is None else (str(entry["answer"]),)
+        for text in (*TEXTS, *own):
+            try:
+                got = scored(f" {text}\n", task_of_entry(entry))
+            except Exception as e:
+                got = type(e).__name__
+            assert got == by_the_library(text, entry), text
+            assert got == 1.0 or text not in own
+
+
+def test_reasoning_gym_right_answer_where_the_library_names_none_earns_all():
+    entry = entries("graph_color")[0]
+    assert entry["answer"] is None
+    assert scored(json.dumps(entry["metadata"]["possible_answer"]), task_of_entry(entry)) == 1.0
+
+
+@pytest.mark.parametrize("family", NOT_ENDLESS)
+def test_reasoning_gym_family_that_can_be_no_source_is_refused(family):
+    with pytest.raises(ValueError, match=f"prompts.task='{family}'"):
+        ReasoningGymSource(PromptSource(task=family, verifier="reasoning_gym"), seed=3)
+
+
+@pytest.mark.parametrize("family", ["countdown", "power_function", "emoji_mystery"])
+def test_reasoning_gym_text_that_earns_a_little_is_wrong_all_the_same(family):
+    got = judged("utter nonsense", task_of_entry(entries(family)[0]))
+    assert got == Score(value=0.01, verdict="wrong")
+    assert judged(entries(family)[0]["answer"], task_of_entry(entries(family)[0])).verdict == "ok"
+
+
+@pytest.mark.parametrize("family", ["boxnet", "graph_color", "propositional_logic", "rubiks_cube"])
+def test_reasoning_gym_family_without_answers_has_none_and_is_not_judged_by_one(family):
+    assert ReasoningGymSource(PromptSource(task=family, verifier="reasoning_gym"), seed=3)[0].task.answer == ""
+    with pytest.raises(ValueError, match="names no answers"):
+        ReasoningGymSource(PromptSource(task=family, verifier="exact"), seed=3)[0]
+
+
+def asked(text: str, task: Task) -> Score | str:
+    """What a worker says of a text, or what went wrong."""
+    response = Response(text=text, finish="stop", num_tokens=1)
+    answer = worker._answer(registry.load, worker.Question(verifier="reasoning_gym", task=task, response=response))
+    return answer.score or answer.error
+
+
+def test_text_that_makes_the_librarys_scorer_raise_is_wrong():
+    entry = entries("prime_factorization")[0]
+    assert by_the_library("2 x 3", entry) == "ValueError"
+    assert asked("2 x 3", task_of_entry(entry)) == Score(value=0.0, verdict="wrong")
+
+
+def test_scorer_that_raises_on_the_own_answer_too_is_no_verdict():
+    entry = entries("prime_factorization")[0]
+    assert str(asked("2 x 3", task_of_entry({**entry, "answer": "none of these"}))).startswith("ValueError: invalid")
