@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from actor.verifiers.judged import Response
-from actor.verifiers.pool import MAX_HANGS, HangError, VerifierError, VerifierPool, check_own
+from actor.verifiers.pool import MAX_HANGS, HangError, RaisedError, VerifierError, VerifierPool, check_own
 from bridge.types import Finish, Task
 from tests.actor.fakes import until
 
@@ -57,7 +57,8 @@ def test_score_that_keeps_failing_is_an_error_and_no_reward(tmp_path, how):
     async def body():
         pool = make_pool(tmp_path)
         try:
-            said, kind = ("3 times", HangError) if how == "hang" else ("2 attempts", VerifierError)
+            said = "3 times" if how == "hang" else "2 attempts"
+            kind = {"hang": HangError, "raise": RaisedError}.get(how, VerifierError)
             with pytest.raises(VerifierError, match=said) as e:
                 await ask(pool, how, "9", "a")
             assert e.type is kind
