@@ -53,7 +53,7 @@ class Playing:
             said += [*answer["token_ids"], 1]
         if self._row["how"] == "impatient":
             with contextlib.suppress(TimeoutError):
-                ask(address, said, timeout_s=0.1)
+                ask(address, said, timeout_s=1.0)
             answers.append(ask(address, said))  # is answered when the one before has ended
         if self._row["how"] == "wrong token":
             answers.append(ask(address, said, token="x" * 43))
