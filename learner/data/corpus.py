@@ -90,6 +90,8 @@ class Corpus:
 
 
 def _examples(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
+    if prompts.mixture:
+        raise ValueError("the tiny model is warmed up on one source, and prompts.mixture has several; give model.path")
     if prompts.path:
         return _of_rows(prompts, seed)
     return _of_episodes(prompts, seed) if prompts.environment else _of_sums(prompts, seed)

@@ -8,6 +8,7 @@ import tokenizers
 from configs.code_tasks import row
 from configs.environments import shipped
 from configs.sections import PromptsConfig
+from configs.sections.prompt_source import PromptSource
 from configs.tiny_model import TinyModelRecipe
 from learner.data import corpus as corpora
 from learner.data.problems import is_held_out
@@ -102,6 +103,12 @@ def test_corpus_of_episodes_has_turns_with_their_ends_and_observations_that_trai
 def test_corpus_of_an_environment_without_examples_is_refused(tokenizer):
     with pytest.raises(ValueError, match="prompts.environment=textarena.*give model.path"):
         corpus_of(PromptsConfig(environment="textarena"), tokenizer)
+
+
+def test_corpus_of_a_mixture_is_refused(tokenizer):
+    mixture = {name: PromptSource(task="chain_sum", verifier="exact") for name in ("one", "other")}
+    with pytest.raises(ValueError, match="prompts.mixture has several; give model.path"):
+        corpus_of(PromptsConfig(mixture=mixture), tokenizer)
 
 
 def test_tiny_model_of_other_rows_is_another(tmp_path, monkeypatch):
