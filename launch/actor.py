@@ -13,7 +13,7 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ from actor.loop import Actor
 from actor.rewards.adaptive import Anchors
 from actor.rewards.scheduler import Rewards
 from actor.verifiers.judge import Judge, read_template
-from actor.verifiers.pool import VerifierPool, check_own
+from actor.verifiers.pool import VerifierPool, check_cores, check_own
 from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
 from bridge.pulse import BEAT_S, Doing, Pulse
@@ -119,6 +119,7 @@ def main() -> int:
                 return 0
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
+            check_cores(_verifier_cores(joined.config))
             check_own(joined.own_verifiers)
             check_environments(joined.config.prompts.environments, joined.config.environments)
             check_sandbox(joined.config)
@@ -300,6 +301,10 @@ def _judge(joined: Joined, pulse: Pulse) -> Generator[Judge | None]:
             yield Judge(service.config, failure=lambda: service.failure)
 
 
+def _verifier_cores(config: Config) -> Sequence[int]:
+    return core_ids(config.rewards.cpu_cores) if config.rewards.cpu_cores else ()
+
+
 def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
     """What plays the environments of the run's prompts; None where it has none."""
     config = joined.config
@@ -322,7 +327,7 @@ def _rewards(joined: Joined, judge: Judge | None) -> Rewards:
         retries=config.actor.verifier_retries,
         settings=config.rewards,
         own=joined.own_verifiers,
-        cores=core_ids(config.rewards.cpu_cores) if config.rewards.cpu_cores else (),
+        cores=_verifier_cores(config),
     )
     settings = config.rewards
     anchors = Anchors(

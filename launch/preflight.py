@@ -16,7 +16,7 @@ from configs import extension
 from configs.races import too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
-from launch.placement import Machine, place
+from launch.placement import Machine, core_ids, place
 from launch.sandbox_check import check_sandbox
 from learner.data.opening import SetAside, open_sources
 from learner.data.tokenizer import Tokenizer, load_tokenizer
@@ -197,6 +197,8 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
     if "actor" in roles:
         own += [f"prompts.verifier={name}" for name in config.prompts.own_verifiers]
         own += [f"prompts.environment={name}" for name in config.prompts.own_environments]
+        if config.rewards.cpu_cores:
+            pool.check_cores(core_ids(config.rewards.cpu_cores))
         pool.check_own(config.prompts.own_verifiers)
         check_environments(config.prompts.environments, config.environments)
         notes += check_sandbox(config)

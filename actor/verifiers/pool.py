@@ -83,10 +83,7 @@ class VerifierPool:
         Raises:
           ValueError: this machine has no such core.
         """
-        if missing := sorted(set(cores) - set(range(os.cpu_count() or 1))):
-            raise ValueError(
-                f"rewards.cpu_cores names {missing}, this machine has cores 0 to {(os.cpu_count() or 1) - 1}"
-            )
+        check_cores(cores)
         self._sleep, self._draw = sleep, draw
         self._own = own
         self._timeout_s, self._retries, self.settings = timeout_s, retries, settings
@@ -198,6 +195,17 @@ class VerifierPool:
         if answer.error:
             raise (VerifierError if answer.is_machines else RaisedError)(answer.error)
         return answer.score
+
+
+def check_cores(cores: Collection[int]) -> None:
+    """Whether this machine has the cores that verifiers are to run on.
+
+    Raises:
+      ValueError: it hasn't.
+    """
+    num_cores = os.cpu_count() or 1
+    if missing := sorted(set(cores) - set(range(num_cores))):
+        raise ValueError(f"rewards.cpu_cores names {missing}, this machine has cores 0 to {num_cores - 1}")
 
 
 def check_own(names: Collection[str]) -> None:

@@ -313,3 +313,9 @@ def test_check_functions_that_can_not_be_used_are_refused_in_one_line(tmp_path, 
     with pytest.raises(ValueError) as e:
         preflight.check_functions(own(tmp_path, **names), ("learner", "actor"))
     assert said in str(e.value) and "\n" not in str(e.value)
+
+
+def test_check_functions_refuses_cores_for_verifiers_that_are_not_there():
+    config = config_of(rewards=sections.RewardsConfig(cpu_cores="0,400000"))
+    with pytest.raises(ValueError, match=r"rewards.cpu_cores names \[400000\], this machine has cores 0 to"):
+        preflight.check_functions(config, ("actor",))
