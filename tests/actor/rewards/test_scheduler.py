@@ -10,6 +10,7 @@ from actor.verifiers.judged import Response, Score
 from actor.verifiers.pool import HangError, VerifierError, VerifierPool
 from bridge.types import Finish, RewardPart, RewardScore, Task, Verdict
 from configs.sections.prompts import Truncated
+from tests.actor.fakes import until
 
 
 def response(text: str, finish: Finish = "stop") -> Response:
