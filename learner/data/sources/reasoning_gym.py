@@ -1,6 +1,9 @@
 """reasoning-gym's tasks: endless, by index."""
 
+import functools
+import random
 import re
+from typing import Any
 
 import reasoning_gym
 
@@ -11,21 +14,32 @@ NUM_PROCEDURAL = 2**31 - 1
 """Indices a procedural task has; each is another problem (some of the same text)."""
 
 
+_BLOCKS = {"acre": 500, "gsm_symbolic": 10_000, "list_functions": 10_000, "word_ladder": 10_000}
+"""Families that draw something for all problems of a data set when it is made, which takes memory and time: they come
+as one data set after the other, of so many problems and a seed of its own each."""
+
+
 class ReasoningGymSource:
     """A procedural task: problem i is a function of (seed, i)."""
 
     def __init__(self, source: PromptSource, *, seed: int, where: str = "prompts") -> None:
-        """Makes the library's data set; `where` is the source's field of the config.
+        """Makes the library's (first) data set; `where` is the source's field of the config.
 
         Raises:
           ValueError: no such task family, or the task refuses its arguments.
         """
+        self._block = _BLOCKS.get(source.task, NUM_PROCEDURAL)
+
+        @functools.lru_cache(maxsize=2)
+        def block(number: int) -> Any:
+            drawn = seed if number == 0 else random.Random(f"{seed}.{number}").getrandbits(31)
+            return reasoning_gym.create_dataset(source.task, size=self._block, seed=drawn, **source.task_args)
+
         try:
-            self._dataset = reasoning_gym.create_dataset(
-                source.task, size=NUM_PROCEDURAL, seed=seed, **source.task_args
-            )
+            block(0)
         except (ValueError, AssertionError, TypeError) as e:
             raise ValueError(f"{where}.task={source.task!r} with task_args {source.task_args}: {e}") from e
+        self._dataset = block
         self._pattern = re.compile(source.pattern) if source.pattern else None
         self._source, self._where = source, where
 
@@ -38,7 +52,8 @@ class ReasoningGymSource:
         Raises:
           ValueError: the pattern is not found in the question, or the family names no answer and is judged by one.
         """
-        entry = self._dataset[index]
+        number, place = divmod(index, self._block)
+        entry = self._dataset(number)[place]
         question = entry["question"]
         if self._pattern is not None:
             found = self._pattern.search(question)

@@ -10,6 +10,7 @@ from actor.verifiers.judged import Response, Score
 from actor.verifiers.pool import HangError, VerifierError, VerifierPool
 from bridge.types import Finish, RewardPart, RewardScore, Task, Verdict
 from configs.sections.prompts import Truncated
+from tests.actor.fakes import until
 
 
 def response(text: str, finish: Finish = "stop") -> Response:
@@ -140,6 +141,8 @@ def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known
 
     async def attempt(pool, one, question):
         given.append(question.context.case_timeouts_s)
+        if len(given) == 1:
+            await until(lambda: bool(pool._idle._getters), "the other waits for the worker")
         return Score(value=1.0, verdict="ok", case_s=(4.0,))
 
     monkeypatch.setattr(VerifierPool, "_attempt", attempt)

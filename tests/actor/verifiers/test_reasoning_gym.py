@@ -16,8 +16,6 @@ from configs.sections.prompt_source import PromptSource
 from learner.data.problems import task_of
 from learner.data.sources.reasoning_gym import ReasoningGymSource
 
-NOT_ENDLESS = {"word_ladder": "has fewer problems than a source counts", "composite": "is a mixture of others"}
-"""Families that no source can be made of."""
 FAMILIES = sorted(DATASETS.keys() - {"composite"})
 SLOW = ("acre", "codeio", "figlet_font", "group_anagrams", "knight_swap", "word_ladder")
 """Seconds each: they read or search a lot before their first problem."""
@@ -71,10 +69,17 @@ def test_reasoning_gym_right_answer_where_the_library_names_none_earns_all():
     assert scored(json.dumps(entry["metadata"]["possible_answer"]), task_of_entry(entry)) == 1.0
 
 
-@pytest.mark.parametrize("family", NOT_ENDLESS)
-def test_reasoning_gym_family_that_can_be_no_source_is_refused(family):
-    with pytest.raises(ValueError, match=f"prompts.task='{family}'"):
-        ReasoningGymSource(PromptSource(task=family, verifier="reasoning_gym"), seed=3)
+def test_reasoning_gym_mixture_of_others_is_no_source():
+    with pytest.raises(ValueError, match="prompts.task='composite'"):
+        ReasoningGymSource(PromptSource(task="composite", verifier="reasoning_gym"), seed=3)
+
+
+@pytest.mark.parametrize("family", ["gsm_symbolic", "list_functions", pytest.param("acre", marks=pytest.mark.slow)])
+def test_reasoning_gym_family_that_draws_all_at_once_is_a_source_without_an_end(family):
+    source, again = (ReasoningGymSource(PromptSource(task=family, verifier="reasoning_gym"), seed=3) for _ in range(2))
+    far = len(source) - 1
+    assert source[far] == again[far] and source[0] == again[0]
+    assert len({source[i * 10_000 + 7].question for i in range(8)}) > 4  # no data set is another's
 
 
 @pytest.mark.parametrize("family", ["countdown", "power_function", "emoji_mystery"])

@@ -90,7 +90,12 @@ def test_small_bench_runs_all_arms_and_ends_in_the_line(isolated, tmp_path):
     assert ran.returncode == 0, ran.stderr
     line = json.loads(ran.stdout.splitlines()[-1])
     assert line["bench"] == "rewards"
-    assert line["aims"].keys() == {"adaptive_speedup", "exposed_share", "sandbox_added_ms"}
+    assert line["aims"].keys() == {
+        "adaptive_speedup",
+        "exposed_share",
+        "own_solutions_exposed_share",
+        "sandbox_added_ms",
+    }
     written = json.loads((tmp_path / "rewards.json").read_text())
     work = Workload(size=SMALL)
     kinds = collections.Counter(
