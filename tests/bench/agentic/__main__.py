@@ -13,7 +13,7 @@ is compared is the time from one update to the next, over episodes with the same
 * the same in a window with an async ratio: as one ends, the next begins, and training is beside it;
 * the same with redundant environments (section 5.2.2): 1.25 times as many prompts and samples, the first to end win.
 
-The planner predicts each from the distribution of the latencies and two calibration sessions at another deviation.
+The planner predicts each from the distribution of the latencies and three calibration sessions at another deviation.
 Takes some eight minutes. Writes `results/agentic.{json,md}`.
 """
 
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         Rig(pathlib.Path(folder), BATCH.config(1), tiny_model(), actor_module=ACTOR) as rig,
     ):
         rig.run(setups[0].session(1, 0.0))  # compiles
-        costs = calibrate(rig, setups[1])
+        costs = calibrate(rig, *setups[:2])
         print(f"calibrated: {costs}", flush=True)
         for deviation_s in deviations:
             for setup in setups:
@@ -147,8 +147,8 @@ def about(costs: Costs) -> list[str]:
         f"All have {U * K} environments at once, but for the redundant ones, which have "
         f"{REDUNDANT.num_environments} (eta {ETA:g} for prompts and for samples). Windows have alpha = {ALPHA:g}.",
         f"In the calibration an episode took {1000 * costs.start_s:.1f} ms of the machine to start and "
-        f"{1000 * costs.turn_s:.1f} ms a turn; the planner is told that, the distribution, and what training and "
-        "publishing cost there.",
+        f"{1000 * costs.turn_s:.1f} ms a turn, which was {1000 * costs.delay_s:.1f} ms late besides; the planner is "
+        "told that, the distribution, and what training and publishing cost there.",
     ]
 
 

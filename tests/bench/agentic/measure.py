@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,10 @@ from tests.bench.agentic.setups import (
 from tests.bench.rig.measure import publish_costs
 from tests.bench.rig.rig import Result, Rig
 
+MAX_TURN_S = 0.01
+"""More of the machine than any turn takes."""
+NUM_CALIBRATED = 5
+"""Updates of a calibration session."""
 CALIBRATED_S = 0.03
 """The deviation of the calibration: none that is measured, and enough that not all episodes step at once."""
 
@@ -53,7 +58,10 @@ class Costs:
     prompt_tokens: int
     observation_tokens: int
     start_s: float
-    turn_s: float
+    turn_s: float = 0.0
+    """What a turn takes of the machine: others' turns wait for it."""
+    delay_s: float = 0.0
+    """What a turn is late besides, which holds up nobody else: timers, processes that are woken."""
 
 
 def updates_s(result: Result) -> list[float]:
@@ -62,15 +70,21 @@ def updates_s(result: Result) -> list[float]:
     return [float(x) for x in np.diff(ends)]
 
 
-def calibrate(rig: Rig, setup: Setup) -> Costs:
-    """Episodes of one turn and of all, at a deviation that is not measured: what they take beside what was drawn."""
-    few, many = (rig.run(setup.session(3, CALIBRATED_S, num_turns=n)) for n in (1, NUM_TURNS))
-    prompts = [np.asarray(p, np.int32) for p in rig.prompts(setup.config(3), 3 * setup.groups)]
-    over_few, over_many = (_beyond_drawn_s(result, setup, prompts, n) for result, n in ((few, 1), (many, NUM_TURNS)))
-    turn_s = _alone_s(max(0.0, (over_many - over_few) / (NUM_TURNS - 1)), setup.groups * setup.samples)
+def calibrate(rig: Rig, together: Setup, alone: Setup) -> Costs:
+    """What episodes cost beside what was drawn, at a deviation that is not measured.
+
+    Episodes of one turn and of all tell what starting one takes. A turn's time of the machine is what makes the planner
+    say of the batch in lock-step, where all want it at once, what was measured; then what a turn is late besides is
+    what episodes by rounds still lack.
+    """
+    few, many = (rig.run(alone.session(NUM_CALIBRATED, CALIBRATED_S, num_turns=n)) for n in (1, NUM_TURNS))
+    batch = rig.run(together.session(NUM_CALIBRATED, CALIBRATED_S))
+    config = alone.config(NUM_CALIBRATED)
+    prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, NUM_CALIBRATED * alone.groups)]
+    over_few, over_many = (_beyond_drawn_s(result, alone, prompts, n) for result, n in ((few, 1), (many, NUM_TURNS)))
     train_s = sum(e["dur"] for e in many.events if e["name"] == "train") / 1e6
     num_observed = many.response_tokens - NUM_TURNS * TURN_TOKENS
-    return Costs(
+    costs = Costs(
         learner=LearnerProfile(
             seconds_per_token=train_s / many.real_tokens,
             optimizer_step_s=statistics.median(e["dur"] / 1e6 for e in many.events if e["name"] == "apply"),
@@ -79,27 +93,34 @@ def calibrate(rig: Rig, setup: Setup) -> Costs:
         prompt_tokens=round(statistics.fmean(p.size for p in prompts)),
         observation_tokens=round(num_observed / (NUM_TURNS - 1)),
         # All of a batch start at once, one after the other: on average half of them come before.
-        start_s=max(0.0, over_few - turn_s) * 2 / (setup.groups * setup.samples + 1),
-        turn_s=turn_s,
+        start_s=max(0.0, over_few - (over_many - over_few) / (NUM_TURNS - 1)) * 2 / (alone.groups * alone.samples + 1),
     )
+    wanted_s = statistics.fmean(updates_s(batch))
+    costs = dataclasses.replace(
+        costs, turn_s=_solve(lambda t: _calibrated_s(together, dataclasses.replace(costs, turn_s=t)), wanted_s)
+    )
+    late_s = statistics.fmean(updates_s(many)) - _calibrated_s(alone, costs)
+    return dataclasses.replace(costs, delay_s=max(0.0, late_s / NUM_TURNS))
 
 
-def _alone_s(took_s: float, num_episodes: int) -> float:
-    """What a turn takes of the machine where it took `took_s`, the wait for others' turns included.
+def _calibrated_s(setup: Setup, costs: Costs) -> float:
+    """An update of the calibration, as the planner has it."""
+    profile = profile_of(setup, CALIBRATED_S, costs)
+    return simulate(setup.config(NUM_CALIBRATED), profile, num_updates=32, warmup_updates=1, seed=2).step_s
 
-    That wait is the one of requests that come at random to a server that takes as long for each (Pollaczek-Khinchine).
-    """
-    rate = num_episodes / (MEAN_S + TURN_TOKENS / TOKENS_PER_S + took_s)
-    alone_s = took_s
-    for _ in range(50):
-        load = min(rate * alone_s, 0.95)
-        alone_s = took_s / (1 + load / (2 * (1 - load)))
-    return alone_s
+
+def _solve(says: Callable[[float], float], wanted: float) -> float:
+    """The argument, 0 or more, at which an increasing function says what is wanted."""
+    low, high = 0.0, MAX_TURN_S
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (middle, high) if says(middle) < wanted else (low, middle)
+    return (low + high) / 2
 
 
 def _beyond_drawn_s(result: Result, setup: Setup, prompts: list[np.ndarray], num_turns: int) -> float:
     """Mean time of an episode beside its latencies and its tokens; the first round finds everything cold."""
-    work = setup.session(3, CALIBRATED_S, num_turns=num_turns).episodes
+    work = setup.session(NUM_CALIBRATED, CALIBRATED_S, num_turns=num_turns).episodes
     assert work is not None
     spans = [e for e in result.events if e["name"] == "rollout" and e["args"]["round"] > 0]
     took = statistics.fmean(e["dur"] / 1e6 for e in spans)
@@ -122,7 +143,7 @@ def profile_of(setup: Setup, deviation_s: float, costs: Costs) -> Profile:
         claim_s=LOOK_S / 2,
         episodes=EpisodeProfile(
             num_turns=_all(NUM_TURNS),
-            step_s=LatencyProfile(mean_s=MEAN_S, deviation_s=deviation_s),
+            step_s=LatencyProfile(mean_s=MEAN_S + costs.delay_s, deviation_s=deviation_s),
             observation_tokens=costs.observation_tokens,
             start_s=costs.start_s,
             turn_s=costs.turn_s,

@@ -1,6 +1,7 @@
 """The parts of the bench of episodes that are not the system's own, and the bench itself at a fraction of its size."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import pathlib
@@ -19,8 +20,19 @@ from launch.plan.simulate import simulate
 from tests.actor.environments.chat import rendering
 from tests.actor.fakes import until
 from tests.bench.agentic.__main__ import values_of
-from tests.bench.agentic.measure import Costs, Row, profile_of, updates_s
-from tests.bench.agentic.setups import ALONE, BATCH, DEVIATIONS_S, REDUNDANT, SETUPS, WINDOW, K, U, engine_profile
+from tests.bench.agentic.measure import Costs, Row, _solve, profile_of, updates_s
+from tests.bench.agentic.setups import (
+    ALONE,
+    BATCH,
+    DEVIATIONS_S,
+    NUM_TURNS,
+    REDUNDANT,
+    SETUPS,
+    WINDOW,
+    K,
+    U,
+    engine_profile,
+)
 from tests.bench.agentic.sleeping import NAME, Sleeping
 from tests.bench.rig.episodes import EpisodeEngine, LockStep
 from tests.bench.rig.paced_engine import PacedEngine
@@ -172,6 +184,22 @@ def test_planner_alone_says_that_each_schedule_is_faster_than_the_one_before():
         for s in SETUPS
     ]
     assert seconds == sorted(seconds, reverse=True)
+
+
+def test_solve_finds_where_a_function_says_what_is_wanted():
+    assert _solve(lambda t: 3.0 + 100 * t, 3.25) == pytest.approx(0.0025, abs=1e-5)
+    assert _solve(lambda t: 3.0 + 100 * t, 1.0) < 1e-5  # less than nothing is nothing
+
+
+def test_turn_that_is_late_holds_up_nobody_else():
+    none = dataclasses.replace(costs(), turn_s=0.0)
+    late, busy = dataclasses.replace(none, delay_s=0.002), dataclasses.replace(none, turn_s=0.002)
+    step_s = [
+        simulate(BATCH.config(8), profile_of(BATCH, 0.0, c), num_updates=8, warmup_updates=2).step_s
+        for c in (none, late, busy)
+    ]
+    assert step_s[1] - step_s[0] == pytest.approx(NUM_TURNS * 0.002, abs=1e-3)
+    assert step_s[2] - step_s[0] == pytest.approx(U * K * NUM_TURNS * 0.002, abs=1e-2)
 
 
 def test_session_of_episodes_travels():
