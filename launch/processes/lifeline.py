@@ -19,6 +19,8 @@ MARK = "SLUICE_MARK"
 _KEEP_ENVIRONMENT = "SPT_NOENV"
 """setproctitle, which names vLLM's processes, writes over the environment that the kernel shows, unless this is set."""
 _PROC = pathlib.Path("/proc")
+_EXEC_S = 5.0
+"""Longest a process is waited for that is about to show its environment: microseconds, more where cores are busy."""
 
 
 def die_with_parent() -> None:
@@ -106,11 +108,19 @@ def _marked() -> Iterator[Marked]:
 def _mark_of(pid: int) -> str:
     """A live process's mark; empty if it has none, is another user's, or is gone."""
     head = f"{MARK}=".encode()
+    entry = _PROC / str(pid)
+    end_s = time.monotonic() + _EXEC_S
     try:
-        entries = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        while not (shown := (entry / "environ").read_bytes()) and _is_in_exec(entry) and time.monotonic() < end_s:
+            time.sleep(0.001)
     except OSError:
         return ""
-    return next((os.fsdecode(e.removeprefix(head)) for e in entries if e.startswith(head)), "")
+    return next((os.fsdecode(e.removeprefix(head)) for e in shown.split(b"\0") if e.startswith(head)), "")
+
+
+def _is_in_exec(entry: pathlib.Path) -> bool:
+    """Whether it has a new program, but no arguments yet: the kernel shows its environment as soon as it has them."""
+    return not (entry / "cmdline").read_bytes() and bool(os.readlink(entry / "exe"))  # the kernel's own have no program
 
 
 def _title(entry: pathlib.Path) -> str:

@@ -106,6 +106,34 @@ def test_end_marked_finds_what_a_marked_process_started(waiting):
     wait_until(lambda: not is_alive(grandchild), "its end")
 
 
+def test_mark_of_a_process_in_its_exec_is_read_once_the_kernel_shows_it(tmp_path, monkeypatch):
+    entry = tmp_path / "7"
+    entry.mkdir()
+    (entry / "environ").touch()
+    (entry / "cmdline").touch()
+    (entry / "exe").symlink_to(sys.executable)
+    monkeypatch.setattr(lifeline, "_PROC", tmp_path)
+
+    def exec_ends(_: float) -> None:
+        (entry / "environ").write_bytes(f"A=b\0{lifeline.MARK}=run-1:learner\0".encode())
+
+    monkeypatch.setattr(lifeline.time, "sleep", exec_ends)
+    assert [m.mark for m in lifeline._marked()] == ["run-1:learner"]
+
+
+@pytest.mark.parametrize("cmdline", [b"", b"program\0"], ids=["the kernel's own", "an empty environment"])
+def test_mark_of_a_process_without_an_environment_is_not_waited_for(tmp_path, monkeypatch, cmdline):
+    entry = tmp_path / "7"
+    entry.mkdir()
+    (entry / "environ").touch()
+    (entry / "cmdline").write_bytes(cmdline)
+    if cmdline:
+        (entry / "exe").symlink_to(sys.executable)
+    monkeypatch.setattr(lifeline, "_PROC", tmp_path)
+    monkeypatch.setattr(lifeline.time, "sleep", lambda _: pytest.fail("waited"))
+    assert list(lifeline._marked()) == []
+
+
 def test_end_marked_another_process_that_got_the_id_meanwhile_lives(waiting, monkeypatch):
     innocent = waiting()
     # What was found under its id had our mark a moment ago.
