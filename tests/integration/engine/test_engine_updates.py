@@ -119,17 +119,25 @@ def test_request_after_an_update_reuses_no_prompt_cache_of_older_weights(bench):
 
     async def body():
         await bench.update()
+        bench.write()
+        prefetched = await bench.client.prefetch()
         before = bench.engine.num_sampled_tokens
         holder = asyncio.create_task(bench.sample(LONG_PROMPT, max_tokens=200))
         await until(lambda: bench.engine.num_sampled_tokens > before, "the holder runs", deadline_s=120)
-        version = await bench.update()
-        assert not holder.done()
+        assert await bench.client.swap(prefetched)
+        is_held = not holder.done()
         sample = await bench.sample(LONG_PROMPT)
         holder.cancel()
-        return version, sample
+        await asyncio.gather(holder, return_exceptions=True)
+        return prefetched.version, sample, is_held
 
-    version, sample = bench.run(body())
-    np.testing.assert_allclose(sample.logprobs, bench.reference(version, LONG_PROMPT, sample), atol=BOUND)
+    for _ in range(10):
+        version, sample, is_held = bench.run(body())
+        np.testing.assert_allclose(sample.logprobs, bench.reference(version, LONG_PROMPT, sample), atol=BOUND)
+        if is_held:  # An engine that has a core to itself may be done before the swap.
+            break
+    else:
+        pytest.fail("no swap came while a request ran")
 
 
 def test_corrupt_snapshot_is_refused_and_the_old_version_serves_on(bench):
@@ -219,8 +227,8 @@ def test_prompt_that_is_too_long_is_refused(bench):
 
 
 def test_higher_incarnation_is_served_though_its_step_is_lower(bench):
-    newest = max(bench.weights)
-    ahead = bench.run(bench.update(dataclasses.replace(newest, step=newest.step + 50)))
+    following = bench.next_version()
+    ahead = bench.run(bench.update(dataclasses.replace(following, step=following.step + 50)))
     back = Version(incarnation=ahead.incarnation + 1, step=ahead.step - 7)
     assert_serves(bench, bench.run(bench.update(back)))
     assert bench.run(bench.client.prefetch()) is None  # nothing newer: it stays

@@ -72,7 +72,7 @@ def test_engine_logprobs_are_the_learners_after_every_publish(bench: Bench):
     model_config, params = hf_io.load(bench.folder, dtype="float32")
     steps = build_steps(model_config, config, make_mesh(tensor=jax.device_count()))
     # The next learner's: other tests published before.
-    incarnation = max((v.incarnation for v in bench.weights), default=-1) + 1
+    incarnation = bench.next_version().incarnation + 1
     publisher = Publisher(
         bench.writer, model_config.param_names, config.publish, incarnation=incarnation, dtype="float32"
     )

@@ -18,6 +18,7 @@ from actor.weights.client import WeightClient
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.source import LocalSource
 from bridge.published import WeightManifest
+from bridge.snapshots.layout import latest
 from bridge.snapshots.writer import SnapshotWriter
 from bridge.timeline import Timeline
 from bridge.types import Sampling, Version
@@ -87,10 +88,11 @@ class Bench:
         return self.runner.run(bounded())
 
     def next_version(self) -> Version:
-        newest = max(self.weights, default=None)
-        if newest is None:
+        """What follows the announced one, which may be a test's own."""
+        announced = latest(self.folder.parent / "snapshots")
+        if announced is None:
             return Version(incarnation=0, step=0)
-        return Version(incarnation=newest.incarnation, step=newest.step + 1)
+        return dataclasses.replace(announced.version, step=announced.version.step + 1)
 
     def write(self, version: Version | None = None, *, seed: int | None = None) -> WeightManifest:
         """Publishes random weights, the folder's plus noise (a version's own if no seed), as the next version."""
