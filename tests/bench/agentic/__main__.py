@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         Rig(pathlib.Path(folder), BATCH.config(1), tiny_model(), actor_module=ACTOR) as rig,
     ):
         rig.run(setups[0].session(1, 0.0))  # compiles
-        costs = calibrate(rig, *setups[:2])
+        costs = calibrate(rig, setups[1])
         print(f"calibrated: {costs}", flush=True)
         for deviation_s in deviations:
             for setup in setups:

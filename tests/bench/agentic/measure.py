@@ -27,6 +27,8 @@ MAX_TURN_S = 0.01
 """More of the machine than any turn takes."""
 NUM_CALIBRATED = 5
 """Updates of a calibration session."""
+NUM_BUSY = 17
+"""Updates of the one whose environments answer at once; it is over sooner."""
 CALIBRATED_S = 0.03
 """The deviation of the calibration: none that is measured, and enough that not all episodes step at once."""
 
@@ -70,18 +72,18 @@ def updates_s(result: Result) -> list[float]:
     return [float(x) for x in np.diff(ends)]
 
 
-def calibrate(rig: Rig, together: Setup, alone: Setup) -> Costs:
-    """What episodes cost beside what was drawn, at a deviation that is not measured.
+def calibrate(rig: Rig, setup: Setup) -> Costs:
+    """What episodes by rounds cost beside what was drawn, at a deviation that is not measured.
 
-    Episodes of one turn and of all tell what starting one takes. A turn's time of the machine is what makes the planner
-    say of the batch in lock-step, where all want it at once, what was measured; then what a turn is late besides is
-    what episodes by rounds still lack.
+    Episodes of one turn and of all tell what starting one takes. Environments that answer at once leave the machine no
+    rest: a turn's time of it is what makes the planner say what was measured of them. Then what a turn is late besides
+    is what the calibration's environments still lack.
     """
-    few, many = (rig.run(alone.session(NUM_CALIBRATED, CALIBRATED_S, num_turns=n)) for n in (1, NUM_TURNS))
-    batch = rig.run(together.session(NUM_CALIBRATED, CALIBRATED_S))
-    config = alone.config(NUM_CALIBRATED)
-    prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, NUM_CALIBRATED * alone.groups)]
-    over_few, over_many = (_beyond_drawn_s(result, alone, prompts, n) for result, n in ((few, 1), (many, NUM_TURNS)))
+    few, many = (rig.run(setup.session(NUM_CALIBRATED, CALIBRATED_S, num_turns=n)) for n in (1, NUM_TURNS))
+    busy = rig.run(setup.session(NUM_BUSY, 0.0, mean_s=0.0))
+    config = setup.config(NUM_CALIBRATED)
+    prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, NUM_CALIBRATED * setup.groups)]
+    over_few, over_many = (_beyond_drawn_s(result, setup, prompts, n) for result, n in ((few, 1), (many, NUM_TURNS)))
     train_s = sum(e["dur"] for e in many.events if e["name"] == "train") / 1e6
     num_observed = many.response_tokens - NUM_TURNS * TURN_TOKENS
     costs = Costs(
@@ -93,19 +95,20 @@ def calibrate(rig: Rig, together: Setup, alone: Setup) -> Costs:
         prompt_tokens=round(statistics.fmean(p.size for p in prompts)),
         observation_tokens=round(num_observed / (NUM_TURNS - 1)),
         # All of a batch start at once, one after the other: on average half of them come before.
-        start_s=max(0.0, over_few - (over_many - over_few) / (NUM_TURNS - 1)) * 2 / (alone.groups * alone.samples + 1),
+        start_s=max(0.0, over_few - (over_many - over_few) / (NUM_TURNS - 1)) * 2 / (setup.groups * setup.samples + 1),
     )
-    wanted_s = statistics.fmean(updates_s(batch))
-    costs = dataclasses.replace(
-        costs, turn_s=_solve(lambda t: _calibrated_s(together, dataclasses.replace(costs, turn_s=t)), wanted_s)
+    wanted_s = statistics.median(updates_s(busy))
+    turn_s = _solve(
+        lambda t: _calibrated_s(setup, dataclasses.replace(costs, turn_s=t), mean_s=0.0, deviation_s=0.0), wanted_s
     )
-    late_s = statistics.fmean(updates_s(many)) - _calibrated_s(alone, costs)
+    costs = dataclasses.replace(costs, turn_s=turn_s)
+    late_s = statistics.median(updates_s(many)) - _calibrated_s(setup, costs, mean_s=MEAN_S, deviation_s=CALIBRATED_S)
     return dataclasses.replace(costs, delay_s=max(0.0, late_s / NUM_TURNS))
 
 
-def _calibrated_s(setup: Setup, costs: Costs) -> float:
+def _calibrated_s(setup: Setup, costs: Costs, *, mean_s: float, deviation_s: float) -> float:
     """An update of the calibration, as the planner has it."""
-    profile = profile_of(setup, CALIBRATED_S, costs)
+    profile = profile_of(setup, deviation_s, costs, mean_s=mean_s)
     return simulate(setup.config(NUM_CALIBRATED), profile, num_updates=32, warmup_updates=1, seed=2).step_s
 
 
@@ -132,7 +135,7 @@ def _beyond_drawn_s(result: Result, setup: Setup, prompts: list[np.ndarray], num
     return took - drawn - num_turns * TURN_TOKENS / TOKENS_PER_S
 
 
-def profile_of(setup: Setup, deviation_s: float, costs: Costs) -> Profile:
+def profile_of(setup: Setup, deviation_s: float, costs: Costs, *, mean_s: float = MEAN_S) -> Profile:
     """The planner's input: what was chosen, and what the calibration cost."""
     return Profile(
         engine=engine_profile(),
@@ -143,7 +146,7 @@ def profile_of(setup: Setup, deviation_s: float, costs: Costs) -> Profile:
         claim_s=LOOK_S / 2,
         episodes=EpisodeProfile(
             num_turns=_all(NUM_TURNS),
-            step_s=LatencyProfile(mean_s=MEAN_S + costs.delay_s, deviation_s=deviation_s),
+            step_s=LatencyProfile(mean_s=mean_s + costs.delay_s, deviation_s=deviation_s),
             observation_tokens=costs.observation_tokens,
             start_s=costs.start_s,
             turn_s=costs.turn_s,

@@ -92,13 +92,15 @@ class Setup:
         )
         return dataclasses.replace(config, actor=dataclasses.replace(config.actor, cpu_cores=""))
 
-    def session(self, num_updates: int, deviation_s: float, *, num_turns: int = NUM_TURNS) -> Session:
+    def session(
+        self, num_updates: int, deviation_s: float, *, num_turns: int = NUM_TURNS, mean_s: float = MEAN_S
+    ) -> Session:
         """The same with environments of a deviation."""
         work = Work(
             environment=NAME,
             num_turns=num_turns,
             turn_tokens=TURN_TOKENS,
-            mean_s=MEAN_S,
+            mean_s=mean_s,
             deviation_s=deviation_s,
             lock_step=self.groups * self.samples if self.in_lock_step else 0,
         )
