@@ -28,6 +28,7 @@ GRACE_S = 0.75
 PREPARE_S = 5.0
 """Before a case's clock begins: for clearing away what the one before left (`inside/case.py` gives itself less)."""
 _FIRST_UID, _UIDS_A_HOST, _HOSTS = 2**30, 2**22, 128
+_VMSTAT = pathlib.Path("/proc/vmstat")
 _SOURCES = pathlib.Path(__file__).parent / "inside"
 
 
@@ -37,6 +38,15 @@ class BrokenError(RuntimeError):
 
 class UsedUpError(RuntimeError):
     """A sandbox in which another case can't be begun."""
+
+
+def _num_killed_for_memory() -> int:
+    """Processes that the kernel has killed on this machine for want of memory; 0 where it doesn't say."""
+    with contextlib.suppress(OSError):
+        for line in _VMSTAT.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def uid_of(pid: int) -> int:
@@ -145,7 +155,8 @@ class SandboxProcess:
 
         Raises:
           UsedUpError: the case did not run: what earlier ones left could not be cleared away, or nothing be started.
-          BrokenError: the sandbox ended under it, or did not begin it in time; nothing inside can bring that about.
+          BrokenError: the sandbox ended under it, or did not begin it in time, or the machine ran out of memory;
+            nothing inside its bounds can bring that about.
         """
         order = {
             "argv": list(argv),
@@ -162,12 +173,16 @@ class SandboxProcess:
             head, _ = self._receive(began + PREPARE_S, max_body_bytes=0)
             if head.get("ended") == "used up":
                 raise UsedUpError(str(head.get("problem")))
-            runs_since = time.monotonic()
+            runs_since, killed_before = time.monotonic(), _num_killed_for_memory()
             try:
-                return self._outcome(runs_since + case.timeout_s + GRACE_S)
+                outcome = self._outcome(runs_since + case.timeout_s + GRACE_S)
             except TimeoutError:
                 self.kill()
                 return Outcome(ended="timeout", code=0, seconds=time.monotonic() - runs_since)
+            is_killed = (outcome.ended, outcome.code) == ("signal", signal.SIGKILL)
+            if is_killed and _num_killed_for_memory() != killed_before:
+                raise BrokenError("the machine ran out of memory and killed a program, perhaps this one")
+            return outcome
         except (OSError, ValueError, KeyError, TypeError, BrokenError) as e:
             self.kill()
             raise BrokenError(f"it ended under a case, or did not begin it: {type(e).__name__}: {e}") from e

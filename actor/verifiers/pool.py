@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import random
+import signal
 import struct
 import sys
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -35,6 +36,8 @@ BEFORE_CASES_S = 120.0
 """For those: until a sandbox is there and the program compiled; then `rewards.max_answer_s` begins."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 30.0
 """Before the next attempt, doubled each time: what a machine lacks for a moment is there again."""
+END_S = 1.0
+"""A worker that closed its output ends within this, or it is killed."""
 _DEFAULTS = RewardsConfig()
 COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 
@@ -190,8 +193,9 @@ class VerifierPool:
                 raise VerifierError(f"the worker was stopped and gave no answer within {timeout_s} s") from e
             raise HangError(f"no answer after {timeout_s} s") from e
         except (asyncio.IncompleteReadError, OSError, struct.error, msgspec.MsgspecError, ValueError) as e:
+            ended = await one.ended()
             await one.kill()
-            raise VerifierError(f"the worker broke down: {type(e).__name__}: {e}") from e
+            raise VerifierError(f"the worker broke down{ended}: {type(e).__name__}: {e}") from e
         if answer.error:
             raise (VerifierError if answer.is_machines else RaisedError)(answer.error)
         return answer.score
@@ -271,6 +275,17 @@ class _Worker:
         except OSError:
             return False
         return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+    async def ended(self) -> str:
+        """How the process ended, if it has, or is about to: for a message."""
+        if self._process is None:
+            return ""
+        try:
+            async with asyncio.timeout(END_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            return ""
+        return f" by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f" with exit code {code}"
 
     async def kill(self) -> None:
         process, self._process = self._process, None

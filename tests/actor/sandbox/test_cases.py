@@ -290,6 +290,23 @@ def test_sandbox_killed_under_a_program_is_replaced_and_the_case_runs_in_the_new
         assert [o.stdout for o in outcomes] == [b"1\n"] and box._process is not process and one.num_broken == 1
 
 
+@pytest.mark.parametrize("out_of_memory", [True, False])
+def test_program_that_the_machine_killed_for_memory_is_run_again_and_one_that_killed_itself_is_not(
+    isolated, monkeypatch, out_of_memory
+):
+    counts = iter([3, 4, 4, 4] if out_of_memory else [3, 3])
+
+    class Counter:
+        def read_text(self) -> str:
+            return f"nr_free_pages 1\noom_kill {next(counts)}\n"
+
+    monkeypatch.setattr("actor.sandbox.process._VMSTAT", Counter())
+    with Sandbox(num_warm=1) as one:
+        outcome = run(one, python("import os\nos.kill(os.getpid(), 9)"))
+        assert (outcome.ended, outcome.code) == ("signal", signal.SIGKILL)
+        assert one.num_broken == int(out_of_memory) and next(counts, None) is None
+
+
 def test_pool_that_can_start_nothing_says_why_and_blames_no_program(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with Sandbox(num_warm=1) as one, pytest.raises(SandboxError, match="not installed"):
