@@ -43,8 +43,13 @@ def forward(config, **options):
     return jax.jit(make_apply(config, **options))
 
 
+def capped(config, logits):
+    cap = config.logit_soft_cap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
 def logits_of(config, params, batch, **options):
-    return np.asarray(forward(config, **options)(params, *batch) @ output_head(params).T)
+    return np.asarray(capped(config, forward(config, **options)(params, *batch) @ output_head(params).T))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,6 +70,13 @@ def test_logits_against_transformers_agree(name):
         ("moe", "xla"),
         ("qwen3-tied", "xla-chunked"),
         ("qwen2-windows", "xla-ragged"),
+        ("llama-biased", "xla"),
+        ("llama-llama3", "xla-chunked"),
+        ("mistral-window", "xla-ragged"),
+        ("gemma3-tied", "xla-ragged"),
+        ("gemma3-untied", "xla"),
+        ("gemma2-tied", "xla-chunked"),
+        ("gemma2-untied", "xla"),
     ],
 )
 def test_logits_packed_row_equals_transformers_on_separate_rows(name, path):
@@ -100,7 +112,7 @@ def compiled_gradient(config, **options):
     apply = make_apply(config, **options)
 
     def loss(params, batch, targets, weights):
-        logprobs = jax.nn.log_softmax(apply(params, *batch) @ output_head(params).T / 0.7)
+        logprobs = jax.nn.log_softmax(capped(config, apply(params, *batch) @ output_head(params).T) / 0.7)
         return (jnp.take_along_axis(logprobs, targets[..., None], -1)[..., 0] * weights).sum()
 
     return jax.jit(jax.grad(loss))
@@ -113,7 +125,9 @@ def gradient(config, params, batch, targets, weights, **options):
 @pytest.mark.parametrize(
     "name,remat",
     [("qwen3-tied", r) for r in ("none", "full", "dots")]
-    + [(n, "full") for n in ("qwen3-biased", "qwen2-windows", "moe", "moe-tied")],
+    + [(n, "full") for n in ("qwen3-biased", "qwen2-windows", "moe", "moe-tied")]
+    + [(n, "attention") for n in ("llama-tied", "llama-biased", "llama-linear", "mistral-window", "mistral-tied")]
+    + [(n, "attention") for n in ("gemma3-tied", "gemma3-untied", "gemma2-tied", "gemma2-untied")],
 )
 def test_gradient_of_summed_logprobs_packed_equals_torch_autograd_separate(name, remat):
     reference, config, params = loaded(name)
@@ -174,7 +188,9 @@ def test_gradient_padding_in_row_is_finite_and_blind_to_padding_tokens(name):
         np.testing.assert_array_equal(before[path], after[path], err_msg=path)
 
 
-@pytest.mark.parametrize("name", ["qwen3-untied", "qwen2-untied", "moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-untied", "qwen2-untied", "moe", "llama-biased", "mistral-window", "gemma3-tied", "gemma2-tied"]
+)
 def test_apply_bfloat16_compute_is_as_close_to_float32_as_transformers_own(name):
     reference, config, params = loaded(name)
     batch = pack(SEQUENCES, 32)
@@ -194,7 +210,7 @@ def test_apply_bfloat16_compute_is_as_close_to_float32_as_transformers_own(name)
     assert 0 < error < 1.5 * torch_error < 0.2
 
 
-@pytest.mark.parametrize("name", ["qwen3-biased", "qwen2-untied", "moe"])
+@pytest.mark.parametrize("name", ["qwen3-biased", "qwen2-untied", "moe", "llama-biased", "gemma3-tied"])
 def test_init_params_matches_abstract_and_named_paths(name):
     config = config_of(name)
     params = flatten(jax.jit(init_params, static_argnums=(0, 2))(config, jax.random.key(0), jnp.bfloat16))
