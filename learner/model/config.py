@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.names import ParamNames
-from learner.model.families.family import Family, HfField
+from learner.model.families.family import Family, HfField, no_windows
 from learner.model.families.registry import family_of, owned_fields
 from learner.model.hf.fields import Rope, RopeScaling, need, read_json, refuse
 
@@ -98,6 +98,14 @@ class Architecture:
         biases = (self.qkv_bias, self.o_bias)
         if biases not in family.attention_biases:
             refuse("attention_bias", biases, f"(qkv, o) one of {list(family.attention_biases)} for {self.family}")
+        if (self.local_rope_theta is not None) != family.local_rope:
+            refuse(
+                "rope_local_base_freq",
+                self.local_rope_theta,
+                f"{'one' if family.local_rope else 'none'} for {self.family}",
+            )
+        if self.sliding_window is not None and family.read_windows is no_windows:
+            refuse("sliding_window", self.sliding_window, f"none for {self.family}")
         if (self.sliding_window is None) != (not any(self.windowed_layers)):
             refuse("sliding_window", self.sliding_window, "a window and layers that have it, or neither")
         if self.windowed_layers and len(self.windowed_layers) != self.num_layers:
@@ -188,7 +196,7 @@ class Architecture:
         """The config.json of this model: what was read, with only the changed fields rewritten.
 
         Raises:
-          ValueError: a rotation or windows that the family's config has no place for.
+          ValueError: windows that the family's config has no place for.
         """
         raw, family = json.loads(self.hf_json), self.traits
         read = Architecture.from_hf(raw) if raw else None

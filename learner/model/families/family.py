@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from learner.model.hf.fields import Rope, read_rope, refuse, write_rope
+from learner.model.hf.fields import Rope, read_rope, write_rope
 
 Raw = Mapping[str, Any]
 """A parsed config.json, with the family's defaults where it has no such field."""
@@ -40,13 +40,7 @@ def no_windows(raw: Raw, num_layers: int) -> Windows:
 
 
 def write_no_windows(raw: dict[str, Any], now: Windows, read: Windows | None, num_layers: int) -> None:
-    """Of a family that has none.
-
-    Raises:
-      ValueError: there is one.
-    """
-    if now[0] is not None:
-        refuse("sliding_window", now[0], "none in this family")
+    """Of a family that has none: `Architecture` refuses them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,6 +61,8 @@ class Family:
     """Of the MLP's gate; gelu_tanh is GELU's tanh approximation."""
     scaled_embeddings: bool = False
     """Embeddings are multiplied by sqrt(hidden_size), rounded to the compute dtype."""
+    local_rope: bool = False
+    """Layers with a window have a rotation of their own."""
     attention_biases: tuple[tuple[bool, bool], ...] = ((False, False), (True, True))
     """What (q, k and v; o) may be; of several, `attention_bias` says which."""
     derives_heads: bool = False

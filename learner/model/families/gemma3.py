@@ -60,6 +60,7 @@ GEMMA3 = Family(
     norm_offset=1.0,
     activation="gelu_tanh",
     scaled_embeddings=True,
+    local_rope=True,
     names=gemma2.NAMES,
     activation_key="hidden_activation",
     fields={

@@ -146,13 +146,7 @@ def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> 
 
 
 def write_rope(raw: dict[str, Any], now: Rope, read: Rope | None) -> None:
-    """The way back: rewrites in `raw` what differs from what was `read` there, in the home that it has.
-
-    Raises:
-      ValueError: a second base, for which a config of this form has no place.
-    """
-    if now.local_theta is not None:
-        refuse("rope_local_base_freq", now.local_theta, "none in this family")
+    """The way back: rewrites in `raw` what differs from what was `read` there, in the home that it has."""
     if read is None or read.scaling != now.scaling:
         home = next((home for home in ROPE_HOMES if raw.get(home)), "rope_scaling")
         raw[home] = None if now.scaling is None else now.scaling.to_hf()

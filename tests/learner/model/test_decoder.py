@@ -196,7 +196,7 @@ def test_apply_bfloat16_compute_is_as_close_to_float32_as_transformers_own(name)
     batch = pack(SEQUENCES, 32)
     hidden = forward(config, compute_dtype=jnp.bfloat16)(params, *batch)
     assert hidden.dtype == jnp.bfloat16 and all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
-    got = np.asarray(hidden, np.float32)[0] @ np.asarray(output_head(params)).T
+    got = np.asarray(capped(config, np.asarray(hidden, np.float32)[0] @ np.asarray(output_head(params)).T))
     errors, torch_errors, start = [], [], 0
     half = copy.deepcopy(reference).bfloat16()
     for sequence in SEQUENCES:
@@ -232,7 +232,10 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     small = dict(num_attention_heads=heads // kv_heads, num_key_value_heads=1) | {
         k: SHAPE[k] for k in SHAPE if "heads" not in k
     }
-    small |= dict(hidden_size=8 * (heads // kv_heads), num_hidden_layers=2, max_window_layers=2)
+    small |= dict(hidden_size=8 * (heads // kv_heads), num_hidden_layers=2)
+    # Windows that the test's few tokens fill, and a layer of each kind.
+    shorter = dict(max_window_layers=2, sliding_window_pattern=2, sliding_window=6)
+    small |= {k: v for k, v in shorter.items() if fields.get(k) is not None}
     small |= {"head_dim": 8} if "head_dim" in fields else {}
     if "num_experts" in fields:
         small |= dict(num_experts=16, moe_intermediate_size=8)
@@ -248,15 +251,17 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     np.testing.assert_allclose(packed[0, :26], want.reshape(26, -1), atol=1e-4, rtol=0)
     # In bfloat16 as close to that as transformers itself comes (medians, as above).
     hidden = forward(config, compute_dtype=jnp.bfloat16)(params, *pack(tokens, 32))
-    half = np.asarray(hidden, np.float32)[0, :26] @ np.asarray(output_head(params)).T
+    half = np.asarray(capped(config, np.asarray(hidden, np.float32)[0, :26] @ np.asarray(output_head(params)).T))
     with torch.no_grad():
         rounded = copy.deepcopy(model).bfloat16()(torch.from_numpy(tokens)).logits.float().numpy()
     error, torch_error = np.median(np.abs(half - want.reshape(26, -1))), np.median(np.abs(rounded - want))
     assert 0 < error < 2 * torch_error
     whole = Architecture.from_hf(MODEL_SIZES[size])
-    alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "qk_norm", "rope_theta", "rope_scaling")
-    for name in (*alike, "rms_norm_eps", "windowed_layers", "num_experts_per_token", "norm_topk_prob"):
+    alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "rope", "rms_norm_eps")
+    alike += ("query_pre_attn_scalar", "attention_soft_cap", "logit_soft_cap", "num_experts_per_token")
+    for name in (*alike, "norm_topk_prob"):
         assert getattr(config, name) == getattr(whole, name), name
+    assert set(config.windowed_layers) == set(whole.windowed_layers)
 
 
 @pytest.mark.parametrize("name", ["qwen2-windows", "qwen3-window"])
@@ -279,8 +284,9 @@ def test_apply_layers_alike_has_no_branch_and_mixed_layers_have_one():
             .as_text()
         )
 
-    assert "stablehlo.case" in text("qwen2-windows")
-    assert "stablehlo.case" not in text("qwen3-window") and "stablehlo.case" not in text("qwen3-tied")
+    assert "stablehlo.case" in text("qwen2-windows") and "stablehlo.case" in text("gemma3-tied")
+    for name in ("qwen3-window", "qwen3-tied", "mistral-window", "llama-tied"):
+        assert "stablehlo.case" not in text(name)
 
 
 def test_make_apply_unknown_remat_is_refused():
