@@ -130,7 +130,8 @@ def main(argv: list[str]) -> None:
         found["transformers"][name] = dataclasses.asdict(tiny_against_transformers(name))
         print(name, found["transformers"][name], flush=True)
     for kind in (EngineKind(family=family, tied=tied) for family in families for tied in (True, False)):
-        if ENGINES.value and kind.family in get_args(models.Family):
+        # vLLM's Gemma 2 is always tied.
+        if ENGINES.value and kind.family in get_args(models.Family) and (kind.tied or kind.family != "gemma2"):
             name = f"{kind.family}, {'tied' if kind.tied else 'untied'}"
             found["engines"][name] = engine_error(kind)
             print(name, found["engines"][name], flush=True)
