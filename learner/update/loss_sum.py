@@ -140,6 +140,7 @@ def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> Los
     )
     head = Head(
         temperature=config.sampling.temperature,
+        soft_cap=model_config.logit_soft_cap,
         chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
         mesh=mesh,
     )
