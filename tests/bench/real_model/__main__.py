@@ -15,7 +15,7 @@ import sys
 
 from absl import app, flags
 
-from launch import write_tasks
+from launch.task_files import write
 from tests.bench.job import PROJECT
 from tests.bench.real_model.runs import CASES, OVERRIDES, RECIPE, Case, Run, aims_of, run_of, table_of, values_of
 from tests.bench.real_model.watched import run_for
@@ -73,7 +73,7 @@ def prepare(model: pathlib.Path, root: pathlib.Path) -> pathlib.Path:
     """Makes the model where it isn't there, and the rows; the model's folder."""
     command = [sys.executable, "-m", "launch.get_model", "smollm2", f"--out={model}"]
     subprocess.run(command, check=True, env=os.environ)
-    write_tasks.write("arithmetic", root / "data", seed=0)
+    write("arithmetic", root / "data", seed=0)
     return model
 
 
