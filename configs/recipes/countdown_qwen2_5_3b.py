@@ -1,7 +1,7 @@
 """Countdown with Qwen2.5-3B: make a number of three or four others, as in TinyZero.
 
-Sized for a TPU v5e slice of 4x4 as the learner, with GPU actors. Problems are made by index (reasoning-gym's family), so
-there is no data to fetch; one in ten is held out. The model, a base model that has not learned to reason:
+Sized for a TPU v5e slice of 4x4 as the learner, with GPU actors. Problems are made by index (reasoning-gym's family),
+so there is no data to fetch; one in ten is held out. The model, a base model that has not learned to reason:
 
     python -m launch.get_model Qwen/Qwen2.5-3B --out=models/Qwen2.5-3B
 """
@@ -29,9 +29,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
     return dataclasses.replace(
         schedule(preset, groups_per_round=256, samples_per_group=8, groups_per_update=64, size="paper"),
         run=RunConfig(name=f"countdown-{preset}", num_updates=400),
-        model=ModelConfig(
-            path="models/Qwen2.5-3B", compute_dtype="bfloat16", served_dtype="bfloat16", max_tokens=1536
-        ),
+        model=ModelConfig(path="models/Qwen2.5-3B", compute_dtype="bfloat16", served_dtype="bfloat16", max_tokens=1536),
         prompts=PromptsConfig(
             task="countdown",
             task_args={"min_numbers": 3, "max_numbers": 4, "max_value": 99, "min_target": 10, "max_target": 99},

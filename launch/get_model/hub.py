@@ -51,7 +51,12 @@ class FromHub:
             huggingface_hub.snapshot_download(
                 self.name, revision=self.revision or None, local_dir=folder, allow_patterns=list(PATTERNS)
             )
-        except (HfHubHTTPError, OSError, ValueError, RuntimeError) as e:  # of what the library and its HTTP client raise
+        except (
+            HfHubHTTPError,
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as e:  # of what the library and its HTTP client raise
             said = " ".join(str(e).split())[:300]
             raise ValueError(
                 f"{self.name} can't be had from the Hugging Face Hub ({type(e).__name__}: {said}); without a network "

@@ -46,10 +46,11 @@ def main(argv: list[str]) -> None:
         "real_model",
         title="A real model: SmolLM2-135M-Instruct",
         about=[
-            f"`python -m tests.bench.real_model`: `{RECIPE}`, the main job with real vLLM in float32, learner and engine "
-            "on the same cores. Sums and differences of two digits in the model's chat template, judged by `math`; 256 "
-            "held-out problems, three quarters of them of three kinds of question that are not trained, sampled at "
-            "temperature 1 by the engine that serves the policy (a value has a standard error of 0.03 at most). "
+            f"`python -m tests.bench.real_model`: `{RECIPE}`, the main job with real vLLM in float32, learner and "
+            "engine on the same cores. Sums and differences of two digits in the model's chat template, judged by "
+            "`math`; 256 held-out problems, three quarters of them of three kinds of question that are not trained, "
+            "sampled at temperature 1 by the engine that serves the policy (a value has a standard error of 0.03 at "
+            "most). "
             + " ".join(f"`{case.preset}` trains for {case.minutes:g} minutes." for case in cases)
             + " What counts is the last evaluation whose weights were made within them; evaluations and probes are in "
             "those minutes, starting, compiling and ending are not.",

@@ -18,8 +18,12 @@ def make_wheel(folder: pathlib.Path, name: str, files: dict[str, str]) -> Wheel:
     with zipfile.ZipFile(path, "w") as archive:
         for file, text in files.items():
             archive.writestr(file, text)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: nosuch\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: nosuch\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
     return Wheel(f"{name}==1.0", hashlib.sha256(path.read_bytes()).hexdigest())
 
