@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct learns sums and differences of two digits, on two CPU cores in a quarter of an hour.
+"""SmolLM2-135M-Instruct learns sums and differences of two digits, on two CPU cores.
 
-It begins with some two in ten right, since it explains where a number alone is asked for, and ends with most of them,
-those of the three kinds of question that it never trained on included (`configs/tasks/arithmetic.py`). First
+It begins with hardly any right, since it explains where a number alone is asked for and adds badly; how far it gets,
+with the three kinds of question that it never trained on (`configs/tasks/arithmetic.py`), the bench says. First
 
     python -m launch.get_model smollm2 --out=models/smollm2
     python -m launch.write_tasks arithmetic --out=data/arithmetic
@@ -34,7 +34,10 @@ def get_config(preset: str = "pipelinerl") -> Config:
         # Prompts have 45 to 65 tokens, most of them the system prompt of the model's chat template.
         model=ModelConfig(path="models/smollm2", max_tokens=96, remat="dots"),
         prompts=PromptsConfig(
-            path="data/arithmetic/train.jsonl", eval_path="data/arithmetic/held_out.jsonl", verifier="math"
+            path="data/arithmetic/train.jsonl",
+            eval_path="data/arithmetic/held_out.jsonl",
+            verifier="math",
+            answer_in="number",
         ),
         sampling=SamplingConfig(max_response_tokens=24),
         optimizer=OptimizerConfig(learning_rate=2e-5),

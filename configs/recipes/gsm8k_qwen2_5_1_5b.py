@@ -40,6 +40,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
             eval_split="test",
             prompt_field="question",
             verifier="math",
+            answer_in="number",
             system_prompt="Reason step by step, and put the final answer within \\boxed{}.",
         ),
         sampling=SamplingConfig(max_response_tokens=1024),

@@ -41,6 +41,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         model=ModelConfig(path="models/smollm2", max_tokens=320, remat="dots"),
         prompts=PromptsConfig(
             verifier="math",
+            answer_in="number",
             mixture={**own, "gsm_symbolic": PromptSource(task="gsm_symbolic", weight=1.0)},
             curriculum="learnable",
         ),
