@@ -26,8 +26,8 @@ def score(response: Response, task: Task, context: Context) -> float:
 
     A response that was cut off is judged by its whole sentences (`conclusion`).
 
-    The task's metadata says where the answer is looked for: {"answer_in": "conclusion" or "text"}, the first if it says
-    nothing (`prompts.answer_in`).
+    The task's metadata says where the answer is looked for: {"answer_in": "conclusion", "text" or "number"}, the first
+    if it says nothing (`prompts.answer_in`).
 
     The library's own time limits are off: they would turn a timeout into a wrong answer. The pool's holds.
 
@@ -40,12 +40,23 @@ def score(response: Response, task: Task, context: Context) -> float:
     if not parsed:
         raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
     stated = conclusion(response.text, is_cut=response.finish == "length")
+    answer_in = json.loads(task.metadata).get("answer_in")
     if stated is not None:
         stated = notation.plain(stated, has_e=notation.names_e(gold))
+        if answer_in == "number" and _is_left_to_do(gold, stated):
+            return 0.0
         return float(_are_equal(gold, parsed, stated))
-    if json.loads(task.metadata).get("answer_in") == "text":
+    if answer_in == "text":
         return float(_verify(parsed, _parse(response.text[-bounds.MAX_CHARS :])))
     return 0.0
+
+
+def _is_left_to_do(gold: str, stated: str) -> bool:
+    """Whether a number was asked for, and what is stated equals it only once somebody works it out.
+
+    The question itself does: a policy that is paid for it learns to say 23 + 48 where that was asked.
+    """
+    return notation.is_number(conclusion(gold) or gold) and notation.is_left_to_do(stated)
 
 
 def _are_equal(gold: str, parsed: list[Any], stated: str) -> bool:

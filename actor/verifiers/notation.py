@@ -3,6 +3,7 @@ r"""Notation that math-verify reads as something else, rewritten as what it read
 Each rule has pairs in `tests/actor/verifiers/math_pairs.jsonl` that are judged wrongly without it.
 """
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable
@@ -19,6 +20,10 @@ _DEGREES = re.compile(
 )
 _EULER = re.compile(r"(?<![A-Za-z\\])e(?![A-Za-z])")
 _NAMED = re.compile(r"([^=<>]*[^=<>\s:!])\s*=\s*([a-zA-Z])\s*")
+_NUMBER = re.compile(r"[\s${}\\]*[-+]?\s*[\\$]*\d[\d,]*(?:\.\d*)?[\s$}.]*")
+_SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|[*×·])\s*10\s*(?:\^|\*\*)")
+_RATIO = re.compile(r"\s*[-+]?\s*(\d+)\s*/\s*(\d+)\s*")
+_OPERATION = re.compile(r"[\d)}\]]\s*(?:\\times|\\cdot|\\div|[-+*/×·÷])\s*(?:\\left)?[-+({\[\\]*\s*\d")
 _CHOICE = re.compile(r"\W*(?:text(?:bf|rm|it)?|math(?:rm|bf))?\s*\{?\s*\(?\s*([A-J])\s*(?:\)|\}|\s*$)")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\?\s*(?:\\text\s*\{)?\s*\bpercent\b\s*\}?)\s*$")
 
@@ -59,6 +64,22 @@ def choice(text: str) -> str | None:
     r"""The letter that an answer to a multiple choice begins with: of `\textbf{(B)}\ 12` it is B."""
     found = _CHOICE.match(text)
     return found[1] if found else None
+
+
+def is_number(text: str) -> bool:
+    r"""Whether an expression is one number in digits, as 42, -1,200, \$3.50 or 12.0."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def is_left_to_do(text: str) -> bool:
+    r"""Whether an expression, or what follows its last equals sign, is a calculation that was not done: 23 + 48, 6 / 2.
+
+    Powers, roots, scientific notation, functions and fractions in lowest terms count as done.
+    """
+    last = text.rpartition("=")[2]
+    if ratio := _RATIO.fullmatch(last):
+        return math.gcd(int(ratio[1]), int(ratio[2])) != 1 or int(ratio[2]) == 1
+    return _OPERATION.search(_SCIENTIFIC.sub("", last)) is not None
 
 
 def is_choice(text: str) -> bool:

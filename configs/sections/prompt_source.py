@@ -53,7 +53,7 @@ class PromptSource:
     """Who judges the rows that name no rewards of their own."""
     rewards: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     """Instead of one verifier several, by name, with their weights."""
-    answer_in: Literal["", "conclusion", "text"] = ""
+    answer_in: Literal["", "conclusion", "text", "number"] = ""
     weight: float = 1.0
     """How often a problem is of this source, against the other weights."""
     stage: int = 0

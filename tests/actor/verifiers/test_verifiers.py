@@ -70,6 +70,41 @@ def test_math_score_in_the_whole_text_takes_its_last_number_unless_it_concludes(
     assert score(math, response, anywhere, "stop") == reward
 
 
+@pytest.mark.parametrize(
+    ("answer", "response", "reward"),
+    [
+        ("71", "23 + 48", 0.0),
+        ("71", "23 + 48 = (23 + 48)", 0.0),
+        ("71", "The answer is 23 + 48.", 0.0),
+        ("71", "71 - 0", 0.0),
+        ("71", r"\boxed{71 \cdot 1}", 0.0),
+        ("71", r"\boxed{\left(23\right) + \left(48\right)}", 0.0),
+        ("3", "6/2", 0.0),
+        ("He adds 23 + 48.\n#### 71", "23 + 48", 0.0),
+        ("71", "23 + 48 = 71", 1.0),
+        ("71", "23 + 48 = 61", 0.0),
+        ("71", "71.", 1.0),
+        ("-5", "-5", 1.0),
+        ("-5", "3 - 8 = -5", 1.0),
+        ("0.5", "1/2", 1.0),
+        ("120000", r"1.2 \times 10^5", 1.0),
+        ("1024", "2^{10}", 1.0),
+        ("1,200", "1200", 1.0),
+        ("x + 1", "1 + x", 1.0),
+        (r"\frac{1}{2} + \sqrt{2}", r"\sqrt{2} + \frac{1}{2}", 1.0),
+    ],
+)
+def test_math_of_a_number_wants_it_worked_out(answer, response, reward):
+    wants_number = task(answer, "math", json.dumps({"answer_in": "number"}))
+    assert score(math, response, wants_number, "stop") == reward
+
+
+@pytest.mark.parametrize("where", ["conclusion", "text"])
+def test_math_of_an_expression_takes_one_that_is_left_to_be_worked_out(where):
+    """What any equal expression earns, and why a task whose question is its answer wants `number`."""
+    assert score(math, "23 + 48", task("71", "math", json.dumps({"answer_in": where})), "stop") == 1.0
+
+
 def test_math_on_an_answer_that_is_no_expression_fails_rather_than_scores():
     with pytest.raises(ValueError, match="no mathematical expression"):
         score(math, "7", task(""), "stop")
@@ -82,6 +117,23 @@ def test_reasoning_gym_score_agrees_with_the_library(family):
         judged = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
         assert score(gym, f" {entry['answer']}\n", judged, "stop") == 1.0
         assert score(gym, "nonsense", judged, "length") == dataset.score_answer("nonsense", entry)
+
+
+@pytest.mark.parametrize(
+    ("response", "judged"),
+    [
+        ("<think>3 + 4 is 8, no</think> <answer>{}</answer>", "{}"),
+        ("<answer>999</answer>, rather <answer> {} </answer> as said", "{}"),
+        ("<answer>{}</answer>, rather <answer>999</answer>", "999"),
+        ("it is <answer>{}", "it is <answer>{}"),
+    ],
+)
+def test_reasoning_gym_judges_the_last_answer_of_a_response_that_marks_one(response, judged):
+    dataset = reasoning_gym.create_dataset("chain_sum", size=1, seed=5)
+    entry = dataset[0]
+    wanted = dataset.score_answer(judged.format(entry["answer"]), entry)
+    asked = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
+    assert score(gym, response.format(entry["answer"]), asked, "stop") == wanted == (1.0 if judged == "{}" else wanted)
 
 
 def test_reasoning_gym_without_an_entry_fails_rather_than_scores():

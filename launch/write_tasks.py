@@ -1,0 +1,32 @@
+"""Writes a task's rows as files of prompts: `python -m launch.write_tasks arithmetic --out=data/arithmetic`.
+
+Tasks are arithmetic (sums and differences of two digits) and word_problems (of one to three steps), as
+configs/recipes trains them; `configs/tasks/` has what their rows are. The same task and seed give the same bytes.
+"""
+
+import pathlib
+
+from absl import flags
+
+from configs.tasks.shipped import TASKS
+from launch import command_line
+from launch.task_files import write
+
+_OUT = flags.DEFINE_string("out", None, "The folder that gets the files; data/TASK if not given.")
+_SEED = flags.DEFINE_integer("seed", 0, "Other rows for each.", lower_bound=0)
+
+
+def main() -> int:
+    """Writes them, each whole or not at all."""
+    with command_line.usage_errors():
+        names = command_line.given_arguments()
+        if not names or names[0] not in TASKS:
+            raise ValueError(f"give a task, one of {', '.join(TASKS)}, got {names[0] if names else 'none'!r}")
+        out = pathlib.Path(_OUT.value if _OUT.value is not None else f"data/{names[0]}").expanduser()
+        for file, num_rows in write(names[0], out, seed=_SEED.value).items():
+            print(f"{file}: {num_rows} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main, max_arguments=1)
