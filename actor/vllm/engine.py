@@ -4,11 +4,13 @@ vLLM is imported only by `VllmEngine.start`, since it reads its environment when
 """
 
 import asyncio
+import contextlib
 import pathlib
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from absl import logging
 from jaxtyping import Int32
 
 from actor.engine.partial import Part, join, rest
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
+_STAGE_S, _LOOK_S = 120.0, 0.02
+"""How long a version may take to be staged, and how often it is asked for."""
 _CLOSE_S = 15.0
 """How long the engine's processes may take to end before they are killed; torch alone needs seconds."""
 _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
@@ -236,7 +240,7 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Checks while generating, then pauses, loads, proves, resumes.
+        """Checks and stages while generating, then pauses, loads, proves, resumes.
 
         Raises:
           WeightLoadError: the snapshot does not fit the model; the old weights are still served.
@@ -249,8 +253,7 @@ class VllmEngine:
             try:
                 check_table(manifest, self._expected)
                 await self._initialize()
-                await self._llm.start_weight_update()
-                await self._call("check", path, manifest)
+                await self._prepare(path, manifest)
             except VllmDeadError as e:
                 raise EngineDeadError("the engine died before a weight update") from e
             except SnapshotError as e:
@@ -276,6 +279,8 @@ class VllmEngine:
         all of their tokens, `sample` keeps it and starts them again once the new weights serve. No request is left, so
         the prompt cache can be dropped: one that was on its way to the engine starts with an empty one.
         """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
         # `AsyncLLM.pause_generation` would sleep 20 ms more, only to let late outputs arrive first.
         if self._resumes:
             self._is_open.clear()
@@ -283,7 +288,9 @@ class VllmEngine:
         else:
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         start = time.perf_counter()
-        await self._call("load", path, manifest)
+        await self._llm.start_weight_update()
+        info = {"path": str(path), "manifest": codec.encode(manifest)}
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
         load_s = time.perf_counter() - start
         await self._llm.finish_weight_update(str(manifest.version))
         if self._recomputes:
@@ -309,8 +316,16 @@ class VllmEngine:
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"expected": expected}))
         self._is_initialized = True
 
-    async def _call(self, action: str, path: pathlib.Path, manifest: WeightManifest) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        info = {"action": action, "path": str(path), "manifest": codec.encode(manifest)}
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+    async def _prepare(self, path: pathlib.Path, manifest: WeightManifest) -> None:
+        """Has the snapshot checked and staged by all of the engine's processes; each asking waits for a step's end."""
+        try:
+            await self._llm.collective_rpc("prepare_snapshot", args=(str(path), codec.encode(manifest)))
+            async with asyncio.timeout(_STAGE_S):
+                while not all(await self._llm.collective_rpc("snapshot_is_prepared")):
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:  # then it is loaded in the pause
+            logging.warning("version %s was not staged within %.0f s", manifest.version, _STAGE_S)
+        except Exception:
+            with contextlib.suppress(Exception):  # of several processes one may have refused it
+                await self._llm.collective_rpc("drop_snapshot")
+            raise
