@@ -325,7 +325,7 @@ class VllmEngine:
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:  # then it is loaded in the pause
             logging.warning("version %s was not staged within %.0f s", manifest.version, _STAGE_S)
-        except Exception:
-            with contextlib.suppress(Exception):  # of several processes one may have refused it
+        except (Exception, asyncio.CancelledError):
+            with contextlib.suppress(Exception):  # of several processes one may have refused it, not all
                 await self._llm.collective_rpc("drop_snapshot")
             raise

@@ -136,7 +136,9 @@ class _Twins:
         twin = layer.__class__.__new__(layer.__class__)
         self._modules[id(layer)] = twin
         twin.__dict__.update(vars(layer))
-        twin.__dict__["_modules"] = {name: self.of(child) if child else child for name, child in layer._modules.items()}
+        twin.__dict__["_modules"] = {
+            name: child if child is None else self.of(child) for name, child in layer._modules.items()
+        }
         transient = layer._non_persistent_buffers_set  # not in a checkpoint, so never loaded
         twin.__dict__["_buffers"] = {
             name: b if b is None or name in transient else b.clone() for name, b in layer._buffers.items()
@@ -146,13 +148,13 @@ class _Twins:
             twin.__dict__["_parameters"] = dict(plain)  # on no device
             return twin
         twin.__dict__["_parameters"] = {
-            name: self._parameter(layer._parameters.get(name), plain.get(name), twin)
+            name: self._parameter(name, layer._parameters.get(name), plain.get(name), twin)
             for name in {**plain, **layer._parameters}
         }
         self.pairs.append((layer, twin))
         return twin
 
-    def _parameter(self, served: Any, plain: Any, twin: Any) -> Any:
+    def _parameter(self, name: str, served: Any, plain: Any, twin: Any) -> Any:
         """A new parameter for a served one, in the form in which vLLM loads it; layers that share one share the new."""
         if served is None and plain is None:
             return None
@@ -161,6 +163,9 @@ class _Twins:
         new = restore_layer_refs(materialize_meta_tensor(served if plain is None else plain), twin)
         if served is not None:
             self._tensors[id(served)] = new
+            is_matrix = name == "weight" and type(vars(twin).get("quant_method")) in _PLAIN_METHODS
+            if not is_matrix and served.shape == new.shape:
+                new.data.copy_(served.data)  # it stays as it is where a snapshot has none
         return new
 
     def pack(self, stopped: threading.Event) -> None:
