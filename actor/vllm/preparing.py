@@ -1,4 +1,4 @@
-"""A snapshot between the check and the pause: mapped, and staged by a thread of its own beside generation."""
+"""A snapshot between the check and the pause: mapped, and staged beside generation by one thread."""
 
 import ctypes
 import logging
@@ -24,8 +24,8 @@ logger = logging.getLogger(f"vllm.{__name__}")
 class PreparedSnapshot:
     """A mapped snapshot; while it is one, its file can't be written."""
 
-    def __init__(self, model: torch.nn.Module, path: str, manifest: WeightManifest, *, stages: bool) -> None:
-        """Maps it, and begins to stage it if it is to be staged.
+    def __init__(self, path: str, manifest: WeightManifest) -> None:
+        """Maps it.
 
         Raises:
           SnapshotError: it is not at `path`.
@@ -35,32 +35,25 @@ class PreparedSnapshot:
         """The whole snapshot, by name; empty once it was dropped."""
         self._staged: Staged | None = None
         self._retired: list[object] = []
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._stage, args=(model,), name="stage", daemon=True)
-        if stages:
-            self._thread.start()
+        self._staging, self._stopped = threading.Lock(), threading.Event()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether all of it that can be staged is."""
-        return not self._thread.is_alive()
-
-    def _stage(self, model: torch.nn.Module) -> None:
+    def stage(self, model: torch.nn.Module) -> None:
+        """Makes ready what can be, unless `serve` or `drop` comes first; the model goes on generating."""
         start, start_cpu = time.perf_counter(), time.thread_time()
-        try:
-            compute_alone()
-            self._staged = stage(model, self.tensors, self._stopped)
-        except StoppedError:
-            return
-        except UnstagedError as e:
-            logger.info("version %s is loaded in the pause: %s", self.manifest.version, e)
-        except Exception:  # vLLM's own code, for a model that it was not tried with
-            logger.warning(
-                "version %s could not be staged and is loaded in the pause", self.manifest.version, exc_info=True
-            )
-        else:
-            wall, cpu = time.perf_counter() - start, time.thread_time() - start_cpu
-            logger.info("version %s staged seconds=%.3f cpu_seconds=%.3f", self.manifest.version, wall, cpu)
+        with self._staging:
+            try:
+                compute_alone()
+                self._staged = stage(model, self.tensors, self._stopped)
+            except StoppedError:
+                return
+            except UnstagedError as e:
+                logger.info("version %s is loaded in the pause: %s", self.manifest.version, e)
+            except Exception:  # vLLM's own code, for a model that it was not tried with
+                version = self.manifest.version
+                logger.warning("version %s could not be staged and is loaded in the pause", version, exc_info=True)
+            else:
+                wall_s, cpu_s = time.perf_counter() - start, time.thread_time() - start_cpu
+                logger.info("version %s staged s=%.3f cpu_s=%.3f", self.manifest.version, wall_s, cpu_s)
 
     def serve(self) -> frozenset[str]:
         """Puts what was staged in place of what is served; returns the names of the tensors that it did not hold.
@@ -85,8 +78,8 @@ class PreparedSnapshot:
 
     def _stop(self) -> None:
         self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        with self._staging:  # soon
+            pass
 
 
 def compute_alone() -> None:

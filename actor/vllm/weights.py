@@ -3,17 +3,19 @@
 vLLM imports this module in each of its processes, by the entry point `vllm.general_plugins` or, where
 the project is not installed, because `WorkerPlugin` is named as its worker extension.
 
-`prepare` maps the snapshot, compares it with the model and stages it (`actor.vllm.staging`) while
-generation goes on, and changes nothing; `update_weights` loads and proves it in the pause. So a snapshot that does not
-fit never touches the weights being served, and whatever fails in `update_weights` must end the engine.
+While generation goes on a thread of the worker (`actor.vllm.control`) maps the snapshot, compares it with the model and
+stages it (`actor.vllm.staging`), and changes nothing; `update_weights` loads and proves it in the pause. So a snapshot
+that does not fit never touches the weights being served, and whatever fails in `update_weights` must end the engine.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import logging
 import multiprocessing
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +29,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from actor.vllm.control import listen
 from actor.vllm.preparing import PreparedSnapshot
 from actor.vllm.processes import end_quickly
 from actor.vllm.proof import has_experts, prove_served
@@ -47,6 +50,8 @@ class InitInfo(WeightTransferInitInfo):
     """What every snapshot must hold: tensor name -> (dtype, shape)."""
 
     expected: dict
+    control: str
+    """Where the front end's `Control` listens."""
 
 
 @dataclasses.dataclass
@@ -66,11 +71,14 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
     _expected: TensorTable | None = None
+    _control: socket.socket | None = None
     _prepared: PreparedSnapshot | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Takes the table of tensors that the model's own checkpoint has."""
+        """Takes the table of tensors that the model's own checkpoint has, and the front end's requests."""
+        self.shutdown()  # the engine may have served another run
         self._expected = {name: (dtype, tuple(shape)) for name, (dtype, shape) in init_info.expected.items()}
+        self._control = listen(init_info.control, self._prepare_and_stage)
 
     def start_weight_update(self) -> None:
         """Nothing: `prepare` was there before."""
@@ -79,23 +87,28 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Nothing: `receive_weights` has done it."""
 
     def shutdown(self) -> None:
-        """Lets go of what was prepared."""
+        """Takes no more requests, and lets go of what was prepared."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):  # the front end was first
+                self._control.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._control = None
         self.drop()
 
-    def prepare(self, path: str, manifest: WeightManifest, *, stages: bool = True) -> None:
-        """Checks a snapshot, and begins to stage it beside generation; what was prepared before is dropped.
+    def _prepare_and_stage(self, path: str, manifest: bytes) -> None:
+        self._prepare(path, codec.decode(WeightManifest, manifest)).stage(self.model)
+
+    def _prepare(self, path: str, manifest: WeightManifest) -> PreparedSnapshot:
+        """Checks a snapshot and maps it; what was prepared before is dropped.
 
         Raises:
           SnapshotError: it is not at `path`, or does not fit the model; nothing was changed.
         """
         self.drop()
-        check_table(manifest, self._table())
-        self._prepared = PreparedSnapshot(self.model, path, manifest, stages=stages)
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether what `prepare` began is done."""
-        return self._prepared is None or self._prepared.is_ready
+        if self._expected is None:
+            raise RuntimeError("init_weight_transfer_engine was not called")
+        check_table(manifest, self._expected)
+        self._prepared = prepared = PreparedSnapshot(path, manifest)
+        return prepared
 
     def drop(self) -> None:
         """Lets go of what was prepared, and of its file."""
@@ -110,16 +123,11 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
           RuntimeError: the engine does not serve the snapshot; it must not go on.
         """
         manifest = codec.decode(WeightManifest, update_info.manifest)
-        if self._prepared is None or self._prepared.manifest != manifest:
-            self.prepare(update_info.path, manifest, stages=False)
-        assert self._prepared is not None
-        self._load(self._prepared)
+        prepared = self._prepared
+        if prepared is None or prepared.manifest != manifest:
+            prepared = self._prepare(update_info.path, manifest)
+        self._load(prepared)
         self.drop()
-
-    def _table(self) -> TensorTable:
-        if self._expected is None:
-            raise RuntimeError("init_weight_transfer_engine was not called")
-        return self._expected
 
     @torch.no_grad()
     def _load(self, snapshot: PreparedSnapshot) -> None:
@@ -156,17 +164,9 @@ def _pack_experts(layer: Any) -> None:
 
 
 class WorkerPlugin:
-    """vLLM's worker extension: each worker process imports this module, and has these methods for the front end."""
+    """vLLM's worker extension: each worker process imports this module, and has this for the front end to call."""
 
     weight_transfer_engine: Any
-
-    def prepare_snapshot(self, path: str, manifest: bytes) -> None:
-        """See `SnapshotTransfer.prepare`."""
-        self.weight_transfer_engine.prepare(path, codec.decode(WeightManifest, manifest))
-
-    def snapshot_is_prepared(self) -> bool:
-        """See `SnapshotTransfer.is_prepared`."""
-        return self.weight_transfer_engine.is_prepared
 
     def drop_snapshot(self) -> None:
         """See `SnapshotTransfer.drop`."""
