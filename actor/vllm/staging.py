@@ -24,7 +24,7 @@ from vllm.model_executor.layers.attention import Attention, is_deferred_attentio
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
@@ -160,7 +160,10 @@ class _Twins:
             return None
         if id(served) in self._tensors:
             return self._tensors[id(served)]
-        new = restore_layer_refs(materialize_meta_tensor(served if plain is None else plain), twin)
+        new: Any = restore_layer_refs(materialize_meta_tensor(served if plain is None else plain), twin)
+        if hasattr(new, "weight_loader"):
+            # A reload leaves its wrapper there, which loads nothing once that reload is over.
+            new.weight_loader = _get_original_loader(new)
         if served is not None:
             self._tensors[id(served)] = new
             is_matrix = name == "weight" and type(vars(twin).get("quant_method")) in _PLAIN_METHODS

@@ -87,7 +87,7 @@ class Served:
         found: dict[str, Any] = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         for name, layer in self.model.named_modules():
             if isinstance(layer, LinearBase | ParallelLMHead):
-                num_inputs = layer.input_size_per_partition if isinstance(layer, LinearBase) else layer.embedding_dim
+                num_inputs = layer.input_size if isinstance(layer, LinearBase) else layer.embedding_dim
                 x = torch.randn(5, num_inputs, generator=torch.Generator().manual_seed(0))
                 found[f"{name}()"] = layer.quant_method.apply(layer, x, None)
         return found
@@ -138,8 +138,6 @@ def test_any_layer_that_is_left_out_fails_the_proof(served):
     served.reload(old)
     staged, back = served.stage(new), served.stage(old)
     served.reload({name: new[name] for name in staged.left}) if staged.left else None
-    shared = {id(p) for _, p in staged.pairs for p in p._parameters.values() if p is not None}
-    assert shared
     tried = 0
     with torch.no_grad():
         for i, (layer, twin) in enumerate(staged.pairs):
