@@ -55,7 +55,7 @@ class SwapTimings:
     """What one weight update cost, in seconds."""
 
     check_s: float
-    """Mapping the snapshot and comparing it with the model; generation goes on meanwhile."""
+    """Mapping the snapshot, comparing it with the model, staging it; generation goes on meanwhile."""
     pause_s: float
     """How long generation stood still, all in all."""
     load_s: float

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from absl import logging
 from jaxtyping import Int32
 
 from actor.engine.partial import Part, join, rest
@@ -21,6 +22,7 @@ from actor.engine.protocol import (
     SwapTimings,
     WeightLoadError,
 )
+from actor.vllm.control import Control, ControlLostError
 from actor.vllm.environment import set_environment
 from actor.vllm.stats import StatLogger
 from actor.vllm.types import kv_sizes, read_part, to_params
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
+_STAGE_S = 120.0
+"""How long a version may take to be checked and staged."""
 _CLOSE_S = 15.0
 """How long the engine's processes may take to end before they are killed; torch alone needs seconds."""
 _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
@@ -55,7 +59,8 @@ class VllmEngine:
         self._resumes = config.publish.at_publish == "abort_and_resume"
         self._caches_prefixes = config.actor.prefix_caching
         self._version: Version | None = None
-        self._is_initialized = False
+        self._control: Control | None = None
+        """Its processes, asked past its steps; from the first update on."""
         self._swap_lock = asyncio.Lock()
         self._active: set[str] = set()
         """Requests whose `sample` has not returned."""
@@ -130,6 +135,8 @@ class VllmEngine:
         mine, wanted = ((c.model, c.actor) for c in (self._config, config))
         if mine != wanted:
             raise ValueError("an engine serves another run only if its sections model and actor are the same")
+        if self._control is not None:
+            self._control.close()
         return VllmEngine(self._llm, expected=self._expected, counter=self._counter, size=self._size, config=config)
 
     @property
@@ -236,7 +243,7 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Checks while generating, then pauses, loads, proves, resumes.
+        """Checks and stages while generating, then pauses, loads, proves, resumes.
 
         Raises:
           WeightLoadError: the snapshot does not fit the model; the old weights are still served.
@@ -249,10 +256,9 @@ class VllmEngine:
             try:
                 check_table(manifest, self._expected)
                 await self._initialize()
-                await self._llm.start_weight_update()
-                await self._call("check", path, manifest)
-            except VllmDeadError as e:
-                raise EngineDeadError("the engine died before a weight update") from e
+                await self._prepare(path, manifest)
+            except (VllmDeadError, ControlLostError) as e:
+                raise EngineDeadError(f"the engine died before a weight update: {e}") from e
             except SnapshotError as e:
                 raise WeightLoadError(str(e)) from e
             except Exception as e:  # vLLM passes a worker's error on as a plain Exception
@@ -276,6 +282,8 @@ class VllmEngine:
         all of their tokens, `sample` keeps it and starts them again once the new weights serve. No request is left, so
         the prompt cache can be dropped: one that was on its way to the engine starts with an empty one.
         """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
         # `AsyncLLM.pause_generation` would sleep 20 ms more, only to let late outputs arrive first.
         if self._resumes:
             self._is_open.clear()
@@ -283,7 +291,9 @@ class VllmEngine:
         else:
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         start = time.perf_counter()
-        await self._call("load", path, manifest)
+        await self._llm.start_weight_update()
+        info = {"path": str(path), "manifest": codec.encode(manifest)}
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
         load_s = time.perf_counter() - start
         await self._llm.finish_weight_update(str(manifest.version))
         if self._recomputes:
@@ -296,21 +306,37 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Stops the engine and its processes."""
+        if self._control is not None:
+            self._control.close()
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # or it would report the engine's end as a failure
         await asyncio.to_thread(self._llm.shutdown, _CLOSE_S)
 
     async def _initialize(self) -> None:
-        if self._is_initialized:
+        if self._control is not None:
             return
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         expected = {name: [dtype, list(shape)] for name, (dtype, shape) in self._expected.items()}
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"expected": expected}))
-        self._is_initialized = True
+        control = Control()
+        try:
+            info = {"expected": expected, "control": control.address}
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+            await asyncio.to_thread(control.connect, self._size.tensor_parallel_size)
+        except BaseException:
+            control.close()
+            raise
+        self._control = control
 
-    async def _call(self, action: str, path: pathlib.Path, manifest: WeightManifest) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        info = {"action": action, "path": str(path), "manifest": codec.encode(manifest)}
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+    async def _prepare(self, path: pathlib.Path, manifest: WeightManifest) -> None:
+        """Has the snapshot checked and staged by all of the engine's processes, past its steps."""
+        assert self._control is not None
+        message = str(path), codec.encode(manifest)
+        try:
+            said = await asyncio.to_thread(self._control.ask, *message, timeout_s=_STAGE_S)
+        except TimeoutError:  # then it is loaded in the pause
+            logging.warning("version %s was not staged within %.0f s", manifest.version, _STAGE_S)
+            return
+        if refusals := [refusal for refusal in said if refusal]:
+            await self._llm.collective_rpc("drop_snapshot")  # others of its processes may hold the file
+            raise SnapshotError(f"version {manifest.version} was refused: {refusals[0]}")

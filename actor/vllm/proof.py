@@ -52,6 +52,15 @@ def has_experts(module: torch.nn.Module) -> bool:
     return hasattr(module, "w13_weight") and hasattr(module, "w2_weight")
 
 
+def expert_prefixes(model: torch.nn.Module) -> tuple[str, ...]:
+    """What the names of the experts' tensors begin with, in a snapshot."""
+    return tuple(_expert_prefix(name) + "." for name, layer in model.named_modules() if has_experts(layer))
+
+
+def _expert_prefix(module_name: str) -> str:
+    return module_name.removesuffix(".routed_experts")
+
+
 class _Proof:
     """The tensors proved so far."""
 
@@ -93,7 +102,7 @@ class _Proof:
 
         Some GPU kernels shuffle them. Then they are proved by the learner's probe only.
         """
-        prefix = name.removesuffix(".routed_experts")
+        prefix = _expert_prefix(name)
         gate_up, down = layer.w13_weight, layer.w2_weight
         backend = getattr(layer.quant_method, "unquantized_backend", None)
         if getattr(backend, "name", "") not in _PLAIN_EXPERTS:

@@ -3,22 +3,22 @@
 vLLM imports this module in each of its processes, by the entry point `vllm.general_plugins` or, where
 the project is not installed, because `WorkerPlugin` is named as its worker extension.
 
-An update is two calls of `update_weights`: `check` maps the snapshot and compares it with the model
-while generation goes on and changes nothing; `load` runs in the pause. So a snapshot that does not fit
-never touches the weights being served, and whatever fails in `load` must end the engine.
+While generation goes on a thread of the worker (`actor.vllm.control`) maps the snapshot, compares it with the model and
+stages it (`actor.vllm.staging`), and changes nothing; `update_weights` loads and proves it in the pause. So a snapshot
+that does not fit never touches the weights being served, and whatever fails in `update_weights` must end the engine.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import logging
 import multiprocessing
 import os
 import signal
-import warnings
+import socket
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
@@ -29,17 +29,17 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from actor.vllm.control import listen
+from actor.vllm.preparing import PreparedSnapshot
 from actor.vllm.processes import end_quickly
 from actor.vllm.proof import has_experts, prove_served
 from bridge import codec
 from bridge.published import WeightManifest
-from bridge.snapshots.layout import check_table
-from bridge.snapshots.writer import map_tensors
+from bridge.snapshots.layout import TensorTable, check_table
 
 BACKEND = "sluice"
 ENGINE_VARIABLE = "SLUICE_ENGINE"
 """Set in the processes of an engine that an actor started."""
-CHECK, LOAD = "check", "load"
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -50,14 +50,14 @@ class InitInfo(WeightTransferInitInfo):
     """What every snapshot must hold: tensor name -> (dtype, shape)."""
 
     expected: dict
+    control: str
+    """Where the front end's `Control` listens."""
 
 
 @dataclasses.dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """One call of an update."""
+    """One update."""
 
-    action: str
-    """`CHECK`, then `LOAD`."""
     path: str
     """The actor's verified local copy."""
     manifest: bytes
@@ -70,52 +70,86 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
-    _expected: dict[str, tuple[str, tuple[int, ...]]] | None = None
+    _expected: TensorTable | None = None
+    _control: socket.socket | None = None
+    _prepared: PreparedSnapshot | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Takes the table of tensors that the model's own checkpoint has."""
+        """Takes the table of tensors that the model's own checkpoint has, and the front end's requests."""
+        self.shutdown()  # the engine may have served another run
         self._expected = {name: (dtype, tuple(shape)) for name, (dtype, shape) in init_info.expected.items()}
+        self._control = listen(init_info.control, self._prepare_and_stage)
 
     def start_weight_update(self) -> None:
-        """Nothing: what vLLM does here can't be undone, so it waits until the snapshot was checked."""
+        """Nothing: `prepare` was there before."""
 
     def finish_weight_update(self) -> None:
-        """Nothing: `LOAD` has done it."""
+        """Nothing: `receive_weights` has done it."""
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Takes no more requests, and lets go of what was prepared."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):  # the front end was first
+                self._control.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._control = None
+        self.drop()
 
-    def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Checks or loads a snapshot.
+    def _prepare_and_stage(self, path: str, manifest: bytes) -> None:
+        self._prepare(path, codec.decode(WeightManifest, manifest)).stage(self.model)
+
+    def _prepare(self, path: str, manifest: WeightManifest) -> PreparedSnapshot:
+        """Checks a snapshot and maps it; what was prepared before is dropped.
 
         Raises:
           SnapshotError: it is not at `path`, or does not fit the model; nothing was changed.
-          RuntimeError: after `LOAD` the engine does not serve the snapshot; it must not go on.
         """
-        manifest = codec.decode(WeightManifest, update_info.manifest)
+        self.drop()
         if self._expected is None:
             raise RuntimeError("init_weight_transfer_engine was not called")
         check_table(manifest, self._expected)
-        arrays = map_tensors(update_info.path, manifest)
-        if update_info.action == LOAD:
-            self._load({name: _as_torch(array) for name, array in arrays.items()}, manifest)
+        self._prepared = prepared = PreparedSnapshot(path, manifest)
+        return prepared
+
+    def drop(self) -> None:
+        """Lets go of what was prepared, and of its file."""
+        if self._prepared is not None:
+            self._prepared.drop()
+            self._prepared = None
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Loads a snapshot, prepared or not, and proves it.
+
+        Raises:
+          RuntimeError: the engine does not serve the snapshot; it must not go on.
+        """
+        manifest = codec.decode(WeightManifest, update_info.manifest)
+        prepared = self._prepared
+        if prepared is None or prepared.manifest != manifest:
+            prepared = self._prepare(update_info.path, manifest)
+        self._load(prepared)
+        self.drop()
 
     @torch.no_grad()
-    def _load(self, tensors: Mapping[str, torch.Tensor], manifest: WeightManifest) -> None:
+    def _load(self, snapshot: PreparedSnapshot) -> None:
+        if left := snapshot.serve():
+            self._reload({name: tensor for name, tensor in snapshot.tensors.items() if name in left})
+        prove_served(self.model, snapshot.tensors, seed=snapshot.manifest.version.step)
+        for module in self.model.modules():
+            if has_experts(module):
+                _pack_experts(module)
+
+    def _reload(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Loads tensors by vLLM's own reload, layer by layer; layers of which none is there stay as they are."""
         initialize_layerwise_reload(self.model)
         model: Any = self.model  # its class is chosen at run time
         model.load_weights(iter(tensors.items()))
         finalize_layerwise_reload(self.model, self.model_config)
-        is_tied = "lm_head.weight" not in tensors
         head = getattr(model, "lm_head", None)
+        is_tied = "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors
         if is_tied and isinstance(head, ParallelLMHead):
             # The reload takes a tied head for one without weights, and on a CPU its kernel keeps a
             # repacked copy: the old one. vLLM reports success and serves a wrong model.
             head.quant_method.process_weights_after_loading(head)
-        prove_served(self.model, tensors, seed=manifest.version.step)
-        for module in self.model.modules():
-            if has_experts(module):
-                _pack_experts(module)
 
 
 def _pack_experts(layer: Any) -> None:
@@ -130,7 +164,13 @@ def _pack_experts(layer: Any) -> None:
 
 
 class WorkerPlugin:
-    """Named as vLLM's worker extension so that each worker process imports this module."""
+    """vLLM's worker extension: each worker process imports this module, and has this for the front end to call."""
+
+    weight_transfer_engine: Any
+
+    def drop_snapshot(self) -> None:
+        """See `SnapshotTransfer.drop`."""
+        self.weight_transfer_engine.drop()
 
 
 def register() -> None:
@@ -146,15 +186,6 @@ def register() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent.pid:  # it died while this process was being imported
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _as_torch(array: np.ndarray) -> torch.Tensor:
-    """A view; it is never written."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        if array.dtype.name == "bfloat16":  # ml_dtypes' type, which torch does not take
-            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
 
 
 register()

@@ -1,6 +1,6 @@
 """What publishing weights takes: export, write, hash, fetch, verify, load; what a slow link and a delta change.
 
-    python -m tests.bench.publish [--parts=local,network,link,held,delta] [--sizes=0.3B,1.2B]
+    python -m tests.bench.publish [--parts=local,network,link,held,delta,swap] [--sizes=0.3B,1.2B]
 
 Each part is a process of its own, of a few minutes at most, and what it found is kept in `results/publish.json`, so
 that parts can be run one by one; the page and the line at the end are made of all that is there. A part that fails, or
@@ -21,7 +21,7 @@ from tests.bench.publish import report
 from tests.bench.publish.sizes import SIZES
 from tests.bench.publish.timing import child
 
-PARTS = ("local", "network", "link", "held", "delta")
+PARTS = ("local", "network", "link", "held", "delta", "swap")
 _PARTS = flags.DEFINE_list("parts", list(PARTS), "Which parts are measured now.")
 _SIZES = flags.DEFINE_list("sizes", list(SIZES), "Which models; link and held take the first alone.")
 _RESULTS = flags.DEFINE_string(
@@ -46,8 +46,7 @@ def jobs(parts: list[str], sizes: list[str]) -> dict[str, tuple[str, ...]]:
     if "network" in parts:
         found |= {f"network {size}": ("network", size) for size in sizes}
     found |= {f"{part} {sizes[0]}": (part, sizes[0]) for part in ("link", "held") if part in parts}
-    if "delta" in parts:
-        found["delta"] = ("delta",)
+    found |= {part: (part,) for part in ("delta", "swap") if part in parts}
     return found
 
 

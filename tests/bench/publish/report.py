@@ -14,8 +14,16 @@ AIMS = {
     "learner_held_up_share": 0.05,
     "delta_ratio_lr1e-6": 20.0,
     "delta_ratio_lr1e-5": 8.0,
+    "swap_pause_over_memcpy": 2.0,
+    "swap_check_cpu_s": 1.0,
 }
-_AT_MOST = ("attach_ms", "pause_ratio_slow_link", "learner_held_up_share")
+_AT_MOST = (
+    "attach_ms",
+    "pause_ratio_slow_link",
+    "learner_held_up_share",
+    "swap_pause_over_memcpy",
+    "swap_check_cpu_s",
+)
 Parts = Mapping[str, Mapping[str, Any]]
 """By the part's name and the size of its model, as in `local 0.3B 1`; of each, what its `measure` returned."""
 
@@ -39,6 +47,7 @@ def values_of(parts: Parts) -> dict[str, Any]:
         "learner_held_up_share": worst("held", "learner_held_up_share"),
         "learner_slowdown_beside": worst("held", "slowdown_beside"),
         **{k: worst("delta", k) for k in ("delta_ratio_lr1e-6", "delta_ratio_lr1e-5")},
+        **{k: worst("swap", k) for k in ("swap_pause_over_memcpy", "swap_check_cpu_s")},
     }
 
 
@@ -82,7 +91,11 @@ _ABOUT = (
     "processors together, over memcpy's: twice its inverse is the ratio that two idle cores could reach. "
     "`learner_held_up_share` is what `publish` and `let_go` took of the learner's "
     "time over the time from the hand-over to the announcement; `slowdown_beside` is a micro-batch beside a publish "
-    "against one alone, since both share the cores. `load` is the machine's load average when a part began.",
+    "against one alone, since both share the cores. `swap` is a vLLM engine on a model of SmolLM2-135M's shape in "
+    "float32: `reload` loads all in the pause, `staged` does as engines do, in turns; pauses over memcpy are without "
+    "what vLLM takes to pause and resume; `check_cpu` is the engine's processor time in the check; `busy` is beside 32 "
+    "requests, where a pause begins with the end of the step under way; `tokens_lost_share` is of the tokens of six "
+    "seconds. `load` is the machine's load average when a part began.",
 )
 
 

@@ -14,6 +14,7 @@ PARTS = {
     "link 0.3B": {"pause_ratio_slow_link": 1.0},
     "held 0.3B": {"learner_held_up_share": 0.06, "slowdown_beside": 1.1},
     "delta": {"delta_ratio_lr1e-6": 25.0, "delta_ratio_lr1e-5": None},
+    "swap": {"swap_pause_over_memcpy": 1.5, "swap_check_cpu_s": 1.2},
 }
 
 
@@ -31,6 +32,8 @@ def test_values_are_the_worst_of_the_sizes_and_aims_say_what_is_met():
         "learner_held_up_share": False,
         "delta_ratio_lr1e-6": True,
         "delta_ratio_lr1e-5": False,
+        "swap_pause_over_memcpy": True,
+        "swap_check_cpu_s": False,
     }
     assert "not measured" in report.page(PARTS, values, "here")
 
@@ -41,7 +44,7 @@ def test_two_cores_that_are_no_faster_than_one_do_not_meet_their_aim():
 
 
 def test_jobs_of_parts_that_are_not_there_are_refused():
-    assert set(jobs(["held", "delta"], ["0.3B"])) == {"held 0.3B", "delta"}
+    assert set(jobs(["held", "delta", "swap"], ["0.3B"])) == {"held 0.3B", "delta", "swap"}
     with pytest.raises(ValueError, match="locla"):
         jobs(["locla"], ["0.3B"])
 

@@ -38,19 +38,19 @@ def with_cpu(work: Callable[[], object], into: list[float], *, beside: int | Non
     """
 
     def run() -> None:
-        begin_s = _cpu_s(beside)
+        begin_s = time.process_time() + cpu_s(beside)
         work()
-        into.append(_cpu_s(beside) - begin_s)
+        into.append(time.process_time() + cpu_s(beside) - begin_s)
 
     return run
 
 
-def _cpu_s(pid: int | None) -> float:
-    """This process's seconds of CPU so far, and another one's."""
+def cpu_s(pid: int | None) -> float:
+    """Seconds of CPU that another process has taken so far; none if there is no other."""
     if pid is None:
-        return time.process_time()
+        return 0.0
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def medians(seconds: Mapping[str, list[float]]) -> dict[str, float]:

@@ -1,0 +1,245 @@
+"""A snapshot made ready beside generation, so that the pause only puts it in the old one's place.
+
+On a CPU nearly all of a load is vLLM's work on its own memory: joining what it fuses (q, k, v; gate, up), packing each
+matrix for oneDNN, and the fresh pages of both. None of it needs the served tensors. So vLLM's own loading code runs on
+a **twin** of the model: modules of the same classes and attributes, whose parameters are new ones. In the pause the
+twin's packed kernels replace the served ones, and what is not packed (embeddings, norms, biases) is copied into the
+served parameters, whose addresses stay.
+
+Only that is staged of which it is known what loading changes: plain linear layers, embeddings, heads, and modules with
+parameters but without a quantization method. A MoE's experts are left for the pause. A model with anything else in it,
+one on an accelerator (no second copy fits there), and one for which there is too little memory is loaded in the pause
+as a whole.
+"""
+
+import dataclasses
+import logging
+import pathlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
+from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
+
+from actor.vllm.proof import expert_prefixes, has_experts
+
+_KERNEL = "cpu_linear"
+"""The attribute under which vLLM keeps a layer's kernel, with the packed matrix inside."""
+_PLAIN_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+_SPARE = 1.25
+"""Memory that must be free, over what the staged tensors take."""
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+
+class UnstagedError(Exception):
+    """The whole model must be loaded in the pause; says why."""
+
+
+class StoppedError(Exception):
+    """Nobody wants it any more."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Staged:
+    """What serves a snapshot once `serve` has put it in place."""
+
+    pairs: list[tuple[Any, Any]]
+    """Served modules and their twins."""
+    left: frozenset[str]
+    """Names of the snapshot's tensors that are not in it."""
+
+    @torch.no_grad()
+    def serve(self) -> list[Any]:
+        """Puts the twins' kernels and values into the served modules; returns the kernels that served before.
+
+        Freeing those gives gigabytes back to the kernel: drop them when generation goes on.
+        """
+        retired = []
+        for layer, twin in self.pairs:
+            if _KERNEL in vars(twin):
+                retired.append(getattr(layer, _KERNEL, None))
+                setattr(layer, _KERNEL, getattr(twin, _KERNEL))
+        for served, new in _distinct(self.pairs):
+            served.data.copy_(new.data)
+        return retired
+
+
+def stage(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], stopped: threading.Event) -> Staged:
+    """Loads a snapshot into a twin of the model, by vLLM's own code; the model is only read.
+
+    Raises:
+      UnstagedError: load it in the pause.
+      StoppedError: `stopped` was set.
+    """
+    check_stageable(model)
+    left = frozenset(name for name in tensors if name.startswith(expert_prefixes(model)))
+    check_memory(sum(t.nbytes for name, t in tensors.items() if name not in left))
+    with torch.no_grad():
+        twins = _Twins()
+        twin: Any = twins.of(model)
+        twin.load_weights(_until(stopped, ((n, t) for n, t in tensors.items() if n not in left)))
+        twins.pack(stopped)
+    return Staged(pairs=twins.pairs, left=left)
+
+
+def check_stageable(model: torch.nn.Module) -> None:
+    """Looks whether it is known what loading changes in each of the model's modules.
+
+    Raises:
+      UnstagedError: it is not, of one of them.
+    """
+    if any(p.device.type != "cpu" for p in model.parameters()):
+        raise UnstagedError("the model is not in this machine's memory")
+    for name, layer in model.named_modules():
+        method = getattr(layer, "quant_method", None)
+        if has_experts(layer):
+            continue
+        if is_deferred_attention_layer(layer):
+            known = isinstance(layer, Attention) and not dict(layer.named_parameters())
+        else:
+            known = not isinstance(method, QuantizeMethodBase) or type(method) in _PLAIN_METHODS
+        if not known:
+            raise UnstagedError(f"{name} ({type(layer).__name__}) is loaded in a way of its own")
+
+
+def check_memory(num_bytes: int) -> None:
+    """Looks whether so much memory is free.
+
+    Raises:
+      UnstagedError: it is not.
+    """
+    available = min(_memory_left())
+    if available < _SPARE * num_bytes:
+        raise UnstagedError(f"{_SPARE * num_bytes / 1e9:.1f} GB of memory are needed, {available / 1e9:.1f} are free")
+
+
+class _Twins:
+    """Modules like the served ones, with parameters of their own; one twin a module, one new parameter a parameter."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Any]] = []
+        self._modules: dict[int, Any] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    def of(self, layer: Any) -> Any:
+        """The twin of a module and all below it."""
+        if id(layer) in self._modules:
+            return self._modules[id(layer)]
+        twin = layer.__class__.__new__(layer.__class__)
+        self._modules[id(layer)] = twin
+        twin.__dict__.update(vars(layer))
+        twin.__dict__["_modules"] = {
+            name: child if child is None else self.of(child) for name, child in layer._modules.items()
+        }
+        transient = layer._non_persistent_buffers_set  # not in a checkpoint, so never loaded
+        twin.__dict__["_buffers"] = {
+            name: b if b is None or name in transient else b.clone() for name, b in layer._buffers.items()
+        }
+        plain = get_layerwise_info(layer).restore_metadata[0]  # as they are before vLLM packs them
+        if has_experts(layer):
+            twin.__dict__["_parameters"] = dict(plain)  # on no device
+            return twin
+        twin.__dict__["_parameters"] = {
+            name: self._parameter(name, layer._parameters.get(name), plain.get(name), twin)
+            for name in {**plain, **layer._parameters}
+        }
+        self.pairs.append((layer, twin))
+        return twin
+
+    def _parameter(self, name: str, served: Any, plain: Any, twin: Any) -> Any:
+        """A new parameter for a served one, in the form in which vLLM loads it; layers that share one share the new."""
+        if served is None and plain is None:
+            return None
+        if id(served) in self._tensors:
+            return self._tensors[id(served)]
+        new: Any = restore_layer_refs(materialize_meta_tensor(served if plain is None else plain), twin)
+        if hasattr(new, "weight_loader"):
+            # A reload leaves its wrapper there, which loads nothing once that reload is over.
+            new.weight_loader = _get_original_loader(new)
+        if served is not None:
+            self._tensors[id(served)] = new
+            is_matrix = name == "weight" and type(vars(twin).get("quant_method")) in _PLAIN_METHODS
+            if not is_matrix and served.shape == new.shape:
+                new.data.copy_(served.data)  # it stays as it is where a snapshot has none
+        return new
+
+    def pack(self, stopped: threading.Event) -> None:
+        """Packs the loaded matrices, as vLLM does after it has loaded a layer.
+
+        Raises:
+          UnstagedError: packing has changed more of a layer than its kernel and its parameters.
+          StoppedError: `stopped` was set.
+        """
+        self._tensors.clear()  # so that what is packed is freed
+        kernels: dict[int, Any] = {}
+        for layer, twin in self.pairs:
+            method = vars(twin).get("quant_method")
+            if type(method) not in _PLAIN_METHODS:
+                continue
+            if stopped.is_set():
+                raise StoppedError
+            before = vars(twin) | twin._buffers
+            weight = id(twin.weight) if type(method) is UnquantizedEmbeddingMethod else None
+            if weight in kernels:  # a tied head: one packed matrix is enough
+                setattr(twin, _KERNEL, kernels[weight])
+                continue
+            method.process_weights_after_loading(twin)
+            after = vars(twin) | twin._buffers
+            changed = {name for name in before.keys() | after.keys() if after.get(name) is not before.get(name)}
+            if changed - {_KERNEL}:
+                raise UnstagedError(f"packing a {type(layer).__name__} changes its {sorted(changed)}")
+            if weight is not None:
+                kernels[weight] = getattr(twin, _KERNEL)
+        for layer, twin in self.pairs:
+            _check_alike(layer, twin)
+
+
+def _check_alike(layer: Any, twin: Any) -> None:
+    """Looks whether the new parameters have the served ones' shapes and types, so that they can be copied into them."""
+    for served, new in _distinct([(layer, twin)]):
+        if served.shape != new.shape or served.dtype != new.dtype:
+            raise UnstagedError(f"a {type(layer).__name__} serves other parameters than it loads")
+
+
+def _distinct(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Served parameters and buffers with their new ones, each once, but for empty ones."""
+    seen: set[int] = set()
+    for layer, twin in pairs:
+        transient = layer._non_persistent_buffers_set
+        for kind in ("_parameters", "_buffers"):
+            served, new = getattr(layer, kind), getattr(twin, kind)
+            for name, tensor in served.items():
+                if tensor is None or name in transient or id(tensor) in seen:
+                    continue
+                seen.add(id(tensor))
+                if tensor.numel() or new[name].numel():
+                    yield tensor, new[name]
+
+
+def _until(stopped: threading.Event, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for item in tensors:
+        if stopped.is_set():
+            raise StoppedError
+        yield item
+
+
+def _memory_left() -> list[int]:
+    """Bytes of memory that this machine still has, and this process's group, where it is bounded."""
+    fields = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
+    left = [1024 * int(fields["MemAvailable"].split()[0])]
+    group = pathlib.Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        left.append(int(limit) - int(used) + int(cached))
+    except (OSError, ValueError, KeyError):  # another kind of group, or "max": no bound
+        pass
+    return left
