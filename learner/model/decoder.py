@@ -274,7 +274,8 @@ def make_apply(
     if remat not in REMAT:
         raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(REMAT)}")
     structure = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(params=0))))
-    placement = Placement.of(abstract_params(config), mesh, compute_dtype)
+    split = mesh if mesh is not None and mesh.size > 1 else None
+    placement = Placement.of(abstract_params(config), split, compute_dtype)
     options: dict[str, Any] = dict(
         scale=config.head_dim**-0.5, path=attention_path, mesh=mesh, max_segments=max_segments
     )

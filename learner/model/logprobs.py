@@ -55,6 +55,11 @@ class Head:
         if self.chunk < 1:
             raise ValueError(f"chunk must be >= 1, got {self.chunk}")
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether there is anything to sum over; a sum over one device would still copy its operand."""
+        return self.mesh is not None and self.mesh.size > 1
+
 
 def token_scores(
     head: Head,
@@ -137,7 +142,7 @@ def token_loss_sum(
 
 def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, mask, inputs):
     weight_spec, dtype = _weight_spec(head, weight), weight.dtype
-    scatter = FSDP if head.mesh is not None and weight.shape[1] % axes_size(head.mesh, FSDP) == 0 else ()
+    scatter = FSDP if head.is_spread and weight.shape[1] % axes_size(head.mesh, FSDP) == 0 else ()
 
     def local(hidden, weight, targets, mask, inputs):
         def visit(done, take, put):
@@ -260,17 +265,17 @@ def _weight_spec(head: Head, weight: Array) -> PartitionSpec:
 
 
 def _on_mesh(head: Head, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    if head.mesh is None:
+    if not head.is_spread:
         return lambda *arrays: function(*jax.tree.map(jnp.asarray, arrays))
     return jax.shard_map(function, mesh=head.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _is_split(head: Head, axis: str) -> bool:
-    return head.mesh is not None and head.mesh.shape[axis] > 1
+    return head.is_spread and head.mesh.shape[axis] > 1
 
 
 def _sum_over(head: Head, axes: str | tuple[str, ...], x: Any) -> Any:
-    return x if head.mesh is None else jax.lax.psum(x, axes)
+    return jax.lax.psum(x, axes) if head.is_spread else x
 
 
 def _max_over(head: Head, axis: str, x: Array) -> Array:

@@ -17,6 +17,7 @@ from learner.model.logprobs import Head, token_loss_sum, token_scores
 from learner.objective import losses
 from learner.objective.losses import TokenInputs
 from learner.update import diagnostics
+from learner.update.choose_remat import choose_remat
 from learner.update.packing import PackedBatch
 from learner.update.segments import segment_means
 
@@ -58,6 +59,8 @@ class LossSum:
     proximal: ProximalPolicy | None
     forward: Apply
     head: Head
+    remat: str
+    """What `forward`'s backward pass recomputes."""
 
     def __call__(
         self, params: Params, step: Array, batch: PackedBatch, anchors: AnchorLogprobs, is_first: Array
@@ -130,20 +133,22 @@ def _to_token(x: Array) -> Array:
 
 def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> LossSum:
     """Of a run's model, loss and sampling, on its devices."""
+    chunk = config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh)
+    remat = choose_remat(model_config, config, mesh, logit_chunk=chunk)
     forward = make_apply(
         model_config,
         compute_dtype=config.model.compute_dtype,
-        remat=config.model.remat,
+        remat=remat,
         attention_path=config.model.attention,
         max_segments=config.packing.max_row_sequences,
         mesh=mesh,
     )
     head = Head(
         temperature=config.sampling.temperature,
-        chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
+        chunk=chunk,
         mesh=mesh,
     )
-    return LossSum(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head)
+    return LossSum(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head, remat=remat)
 
 
 def default_logit_chunk(vocab_size: int, mesh: Mesh) -> int:
