@@ -17,6 +17,7 @@ from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
 from bridge.types import Group, Sampling, Ticket, Version
 from configs.schema import Config
+from configs.sections import PackingConfig
 from learner.data.problems import Problem
 from learner.objective.trained import teaches
 from learner.schedule import group_check

@@ -338,6 +338,7 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps
     ):
         if size % parts:
             raise ValueError(f"{name} ({size}) must be a multiple of {parts}, the mesh being {dict(mesh.shape)}")
+    steps = Steps(model_config, config, mesh)
     windows = {
         model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
     }
@@ -351,4 +352,4 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps
             sequence=mesh.shape["sequence"],
         )
         logging.info("attention path=%s window=%s remat=%s", path, window, steps.remat)
-    return Steps(model_config, config, mesh)
+    return steps

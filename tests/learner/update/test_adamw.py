@@ -48,12 +48,13 @@ def test_adamw_step_is_the_optax_chains(scale, mu_dtype, schedule):
         updates, want_state = chain.update(jax.tree.map(lambda g, w=share: g * w, sums), want_state, want)
         want = optax.apply_updates(want, updates)
         got, got_state, zeros = fused(config, got, sums, got_state, share=share, count=count)
-        # One rounding of the first moment in bfloat16 may fall the other way.
-        tolerance = 1e-6 if mu_dtype == "float32" else 1e-4
+        # optax rounds beta1 m to bfloat16 before it adds to it, this only the sum.
+        tolerance = 1e-6 if mu_dtype == "float32" else 1e-3
         jax.tree.map(lambda g, w, t=tolerance: np.testing.assert_allclose(g, w, rtol=t, atol=t), got, want)
         assert all(not np.any(z) and z.dtype == np.float32 for z in jax.tree.leaves(zeros))
     assert jax.tree.structure(got_state) == jax.tree.structure(want_state)
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-2, atol=1e-6), got_state, want_state)
+    rtol, atol = (1e-5, 1e-6) if mu_dtype == "float32" else (2e-2, 1e-2)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=atol), got_state, want_state)
     assert jax.tree.map(lambda x: x.dtype, got_state) == jax.tree.map(lambda x: x.dtype, want_state)
 
 
