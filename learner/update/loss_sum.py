@@ -145,6 +145,7 @@ def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> Los
     )
     head = Head(
         temperature=config.sampling.temperature,
+        soft_cap=model_config.logit_soft_cap,
         chunk=chunk,
         mesh=mesh,
     )
