@@ -28,7 +28,7 @@ class ModelConfig:
     attention: Literal["auto", "splash", "cudnn", "pallas", "xla"] = "auto"
     """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
     logit_chunk_tokens: int = 0
-    """Tokens a device whose logits exist at once; 0: 128 on a CPU, elsewhere what fits 512 MiB."""
+    """Tokens a device whose logits exist at once; 0: 128 or 256 on a CPU, elsewhere what fits 512 MiB."""
     max_tokens: int = 64
     """Longest prompt and response together; also the engine's context length."""
 

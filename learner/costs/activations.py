@@ -11,7 +11,10 @@ import dataclasses
 from learner.model.config import Architecture
 
 POLICIES = ("none", "dots", "attention", "full")
-"""Those of `learner.model.remat.REMAT`, the one that computes least first."""
+"""Those of `learner.model.remat.REMAT`, the one that keeps most first."""
+CHOICES = ("dots", "attention", "full")
+"""What auto chooses from. Not `none`: a layer's elementwise values cost more to put away and fetch again than to make,
+1.08 times the time of `dots` for 16M parameters on a CPU."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

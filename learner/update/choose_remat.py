@@ -8,7 +8,7 @@ from absl import logging
 from jax.sharding import Mesh
 
 from configs.schema import Config
-from learner.costs.activations import POLICIES, Share, micro_batch_bytes
+from learner.costs.activations import CHOICES, Share, micro_batch_bytes
 from learner.devices.memory import usable_bytes
 from learner.devices.mesh import BATCH_AXES, axes_size
 from learner.model.config import Architecture
@@ -18,7 +18,7 @@ Policy = Literal["full", "attention", "dots", "none"]
 
 
 def choose_remat(architecture: Architecture, config: Config, mesh: Mesh, *, logit_chunk: int) -> Policy:
-    """The configured policy; for auto the first of `POLICIES` that fits beside the state, else the one that keeps least.
+    """The configured policy; for auto the first of `CHOICES` that fits beside the state, else the one that keeps least.
 
     It follows from the configuration and the kind of machine alone, so a restart computes as the run did. Where a device
     doesn't say how much memory it has, it is `attention`.
@@ -47,9 +47,9 @@ def first_that_fits(
     )
     state = _state_bytes(config) * num_params / share.param_shards
     needs = {
-        policy: state + micro_batch_bytes(architecture, policy, share, num_params=num_params) for policy in POLICIES
+        policy: state + micro_batch_bytes(architecture, policy, share, num_params=num_params) for policy in CHOICES
     }
-    chosen = next((policy for policy in POLICIES if needs[policy] <= usable), POLICIES[-1])
+    chosen = next((policy for policy in CHOICES if needs[policy] <= usable), CHOICES[-1])
     estimates = " ".join(f"{policy}={need / 2**30:.2f}" for policy, need in needs.items())
     logging.info("remat=%s GiB a device: may use %.2f, estimated %s", chosen, usable / 2**30, estimates)
     return chosen

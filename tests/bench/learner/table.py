@@ -18,7 +18,7 @@ def batch_line(name: str, sides: dict[str, dict]) -> str:
     return f"{name}: " + ", ".join(times)
 
 
-def markdown(results, values, aims, profile, *, machine: str, rounds: int) -> str:
+def markdown(results, values, aims, profiles, *, machine: str, rounds: int) -> str:
     """The whole page."""
     first = next(iter(results.values()))
     lines = [
@@ -34,7 +34,7 @@ def markdown(results, values, aims, profile, *, machine: str, rounds: int) -> st
         *_numbers(results),
         *_memory(first),
         *_shapes(values),
-        *(_profile(profile) if profile else []),
+        *(line for profile in profiles for line in _profile(profile)),
     ]
     return "\n".join(lines)
 
@@ -51,7 +51,7 @@ def _times(results: dict[str, dict]) -> list[str]:
     lines = [
         "## Time",
         "",
-        "Fill is real tokens over the slots of the padded shape, 16 x 512; slots are what a side computes. A timing "
+        "Fill is real tokens over the slots of the padded shape, 512 a sequence; slots are what a side computes. A timing "
         "during which others used more than 15% of the two cores is repeated up to twice; medians are over the clean "
         "ones, and `disturbed` marks those with fewer than three. Foreign is the median share others used.",
         "",
