@@ -23,8 +23,8 @@ class ModelConfig:
     """What is published and what the engine computes in."""
     remat: Literal["auto", "full", "attention", "dots", "none"] = "auto"
     """What the backward pass recomputes: whole layers, all but attention (with the splash and xla implementations;
-    cuDNN and Pallas are recomputed), all but attention and the projections, nothing. auto: as little as the memory there
-    is allows (`learner/update/choose_remat.py`); the log and loss.json say what that came to."""
+    cuDNN and Pallas are recomputed), all but attention and the projections, nothing. auto: as little as the memory
+    there is allows (`learner/update/choose_remat.py`); the log and loss.json say what that came to."""
     attention: Literal["auto", "splash", "cudnn", "pallas", "xla"] = "auto"
     """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
     logit_chunk_tokens: int = 0

@@ -20,8 +20,8 @@ Policy = Literal["full", "attention", "dots", "none"]
 def choose_remat(architecture: Architecture, config: Config, mesh: Mesh, *, logit_chunk: int) -> Policy:
     """The configured policy; for auto the first of `CHOICES` that fits beside the state, else the one that keeps least.
 
-    It follows from the configuration and the kind of machine alone, so a restart computes as the run did. Where a device
-    doesn't say how much memory it has, it is `attention`.
+    It follows from the configuration and the kind of machine alone, so a restart computes as the run did. Where a
+    device doesn't say how much memory it has, it is `attention`.
     """
     if config.model.remat != "auto":
         return config.model.remat

@@ -51,9 +51,9 @@ def _times(results: dict[str, dict]) -> list[str]:
     lines = [
         "## Time",
         "",
-        "Fill is real tokens over the slots of the padded shape, 512 a sequence; slots are what a side computes. A timing "
-        "during which others used more than 15% of the two cores is repeated up to twice; medians are over the clean "
-        "ones, and `disturbed` marks those with fewer than three. Foreign is the median share others used.",
+        "Fill is real tokens over the slots of the padded shape, 512 a sequence; slots are what a side computes. A "
+        "timing during which others used more than 15% of the two cores is repeated up to twice; medians are over the "
+        "clean ones, and `disturbed` marks those with fewer than three. Foreign is the median share others used.",
         "",
         "| batch | real tokens | fill | side | slots | s (min - max) | real tokens/s | x | clean | foreign | load |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

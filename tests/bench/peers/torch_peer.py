@@ -1,10 +1,10 @@
 """PyTorch with transformers' models as a side of the learner bench: packed, SDPA, AdamW.
 
-As fast as it goes without leaving the two libraries: sequences packed under a block-causal mask, or where all are as
-long as a row without padding and without a mask (SDPA's own causal one); nothing recomputed, logits only where a token
-is scored, the matmuls' library that is faster here (`faster_linear`), gradients dropped instead of zeroed, the fused AdamW (`--adamw=foreach` for the other). Adam's
-moments are made before memory is read, by a step on zero gradients that changes no parameter: torch makes them
-only at the first step, JAX's optimizers before it.
+As fast as it goes without leaving the two libraries: sequences packed under a block-causal mask, or, where all are as
+long as a row, without padding and without a mask (SDPA's own causal one); nothing recomputed; logits only where a token
+is scored; the faster of PyTorch's two libraries for matmuls (`faster_linear`); gradients dropped instead of zeroed; the
+fused AdamW (`--adamw=foreach` for the other). Adam's moments are made before memory is read, by a step on zero
+gradients that changes no parameter: torch makes them only at the first step, JAX's optimizers before it.
 """
 
 import functools
