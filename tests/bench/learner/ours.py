@@ -127,6 +127,7 @@ class OurSide:
         self._steps, params = load(workload.model_folder(folder, batch_name), settings)
         self._batches = [m.batch for m in made]
         self.shape = settings.packing.rows, settings.packing.row_tokens
+        self.slots = sum(np.size(b.tokens) for b in self._batches)
         self.remat = self._steps.remat
         self._state = self._steps.init(params)
         self._metrics = {}

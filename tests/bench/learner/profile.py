@@ -3,11 +3,11 @@
     python -m tests.bench.learner.profile FOLDER [BATCH]
 
 FOLDER holds the model of the batch (`workload.model_folder`). One update of a batch, `seed0` by default, runs under
-jax's profiler. An instant belongs to the operations that run then, in equal shares; an operation belongs to the part of
-the learner whose source file its HLO names (a fusion: that of its root). FLOPs are those of the matmuls that really
-ran: each one's from its shapes in the compiled program, times its calls in the trace. So recomputation and padding count;
-`model_gflop` counts neither: 6 FLOPs a real token and matmul parameter, the head over scored tokens only, and causal
-pairs within a sequence for attention.
+jax's profiler. An instant belongs to the operations that run then, in equal shares; an operation belongs to the part
+of the learner whose source file its HLO names (a fusion: that of its root). FLOPs are those of the matmuls that really
+ran: each one's from its shapes in the compiled program, times its calls in the trace. So recomputation and padding
+count; `model_gflop` counts neither: 6 FLOPs a real token and matmul parameter, the head over scored tokens only, and
+causal pairs within a sequence for attention.
 
 The ceiling: each kind of matmul of the update (projections, attention, head; forward and both gradients) alone,
 jitted, on the same two threads, the best of several runs.

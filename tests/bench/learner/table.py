@@ -60,13 +60,11 @@ def _times(results: dict[str, dict]) -> list[str]:
     ]
     for name, sides in results.items():
         batch = workload.make_batch(name)
-        rows, row_tokens = workload.packed(batch).tokens.shape
         for side, r in sides.items():
-            slots = len(batch.prompts) * workload.MAX_TOKENS if side == "tunix_padded" else rows * row_tokens
             marks = "" if r["right"] else " (numbers wrong)"
             marks += " (disturbed)" if r["disturbed"] else ""
             lines.append(
-                f"| {name} | {batch.num_real_tokens} | {batch.fill:.0%} | {side}{marks} | {slots} | "
+                f"| {name} | {batch.num_real_tokens} | {batch.fill:.0%} | {side}{marks} | {r['slots']} | "
                 f"{r['s']:.3f} ({r['s_min']:.3f} - {r['s_max']:.3f}) | {batch.num_real_tokens / r['s']:.0f} | "
                 f"{r['s'] / sides['ours']['s']:.2f} | {r['clean_rounds']}/{r['rounds']} | {r['foreign']:.0%} | "
                 f"{r['load']:.1f} |"

@@ -39,6 +39,7 @@ class TorchSide:
         segments = torch.from_numpy(batch.segment_ids)
         self._mask = None if bool((segments == 1).all()) else block_causal(segments)
         self._tokens = torch.from_numpy(batch.tokens).long()
+        self.slots = self._tokens.numel()
         self._positions = torch.from_numpy(batch.positions).long()
         # The hidden state before a response token predicts it.
         scored = torch.from_numpy(batch.is_response).reshape(-1).nonzero()[:, 0]

@@ -77,6 +77,9 @@ class TunixSide:
         self._train_step, _ = self._trainer.jit_train_and_eval_step(skip_jit=False, cache_nnx_graph=True)
         batch = workload.make_batch(batch_name)
         self._example = jax.block_until_ready(packed(batch) if "--layout=packed" in sys.argv else padded(batch))
+        self.slots = workload.MAX_TOKENS * len(batch.prompts)
+        if "--layout=packed" in sys.argv:
+            self.slots = workload.packed(batch).tokens.size
         self._numbers = (jnp.float32(0), jnp.float32(0))
 
     def step(self) -> None:
