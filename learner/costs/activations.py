@@ -7,12 +7,15 @@ memory analysis.
 """
 
 import dataclasses
+from typing import Literal
 
 from learner.model.config import Architecture
 
-POLICIES = ("none", "dots", "attention", "full")
+Policy = Literal["full", "attention", "dots", "none"]
+
+POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")
 """Those of `learner.model.remat.REMAT`, the one that keeps most first."""
-CHOICES = ("dots", "attention", "full")
+CHOICES: tuple[Policy, ...] = ("dots", "attention", "full")
 """What auto chooses from. Not `none`: a layer's elementwise values cost more to put away and fetch again than to make,
 1.08 times the time of `dots` for 16M parameters on a CPU."""
 
@@ -33,7 +36,7 @@ class Share:
     """Tokens whose logits exist at once."""
 
 
-def kept_per_token(config: Architecture, policy: str, tensor: int = 1) -> float:
+def kept_per_token(config: Architecture, policy: Policy, tensor: int = 1) -> float:
     """Numbers that one layer keeps of a token from its forward to its backward pass.
 
     Raises:
@@ -59,7 +62,7 @@ def kept_per_token(config: Architecture, policy: str, tensor: int = 1) -> float:
     return kept + 4 * width + 2 * (heads + keys) / tensor + copies * 3 * inner / tensor
 
 
-def micro_batch_bytes(config: Architecture, policy: str, share: Share, *, num_params: int) -> float:
+def micro_batch_bytes(config: Architecture, policy: Policy, share: Share, *, num_params: int) -> float:
     """Bytes on one device at the fullest moment of `accumulate`, the state and its accumulator left out."""
     each = share.num_tokens * share.activation_bytes
     layers = config.num_layers * kept_per_token(config, policy, share.tensor) * each

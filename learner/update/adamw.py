@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from configs.sections import OptimizerConfig
 from learner.model.decoder import Params
-from learner.update.optimizer import decay_mask
+from learner.update.optimizer import decay_mask, learning_rate
 
 
 def adamw_step(
@@ -24,14 +24,14 @@ def adamw_step(
     opt_state: tuple[Any, ...],
     *,
     scale: Float32[Array, ""],
-    rate: Float32[Array, ""],
+    num_steps: int,
     is_good: Bool[Array, ""],
     config: OptimizerConfig,
 ) -> tuple[Params, tuple[Any, ...], Params]:
     """Steps AdamW (Loshchilov and Hutter, 2019, algorithm 2) where `is_good`, else hands everything back as it is.
 
     g = scale sums; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2;
-    p = p - rate (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p).
+    p = p - rate_t (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p).
 
     It is computed in float32, whatever the arrays are kept in.
 
@@ -40,7 +40,7 @@ def adamw_step(
       sums: accumulated gradient sums, float32, a tree like the parameters'.
       opt_state: of `optimizer.make_optimizer`'s chain for adamw.
       scale: what turns a sum into the clipped mean.
-      rate: the learning rate of this step.
+      num_steps: optimizer steps of the run, over which the rate's schedule goes.
       is_good: whether loss and gradient are finite.
       config: the betas, eps and the decay of what `optimizer.decay_mask` names.
 
@@ -48,6 +48,8 @@ def adamw_step(
       parameters, state, and zeros in the shape of the sums.
     """
     adam = next(part for part in opt_state if isinstance(part, optax.ScaleByAdamState))
+    schedule = next(part for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
+    rate = learning_rate(schedule.count, config, num_steps=num_steps)
     count = optax.safe_increment(adam.count)
     correction1, correction2 = (1 - beta ** count.astype(jnp.float32) for beta in (config.beta1, config.beta2))
 

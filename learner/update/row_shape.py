@@ -24,8 +24,9 @@ MIN_SAVING = 0.1
 """Share of an update's slots that another shape must save: what a compilation is worth."""
 TOKEN_MULTIPLE = 64
 """Tokens of a row; a block of the xla attention path."""
-_MAX_CANDIDATES = 48
-_NUM_DRAWS = 4
+_MAX_CANDIDATES = 24
+"""Widths that are tried."""
+_NUM_DRAWS = 3
 """Updates drawn from the lengths seen: a shape that just holds this one may not hold the next."""
 
 
@@ -78,8 +79,11 @@ class RowShape:
         lengths, self._lengths = self._lengths, []
         if self._num_changes == MAX_CHANGES or self._chosen is None:
             return
-        best = propose(lengths, self._config)
         draws = _draws(lengths, self._config)
+        # No shape has fewer slots than there are tokens, and mostly that settles it.
+        if sum(map(sum, draws)) >= (1 - MIN_SAVING) * num_slots(draws, self._chosen):
+            return
+        best = propose(lengths, self._config)
         if num_slots(draws, best) < (1 - MIN_SAVING) * num_slots(draws, self._chosen):
             self._chosen, self._num_changes = best, self._num_changes + 1
 

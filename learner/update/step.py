@@ -264,8 +264,8 @@ class Steps:
         # 0 / 0 is not finite either, so sums without tokens are skipped too.
         is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         step = self._adamw if self._config.optimizer.name == "adamw" else self._transformed
+        params, opt_state, zeros = step(state, share, grad_norm, is_good)
         count = state.step * self._epochs + epoch - state.skipped_updates
-        params, opt_state, zeros = step(state, share, grad_norm, count, is_good)
         skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
         metrics = diagnostics.finalize(total.stats) | {
             "loss": loss,
@@ -283,7 +283,7 @@ class Steps:
         return new_state, metrics
 
     def _adamw(
-        self, state: TrainState, share: Array, norm: Array, count: Array, is_good: Array
+        self, state: TrainState, share: Array, norm: Array, is_good: Array
     ) -> tuple[Params, optax.OptState, Params]:
         """The parameters, the optimizer's state and an empty accumulator after a step."""
         config = self._config.optimizer
@@ -293,16 +293,16 @@ class Steps:
             state.accumulator.grads,
             state.opt_state,
             scale=share * clip_scale(norm, config.max_grad_norm),
-            rate=learning_rate(count, config, num_steps=self._num_steps),
+            num_steps=self._num_steps,
             is_good=is_good,
             config=config,
         )
 
     def _transformed(
-        self, state: TrainState, share: Array, norm: Array, count: Array, is_good: Array
+        self, state: TrainState, share: Array, norm: Array, is_good: Array
     ) -> tuple[Params, optax.OptState, Params]:
-        """The same by an optax transformation, which clips and knows its rate by itself."""
-        del norm, count
+        """The same by an optax transformation, which clips by itself."""
+        del norm
         # The optimizer's state keeps the parameters' dtype, so its input must have it.
         grads = jax.tree.map(lambda g, p: (g * share).astype(p.dtype), state.accumulator.grads, state.params)
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)

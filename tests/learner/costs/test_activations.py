@@ -1,5 +1,7 @@
 """The estimate of a micro-batch's memory against XLA's own analysis of the compiled step."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -88,6 +90,13 @@ def test_auto_between_two_needs_takes_the_smaller():
 def test_auto_without_a_stated_memory_is_attention_and_steps_say_so(monkeypatch):
     monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh: None)
     assert build_steps(MODEL, config_of("auto"), mesh_of()).remat == "attention"
+
+
+@pytest.mark.parametrize(("hidden", "want"), [(256, "attention"), (576, "dots")])
+def test_auto_on_a_cpu_keeps_projections_only_of_wide_models(monkeypatch, hidden, want):
+    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh: 1e12)
+    model = dataclasses.replace(MODEL, hidden_size=hidden)
+    assert choose_remat.choose_remat(model, config_of("auto"), mesh_of(), logit_chunk=128) == want
 
 
 def test_a_named_policy_is_taken_whatever_memory_there_is(monkeypatch):

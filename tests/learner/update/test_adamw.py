@@ -8,7 +8,7 @@ import pytest
 
 from configs.sections import OptimizerConfig
 from learner.update.adamw import adamw_step, clip_scale
-from learner.update.optimizer import learning_rate, make_optimizer
+from learner.update.optimizer import make_optimizer
 
 NUM_STEPS = 6
 
@@ -20,14 +20,14 @@ def tree(key, scale=1.0):
     return structure.unflatten([scale * jax.random.normal(k, s) for k, s in zip(keys, leaves, strict=True)])
 
 
-def fused(config, params, sums, opt_state, *, share, count, is_good=True):
+def fused(config, params, sums, opt_state, *, share, is_good=True):
     norm = optax.tree.norm(sums) * share
-    return jax.jit(adamw_step, static_argnames="config")(
+    return jax.jit(adamw_step, static_argnames=("config", "num_steps"))(
         params,
         sums,
         opt_state,
         scale=share * clip_scale(norm, config.max_grad_norm),
-        rate=learning_rate(count, config, num_steps=NUM_STEPS),
+        num_steps=NUM_STEPS,
         is_good=jnp.asarray(is_good),
         config=config,
     )
@@ -47,7 +47,7 @@ def test_adamw_step_is_the_optax_chains(scale, mu_dtype, schedule):
         sums, share = tree(jax.random.key(count + 1), scale), np.float32(1 / 37)
         updates, want_state = chain.update(jax.tree.map(lambda g, w=share: g * w, sums), want_state, want)
         want = optax.apply_updates(want, updates)
-        got, got_state, zeros = fused(config, got, sums, got_state, share=share, count=count)
+        got, got_state, zeros = fused(config, got, sums, got_state, share=share)
         # optax rounds beta1 m to bfloat16 before it adds to it, this only the sum.
         tolerance = 1e-6 if mu_dtype == "float32" else 1e-3
         jax.tree.map(lambda g, w, t=tolerance: np.testing.assert_allclose(g, w, rtol=t, atol=t), got, want)
@@ -65,7 +65,7 @@ def test_adamw_step_that_is_not_good_hands_back_the_same_bits_and_empties_the_su
     params = tree(jax.random.key(0))
     _, state = chain.update(tree(jax.random.key(1)), chain.init(params), params)
     sums = jax.tree.map(lambda g: g.at[(0,) * g.ndim].set(bad), tree(jax.random.key(2)))
-    got, got_state, zeros = fused(config, params, sums, state, share=np.float32(1), count=1, is_good=False)
+    got, got_state, zeros = fused(config, params, sums, state, share=np.float32(1), is_good=False)
     jax.tree.map(np.testing.assert_array_equal, (got, got_state), (params, state))
     jax.tree.map(lambda z: np.testing.assert_array_equal(z, np.zeros(z.shape, np.float32)), zeros)
 
@@ -77,7 +77,7 @@ def test_adamw_step_in_place_copies_no_array_of_the_parameters_size():
 
     def step(params, state, sums):
         one = jnp.float32(1)
-        return adamw_step(params, sums, state, scale=one, rate=one, is_good=one > 0, config=config)
+        return adamw_step(params, sums, state, scale=one, num_steps=NUM_STEPS, is_good=one > 0, config=config)
 
     arguments = params, chain.init(params), params
     text = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*arguments).compile().as_text() or ""
