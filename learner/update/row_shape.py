@@ -7,6 +7,7 @@ each update later on may propose another, where it would save a tenth, and so of
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +25,10 @@ MIN_SAVING = 0.1
 """Share of an update's slots that another shape must save: what a compilation is worth."""
 TOKEN_MULTIPLE = 64
 """Tokens of a row; a block of the xla attention path."""
-_MAX_CANDIDATES = 24
-"""Widths that are tried."""
+MICRO_BATCH_SLOTS = 64
+"""What a micro-batch costs besides its slots, in slots: reading the weights and adding to the gradient once more."""
+_NUM_WIDTHS = 4
+"""Widths that are tried for a number of rows."""
 _NUM_DRAWS = 3
 """Updates drawn from the lengths seen: a shape that just holds this one may not hold the next."""
 
@@ -69,10 +72,9 @@ class RowShape:
         config, shape = self._config, state["shape"]
         if not config.packing.auto or shape is None:
             return
-        rows, row_tokens = shape
-        if shape in [[c.rows, c.row_tokens] for c in candidates(config, row_tokens=row_tokens)]:
-            self._chosen = dataclasses.replace(config.packing, rows=rows, row_tokens=row_tokens)
-            self._num_changes = state["num_changes"]
+        chosen = dataclasses.replace(config.packing, rows=shape[0], row_tokens=shape[1])
+        if is_allowed(chosen, config):
+            self._chosen, self._num_changes = chosen, state["num_changes"]
 
     def _reconsider(self) -> None:
         """After an update: the next ones get another shape, if that saves enough and there are changes left."""
@@ -89,53 +91,58 @@ class RowShape:
 
 
 def propose(lengths: Sequence[int], config: Config) -> PackingConfig:
-    """The shape with the fewest slots for updates of such sequences; of equal ones the fewest, largest micro-batches.
+    """The shape in which updates of such sequences cost least: slots, and `MICRO_BATCH_SLOTS` a micro-batch.
+
+    Tried are, for each number of rows, the widths from that on which just holds an update's tokens in as few
+    micro-batches as there may be, or in one more.
 
     Args:
       lengths: tokens of some sequences, prompt and response together.
       config: `packing` gives the most slots that a micro-batch may have, `rounds` how many sequences an update has.
     """
-    draws = _draws(lengths, config)
-    widths = sorted({c.row_tokens for c in candidates(config)})
-    best: tuple[float, float, PackingConfig] | None = None
-    for width in widths:
-        shapes = [c for c in candidates(config, row_tokens=width)]
-        rows_of = [len(first_fit_decreasing(draw, shapes[0])) for draw in draws]
-        for shape in shapes:
-            micros = [-(-rows // shape.rows) for rows in rows_of]
-            slots = float(sum(micros)) * shape.rows * shape.row_tokens
-            if best is None or (slots, sum(micros)) < best[:2]:
-                best = slots, float(sum(micros)), shape
-    assert best is not None
-    return best[2]
+    draws, most = _draws(lengths, config), config.packing.rows * config.packing.row_tokens
+    step, total = _width_step(config), max(map(sum, draws))
+    fewest = -(-total // most)
+    best: tuple[float, PackingConfig] | None = None
+    for micros, rows in itertools.product((fewest, fewest + 1), _row_counts(config)):
+        first = max(config.model.max_tokens, -(-total // (micros * rows)))
+        for n in range(_NUM_WIDTHS):
+            shape = dataclasses.replace(config.packing, rows=rows, row_tokens=(-(-first // step) + n) * step)
+            if not is_allowed(shape, config):
+                break
+            cost = num_slots(draws, shape, per_micro_batch=MICRO_BATCH_SLOTS)
+            if best is None or cost < best[0]:
+                best = cost, shape
+    return config.packing if best is None else best[1]
 
 
-def candidates(config: Config, *, row_tokens: int | None = None) -> list[PackingConfig]:
-    """The shapes that a run may choose from: rows that the mesh divides, tokens that hold the longest sequence.
-
-    None has more slots than the configured one. Without `row_tokens` one of each width.
-    """
-    packing, mesh = config.packing, config.mesh
-    step = math.lcm(TOKEN_MULTIPLE, mesh.sequence)
-    most, shards = packing.rows * packing.row_tokens, mesh.batch_shards
-    shortest, widest = -(-config.model.max_tokens // step) * step, most // shards // step * step
-    if row_tokens is None:
-        every = max(1, -(-((widest - shortest) // step) // _MAX_CANDIDATES)) * step
-        widths = list(range(shortest, widest + 1, every))
-        shapes = [(shards, width) for width in widths]
-    elif row_tokens % step == 0 and row_tokens >= shortest:
-        shapes = [(rows, row_tokens) for rows in range(shards, most // row_tokens + 1, shards)]
-    else:
-        shapes = []
-    made = [dataclasses.replace(packing, rows=rows, row_tokens=width) for rows, width in shapes]
-    is_own = row_tokens in (None, packing.row_tokens)
-    return made if made or not is_own else [packing]
+def is_allowed(shape: PackingConfig, config: Config) -> bool:
+    """Whether the mesh divides it, it holds the longest sequence, and it has no more slots than the configured one."""
+    return (
+        shape.rows % config.mesh.batch_shards == 0
+        and shape.row_tokens % config.mesh.sequence == 0
+        and shape.row_tokens >= config.model.max_tokens
+        and shape.rows * shape.row_tokens <= config.packing.rows * config.packing.row_tokens
+    )
 
 
-def num_slots(draws: Sequence[Sequence[int]], shape: PackingConfig) -> int:
-    """Slots of all micro-batches of such updates, each packed at once."""
-    micros = [-(-len(first_fit_decreasing(draw, shape)) // shape.rows) for draw in draws]
-    return sum(micros) * shape.rows * shape.row_tokens
+def num_slots(draws: Sequence[Sequence[int]], shape: PackingConfig, *, per_micro_batch: int = 0) -> int:
+    """Slots of all micro-batches of such updates, each packed at once, and so many more a micro-batch."""
+    micros = sum(-(-len(first_fit_decreasing(draw, shape)) // shape.rows) for draw in draws)
+    return micros * (shape.rows * shape.row_tokens + per_micro_batch)
+
+
+def _width_step(config: Config) -> int:
+    return math.lcm(TOKEN_MULTIPLE, config.mesh.sequence)
+
+
+def _row_counts(config: Config) -> list[int]:
+    """Multiples of what the mesh splits rows by: all of the first few, then each about an eighth larger."""
+    shards, packing = config.mesh.batch_shards, config.packing
+    most, counts = packing.rows * packing.row_tokens // config.model.max_tokens // shards, [1]
+    while counts[-1] < most:
+        counts.append(max(counts[-1] + 1, counts[-1] * 9 // 8))
+    return [shards * n for n in counts]
 
 
 def _draws(lengths: Sequence[int], config: Config) -> list[list[int]]:

@@ -8,7 +8,7 @@ import pytest
 
 from configs.sections import MeshConfig, PackingConfig
 from learner.update.packing import pack_groups
-from learner.update.row_shape import MAX_CHANGES, RowShape, candidates, propose
+from learner.update.row_shape import MAX_CHANGES, RowShape, is_allowed, num_slots, propose
 from tests.learner.streams import config_of, fresh_params, random_groups, steps_of
 
 
@@ -52,26 +52,31 @@ def test_propose_for_32_samples_of_71_tokens_wastes_no_sequences_room():
     assert shape.row_tokens // 71 * shape.rows >= 32
 
 
-def test_propose_takes_few_large_micro_batches_where_one_is_too_large():
+def test_propose_within_less_room_takes_more_micro_batches():
+    # At most 1024 slots. By hand: four times 576 hold 8 each, 2304 slots; three times 832 hold 11 each, 2496.
     shape = propose([71] * 32, auto(rows=2))
-    # At most 1024 slots: 14 sequences of 71, so three micro-batches, of eleven at least.
-    per_micro = shape.row_tokens // 71 * shape.rows
-    assert -(-32 // per_micro) == 3 and shape.rows * shape.row_tokens <= 1024
-    assert 3 * shape.rows * shape.row_tokens < 3 * 1024
+    assert (shape.rows, shape.row_tokens) == (1, 576)
 
 
-def test_candidates_fit_the_mesh_hold_the_longest_and_stay_below_the_configured_size():
-    config = auto(mesh=MeshConfig(fsdp=2, sequence=2), max_tokens=100)
-    widths = [c.row_tokens for c in candidates(config)]
-    assert widths[0] == 128 and all(w % 64 == 0 for w in widths)
-    for width in widths:
-        for shape in candidates(config, row_tokens=width):
-            assert shape.rows % 2 == 0 and shape.rows * shape.row_tokens <= 8 * 512
+@pytest.mark.parametrize("rows", [4, 9, 64])
+def test_propose_for_mixed_lengths_is_never_worse_than_the_configured_shape(rows):
+    rng = np.random.default_rng(rows)
+    lengths = np.clip(rng.lognormal(np.log(150), 0.7, 64).round(), 32, 512).astype(int).tolist()
+    config = auto(rows=rows, max_tokens=512, sequences=64)
+    shape = propose(lengths, config)
+    assert is_allowed(shape, config) and shape.rows * shape.row_tokens <= rows * 512
+    assert num_slots([lengths], shape) <= num_slots([lengths], config.packing)
+    assert num_slots([lengths], shape) <= 1.2 * sum(lengths)
 
 
-def test_candidates_where_no_multiple_fits_are_the_configured_shape():
+def test_propose_keeps_to_the_mesh():
+    config = auto(mesh=MeshConfig(fsdp=2, sequence=3), row_tokens=513, max_tokens=100)
+    shape = propose([71] * 32, config)
+    assert shape.rows % 2 == 0 and shape.row_tokens % 3 == 0 and shape.row_tokens >= 100
+
+
+def test_propose_where_no_multiple_fits_is_the_configured_shape():
     config = auto(rows=1, row_tokens=40, max_tokens=40)
-    assert [(c.rows, c.row_tokens) for c in candidates(config)] == [(1, 40)]
     assert propose([20] * 32, config) == config.packing
 
 
