@@ -4,8 +4,9 @@ An update's gradient is sum_t w_t dl_t / sum(denominators). `accumulate` adds to
 once, so the gradient depends neither on how the tokens were split into micro-batches nor on their order. Over several
 epochs an update is as many such sums of the same micro-batches, an `apply` each.
 
-Every function is compiled once, for the one batch shape, with explicit shardings; nothing in here waits
-for a device. `num_compilations` counts what was traced, and is a metric: 2 in a healthy run.
+Every function is compiled once for a batch shape, with explicit shardings; nothing in here waits for a device. A run
+has one shape, with packing.auto a few (`row_shape`). `num_compilations` counts what was traced, and is a metric: 2 in a
+healthy run of one shape, and one more for each further one.
 
 Donation: `accumulate` donates the accumulator only and leaves the parameters' buffers alone, so an export may
 read them meanwhile. `apply` donates the whole state: nobody may hold its parameters over that call.
@@ -126,7 +127,7 @@ class Steps:
 
     @property
     def num_compilations(self) -> int:
-        """How often `accumulate` and `apply` were traced; 2 in a healthy run."""
+        """How often `accumulate` and `apply` were traced; 2 in a healthy run of one shape."""
         return self._num_traces.total()
 
     def init(self, params: Params) -> TrainState:
