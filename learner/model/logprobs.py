@@ -149,7 +149,8 @@ def token_loss_sum(
 
 def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, mask, inputs):
     weight_spec, dtype = _weight_spec(head, weight), weight.dtype
-    scatter = FSDP if head.is_spread and weight.shape[1] % axes_size(head.mesh, FSDP) == 0 else ()
+    mesh = head.mesh if head.is_spread else None
+    scatter = FSDP if mesh is not None and weight.shape[1] % axes_size(mesh, FSDP) == 0 else ()
 
     def weight_gradient(d_logits: Array, h: Array) -> Array:
         if not head.words_last:
@@ -292,7 +293,7 @@ def _on_mesh(head: Head, function: Callable[..., Any], in_specs: Any, out_specs:
 
 
 def _is_split(head: Head, axis: str) -> bool:
-    return head.is_spread and head.mesh.shape[axis] > 1
+    return head.mesh is not None and head.mesh.shape[axis] > 1
 
 
 def _sum_over(head: Head, axes: str | tuple[str, ...], x: Any) -> Any:
