@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -43,7 +44,7 @@ def host_bytes(cgroup: pathlib.Path = _CGROUP) -> int:
         return total
 
 
-def _stated_limit(device: jax.Device) -> int | None:
+def _stated_limit(device: Any) -> int | None:
     try:
         stats = device.memory_stats()
     except (jax.errors.JaxRuntimeError, NotImplementedError):  # a device of a topology that is only compiled for

@@ -50,7 +50,7 @@ def adamw_step(
     adam = next(part for part in opt_state if isinstance(part, optax.ScaleByAdamState))
     schedule = next(part for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
     rate = learning_rate(schedule.count, config, num_steps=num_steps)
-    count = optax.safe_increment(adam.count)
+    count = jnp.asarray(optax.safe_increment(adam.count))
     correction1, correction2 = (1 - beta ** count.astype(jnp.float32) for beta in (config.beta1, config.beta2))
 
     def one(p: Array, total: Array, mu: Array, nu: Array, decays: bool) -> tuple[Array, Array, Array, Array]:

@@ -52,7 +52,7 @@ class TorchSide:
         if linear is not torch.nn.functional.linear:
             for module in self._model.modules():
                 if isinstance(module, torch.nn.Linear):
-                    module.forward = functools.partial(apply_linear, linear, module)
+                    module.forward = functools.partial(apply_linear, linear, module)  # pyright: ignore[reportAttributeAccessIssue]
         self.version += f", matmuls by {'MKL' if linear is torch.nn.functional.linear else 'oneDNN'}"
 
     def step(self) -> None:
