@@ -234,7 +234,7 @@ def settle_probe(run: Run) -> None:
             worst = parity.settle(
                 run.probe,
                 score=lambda batch: run.do(Score(batch)),
-                packing=run.config.packing,
+                packing=run.stream.packing,
                 bound=run.config.parity_bound,
                 fence=run.stream.fence,
                 before_score=run.heart.worked,

@@ -87,7 +87,7 @@ METRICS: dict[str, str] = {
     "sequences": "sequences trained in this step",
     "skipped_updates": "optimizer steps left out so far because loss or gradient was not finite",
     "skipped_in_a_row": "optimizer steps left out since the last one that was not",
-    "num_compilations": "times that accumulate and apply were traced and compiled so far; 2 in a healthy run",
+    "num_compilations": "times that accumulate and apply were traced and compiled so far; 2 if there is one shape",
     "tokens_per_s": "real tokens the learner trained per second of wall time, each counted once",
     "model_tflops_per_s": "10^12 model FLOPs a second that the learner computed, all chips together",
     "mfu": "model FLOPs utilisation: model FLOPs a second over the chips' peak; NaN where the peak is unknown",

@@ -231,6 +231,7 @@ def _say_ready(run: Run, incarnation: int) -> None:
     )
     constants["max_response_tokens"] = run.config.sampling.max_response_tokens
     constants["epochs"] = run.config.rounds.epochs
+    constants["remat"] = run.trainer.steps.remat
     RunFolder(run.folder).loss_constants.write_text(json.dumps(constants, indent=2) + "\n")
     logging.info("loss %s", " ".join(f"{name}={value}" for name, value in constants.items()))
     logging.info(

@@ -75,7 +75,7 @@ def readmission_of(run: Run, store: LearnerStore) -> Readmission:
 
     def score(group: Group) -> float:
         run.heart.worked()
-        return max_abs_dlogprob(lambda batch: run.do(Score(batch)), group, run.config.packing)
+        return max_abs_dlogprob(lambda batch: run.do(Score(batch)), group, run.stream.packing)
 
     return Readmission(
         store,

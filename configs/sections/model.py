@@ -21,13 +21,14 @@ class ModelConfig:
     """Matrix products in the learner."""
     served_dtype: Dtype = "float32"
     """What is published and what the engine computes in."""
-    remat: Literal["full", "attention", "dots", "none"] = "attention"
+    remat: Literal["auto", "full", "attention", "dots", "none"] = "auto"
     """What the backward pass recomputes: whole layers, all but attention (with the splash and xla implementations;
-    cuDNN and Pallas are recomputed), all but attention and the projections, nothing."""
+    cuDNN and Pallas are recomputed), all but attention and the projections, nothing. auto: as little as the memory
+    there is allows (`learner/update/choose_remat.py`); the log and loss.json say what that came to."""
     attention: Literal["auto", "splash", "cudnn", "pallas", "xla"] = "auto"
     """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
     logit_chunk_tokens: int = 0
-    """Tokens a device whose logits exist at once; 0: 128 on a CPU, elsewhere what fits 512 MiB."""
+    """Tokens a device whose logits exist at once; 0: 128 or 256 on a CPU, elsewhere what fits 512 MiB."""
     max_tokens: int = 64
     """Longest prompt and response together; also the engine's context length."""
 

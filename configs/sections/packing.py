@@ -7,10 +7,13 @@ from configs.checks import positive
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackingConfig:
-    """The one shape a training micro-batch has: rows of packed sequences."""
+    """The shape of a training micro-batch: rows of packed sequences."""
 
     rows: int = 4
     row_tokens: int = 256
+    auto: bool = False
+    """Rows and tokens are chosen from the lengths of the first groups, and up to three times anew as lengths change;
+    rows x row_tokens is then the most slots that a micro-batch may have."""
     max_row_sequences: int = 128
     """Sequences in a row at most; cuDNN's attention keeps statistics for as many."""
 

@@ -51,7 +51,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     mesh = topology_mesh(job["topology"], config)
     model = Architecture.from_hf(job["model"])
     steps = build_steps(model, config, mesh)
-    chunk = config.model.logit_chunk_tokens or default_logit_chunk(model.vocab_size, mesh)
+    chunk = config.model.logit_chunk_tokens or default_logit_chunk(model, mesh)
     options = (compiler_options(mesh) or {}) | (job.get("compiler_options") or {})
     num_chunks = head_chunks(config, chunk)
     links = Links(job["topology"].partition(":")[0], mesh)

@@ -289,7 +289,8 @@ def make_apply(
     if remat not in REMAT:
         raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(REMAT)}")
     structure = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(params=0))))
-    placement = Placement.of(abstract_params(config), mesh, compute_dtype)
+    split = mesh if mesh is not None and mesh.size > 1 else None
+    placement = Placement.of(abstract_params(config), split, compute_dtype)
     options: dict[str, Any] = dict(
         scale=config.attention_scale,
         soft_cap=config.attention_soft_cap,

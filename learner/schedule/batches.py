@@ -7,9 +7,12 @@ from configs.schema import Config
 from learner.schedule.reward_tally import RewardTally
 from learner.schedule.ticket_books import TicketBooks
 from learner.update.packing import MicroBatch, pack_groups
+from learner.update.row_shape import RowShape
 
 
-def consume(config: Config, planner: TicketBooks, tally: RewardTally, groups: Sequence[Group]) -> list[MicroBatch]:
+def consume(
+    config: Config, planner: TicketBooks, tally: RewardTally, shape: RowShape, groups: Sequence[Group]
+) -> list[MicroBatch]:
     """Books groups of one update as trained, and what they earned, and packs them.
 
     All groups of the update that are there are packed together, into as many micro-batches as they fill. RolloutPipe's
@@ -21,7 +24,7 @@ def consume(config: Config, planner: TicketBooks, tally: RewardTally, groups: Se
     done = [planner.consume(group.ticket_id) for group in groups]
     return pack_groups(
         groups,
-        packing=config.packing,
+        packing=shape.take(groups, ends_update=done[-1].ends_update),
         loss=config.loss,
         max_response_tokens=config.sampling.max_response_tokens,
         masks_truncated=config.prompts.truncated == "mask",

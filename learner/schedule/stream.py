@@ -17,6 +17,7 @@ from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
 from bridge.types import Group, Sampling, Ticket, Version
 from configs.schema import Config
+from configs.sections import PackingConfig
 from learner.data.problems import Problem
 from learner.objective.trained import teaches
 from learner.schedule import group_check
@@ -28,6 +29,7 @@ from learner.schedule.race_places import RacePlaces
 from learner.schedule.reward_tally import RewardTally
 from learner.schedule.waiting_ratio import RoundClock
 from learner.update.packing import MicroBatch
+from learner.update.row_shape import RowShape
 
 
 class Prompts(Protocol):
@@ -113,6 +115,7 @@ class Stream:
         )
         self._race_places = RacePlaces(config, store)
         self._tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
+        self._shape = RowShape(config)
         self.clock = RoundClock()
         self.num_dropped_updates = 0
         """Full updates that were not made (`drop_update`)."""
@@ -145,6 +148,11 @@ class Stream:
         return self.intake.fenced_actors
 
     @property
+    def packing(self) -> PackingConfig:
+        """The shape of a micro-batch now."""
+        return self._shape.packing
+
+    @property
     def wait_s(self) -> float:
         """Seconds spent waiting for groups since the start."""
         return self._queue.wait_s
@@ -167,7 +175,7 @@ class Stream:
             self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
             for group in groups:
                 self._observe(group)
-            yield from consume(self._config, self.planner, self._tally, groups)
+            yield from consume(self._config, self.planner, self._tally, self._shape, groups)
 
     def poll(self) -> None:
         """Looks for arrivals without waiting, while the learner computes: a race may be decided, a window run dry."""
@@ -249,6 +257,7 @@ class Stream:
             "long_queue": _pack(self.planner.long_queue),
             "prompts": self.prompts.get_state(),
             "queue": state,
+            "packing": self._shape.get_state(),
         }
 
     def acknowledge(self, step: int | None) -> None:
@@ -266,6 +275,8 @@ class Stream:
             self.planner.set_state(saved["planner"], tickets, _unpack(saved["long_queue"]))
             self.prompts.set_state(saved["prompts"])
             self._queue.set_state(saved["queue"])
+            if "packing" in saved:  # a checkpoint from before there was a choice has none
+                self._shape.set_state(saved["packing"])
             # The checkpoint that contains these groups is committed, so they may go now if they are still there.
             self._queue.acknowledge(saved["queue"]["unacknowledged"])
             self._store.put_tickets(tickets)

@@ -4,8 +4,9 @@ An update's gradient is sum_t w_t dl_t / sum(denominators). `accumulate` adds to
 once, so the gradient depends neither on how the tokens were split into micro-batches nor on their order. Over several
 epochs an update is as many such sums of the same micro-batches, an `apply` each.
 
-Every function is compiled once, for the one batch shape, with explicit shardings; nothing in here waits
-for a device. `num_compilations` counts what was traced, and is a metric: 2 in a healthy run.
+Every function is compiled once for a batch shape, with explicit shardings; nothing in here waits for a device. A run
+has one shape, with packing.auto a few (`row_shape`). `num_compilations` counts what was traced, and is a metric: 2 in a
+healthy run of one shape, and one more for each further one.
 
 Donation: `accumulate` donates the accumulator only and leaves the parameters' buffers alone, so an export may
 read them meanwhile. `apply` donates the whole state: nobody may hold its parameters over that call.
@@ -33,6 +34,7 @@ from learner.model.config import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.objective import losses
 from learner.update import diagnostics
+from learner.update.adamw import adamw_step, clip_scale
 from learner.update.loss_sum import NO_ANCHORS, AnchorLogprobs, make_loss_sum, proximal_policy
 from learner.update.optimizer import learning_rate, make_optimizer
 from learner.update.packing import PackedBatch, empty_batch
@@ -79,7 +81,9 @@ class Steps:
         self._state = placed(state, param_shardings(state, mesh))
         batch = jax.tree.map(abstract, empty_batch(self._config.packing))
         self._batch = placed(batch, jax.tree.map(lambda x: rows if x.ndim else whole, batch))
-        self._spread = Spread(self._batch, mesh) if self.spreads else None
+        self._mesh = mesh
+        self._spread: dict[tuple[int, ...], Spread] = {}
+        """By the batch's rows and tokens: one, or with packing.auto a few."""
         of_tokens = self._batch.advantages
         self._anchors = AnchorLogprobs(
             reference=of_tokens if self.needs.reference else None,
@@ -117,8 +121,13 @@ class Steps:
         return model_config == self._model_config and _traced(config) == _traced(self._config)
 
     @property
+    def remat(self) -> str:
+        """What the backward pass recomputes: `model.remat`, or what auto came to."""
+        return self._loss_sum.remat
+
+    @property
     def num_compilations(self) -> int:
-        """How often `accumulate` and `apply` were traced; 2 in a healthy run."""
+        """How often `accumulate` and `apply` were traced; 2 in a healthy run of one shape."""
         return self._num_traces.total()
 
     def init(self, params: Params) -> TrainState:
@@ -139,7 +148,13 @@ class Steps:
 
     def spread(self, batch: PackedBatch) -> PackedBatch:
         """Spreads the leader's batch, on the host, over the mesh; what other processes pass is not read."""
-        return self.put(batch) if self._spread is None else self._spread(batch)
+        if not self.spreads:
+            return self.put(batch)
+        shape = np.shape(batch.tokens)
+        if shape not in self._spread:
+            shapes = jax.tree.map(abstract, batch)
+            self._spread[shape] = Spread(placed(shapes, shardings(self._batch)), self._mesh)
+        return self._spread[shape](batch)
 
     def put(self, batch: PackedBatch) -> PackedBatch:
         """Spreads a batch over the mesh; every process passes the same one."""
@@ -245,19 +260,12 @@ class Steps:
         total = state.accumulator
         # A product, which XLA repeats where it is used; a quotient it would keep, as large as the parameters.
         share = 1 / total.denominator
-        grads = jax.tree.map(lambda g: g * share, total.grads)
-        loss, grad_norm = total.loss / total.denominator, optax.tree.norm(grads)
+        loss = total.loss / total.denominator
+        grad_norm = optax.tree.norm(jax.tree.map(lambda g: g * share, total.grads))
         # 0 / 0 is not finite either, so sums without tokens are skipped too.
         is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        # The optimizer's state keeps the parameters' dtype, so its input must have it.
-        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
-        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(is_good, new, old),
-            (params, opt_state),
-            (state.params, state.opt_state),
-        )
+        step = self._adamw if self._config.optimizer.name == "adamw" else self._transformed
+        params, opt_state, zeros = step(state, share, grad_norm, is_good)
         count = state.step * self._epochs + epoch - state.skipped_updates
         skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
         metrics = diagnostics.finalize(total.stats) | {
@@ -271,9 +279,40 @@ class Steps:
             opt_state=opt_state,
             step=state.step + jnp.where(epoch == self._epochs - 1, 1, 0),
             skipped_updates=skipped,
-            accumulator=Accumulator.zeros(params),
+            accumulator=dataclasses.replace(Accumulator.zeros({}), grads=zeros),
         )
         return new_state, metrics
+
+    def _adamw(
+        self, state: TrainState, share: Array, norm: Array, is_good: Array
+    ) -> tuple[Params, optax.OptState, Params]:
+        """The parameters, the optimizer's state and an empty accumulator after a step."""
+        config = self._config.optimizer
+        assert isinstance(state.opt_state, tuple)
+        return adamw_step(
+            state.params,
+            state.accumulator.grads,
+            state.opt_state,
+            scale=share * clip_scale(norm, config.max_grad_norm),
+            num_steps=self._num_steps,
+            is_good=is_good,
+            config=config,
+        )
+
+    def _transformed(
+        self, state: TrainState, share: Array, norm: Array, is_good: Array
+    ) -> tuple[Params, optax.OptState, Params]:
+        """The same by an optax transformation, which clips by itself."""
+        del norm
+        # The optimizer's state keeps the parameters' dtype, so its input must have it.
+        grads = jax.tree.map(lambda g, p: (g * share).astype(p.dtype), state.accumulator.grads, state.params)
+        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(is_good, new, old),
+            (optax.apply_updates(state.params, updates), opt_state),
+            (state.params, state.opt_state),
+        )
+        return params, opt_state, Accumulator.zeros(params).grads
 
 
 def _traced(config: Config) -> tuple[Any, ...]:
@@ -300,6 +339,7 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps
     ):
         if size % parts:
             raise ValueError(f"{name} ({size}) must be a multiple of {parts}, the mesh being {dict(mesh.shape)}")
+    steps = Steps(model_config, config, mesh)
     windows = {
         model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
     }
@@ -313,5 +353,5 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps
             soft_cap=model_config.attention_soft_cap,
             sequence=mesh.shape["sequence"],
         )
-        logging.info("attention path=%s window=%s remat=%s", path, window, config.model.remat)
-    return Steps(model_config, config, mesh)
+        logging.info("attention path=%s window=%s remat=%s", path, window, steps.remat)
+    return steps

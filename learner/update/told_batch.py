@@ -1,6 +1,7 @@
 """What is told of a micro-batch to the processes that train it too; its arrays follow over the devices (`spread`)."""
 
 import dataclasses
+import re
 
 import jax
 import msgspec
@@ -69,9 +70,17 @@ def _batch_of(batch: PackedBatch) -> _Batch:
     return _Batch(tuple(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(batch)))
 
 
+def _rows(array: str) -> tuple[int, int] | None:
+    """Rows and tokens of the batch whose first array was told so."""
+    found = re.fullmatch(r"\w+\[(\d+), (\d+)\]", array)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def _shapes(told: _Batch, packing: PackingConfig) -> PackedBatch:
     shapes = jax.tree.map(abstract, empty_batch(packing))
     here = _batch_of(shapes)
+    if packing.auto and len(told.arrays) == len(here.arrays) and (rows := _rows(told.arrays[0])) is not None:
+        return _shapes(told, dataclasses.replace(packing, auto=False, rows=rows[0], row_tokens=rows[1]))
     if told != here:
         raise ValueError(
             f"a packed batch is {here.arrays[:1]} and so on here, got {told.arrays[:1]}: the processes' configs differ"

@@ -4,14 +4,17 @@
 
 Sides, each a process of its own on the same two cores, float32, all from one folder of weights:
   ours          `Steps.accumulate` and `Steps.apply` with the default configuration, packed
-  torch_packed  PyTorch with transformers' Qwen3, packed under a block-causal mask, SDPA, fused AdamW
+  torch_packed  PyTorch with transformers, packed under a block-causal mask, or where all sequences are as long one a
+                row under SDPA's own causal mask; nothing recomputed, fused AdamW
   tunix_padded  google-tunix from PyPI as it ships: one sequence a row of 128 + 384 tokens
   tunix_packed  google-tunix with its sequence packing
 
-The workload is `tests/bench/peers/workload.py`, the rules of timing `tests/bench/peers/race.py`, how memory is read
-`tests/bench/peers/serve.py`. Before a batch is timed every side shows the loss and the gradient norm of the first
-update and the loss after it; a peer whose numbers are wrong is timed and marked, and if ours are the bench fails. A
-ratio is a peer's seconds over ours. The aims are about the median over the three seeds.
+Two models: a Qwen3 of 16M parameters, and one of SmolLM2-135M's shape (batch `real`: 32 samples of 71 tokens, 24 of
+them scored), on which tunix is not timed. The workload is `tests/bench/peers/workload.py` and `models.py`, the rules of
+timing `tests/bench/peers/race.py`, how memory is read `tests/bench/peers/serve.py`. Before a batch is timed every side
+shows the loss and the gradient norm of the first update and the loss after it; a peer whose numbers are wrong is timed
+and marked, and if ours are the bench fails. A ratio is a peer's seconds over ours. The aims of the small model are
+about the median over the three seeds.
 
 Peers' environments are made at the first run (minutes; `peers/venvs.py`). A whole run takes about half an hour, and
 writes `results/learner.md`; --quick takes one seed and two rounds and writes nothing.
@@ -30,8 +33,8 @@ import tempfile
 from absl import app, flags
 
 from tests.bench.learner import table
-from tests.bench.learner.aims import RATIOS, aims_of
-from tests.bench.peers import venvs, workload
+from tests.bench.learner.aims import RATIOS, aims_of, batches_of
+from tests.bench.peers import models, venvs, workload
 from tests.bench.peers.race import ROOT, Entry, Process, check, summary, timings
 
 _QUICK = flags.DEFINE_bool("quick", False, "One seed, two rounds, few updates; for development. Writes no results.")
@@ -67,23 +70,37 @@ def entries(names: list[str]) -> list[Entry]:
 
 def race(batches: list[str], sides: list[Entry], folder: pathlib.Path, *, rounds: int) -> dict[str, dict]:
     """For every batch: each side's numbers, memory and time."""
-    model = folder / "model"
-    workload.write_model(model)
-    processes = [Process(side, model, folder / f"{side.name}.log") for side in sides]
+    used = {workload.BATCHES[name].model for name in batches}
+    for model in used:
+        models.write_model(model, folder / model)
     results: dict[str, dict] = {}
-    try:
-        for name in batches:
-            checks = check(processes, name, reference="torch_packed")
-            if not checks["ours"]["right"]:
-                raise RuntimeError(f"{name}: our numbers are not PyTorch's; {table.numbers(checks)}")
-            print(f"{name}: {table.numbers(checks)}", flush=True)
-            times = timings(processes, rounds=rounds)
-            results[name] = {side: checks[side] | summary(times[side]) for side in times}
-            print(table.batch_line(name, results[name]), flush=True)
-    finally:
-        for process in processes:
-            process.close()
+    # One model after the other: processes that have let go of one would still hold its memory.
+    for model in sorted(used, key=list(models.MODELS).index):
+        able = [side for side in sides if model == models.SMALL or not side.name.startswith("tunix")]
+        processes = [Process(side, folder, folder / f"{side.name}-{model}.log") for side in able]
+        try:
+            for name in (n for n in batches if workload.BATCHES[n].model == model):
+                results[name] = one_batch(name, processes, rounds=rounds)
+        finally:
+            for process in processes:
+                process.close()
     return results
+
+
+def one_batch(name: str, processes: list[Process], *, rounds: int) -> dict[str, dict]:
+    """Each side's numbers, memory and time on a batch.
+
+    Raises:
+      RuntimeError: our numbers are not PyTorch's.
+    """
+    checks = check(processes, name, reference="torch_packed")
+    if not checks["ours"]["right"]:
+        raise RuntimeError(f"{name}: our numbers are not PyTorch's; {table.numbers(checks)}")
+    print(f"{name}: {table.numbers(checks)}", flush=True)
+    times = timings(processes, rounds=rounds)
+    result = {side: checks[side] | summary(times[side]) for side in times}
+    print(table.batch_line(name, result), flush=True)
+    return result
 
 
 def last_line_of(module: str, *args: str) -> dict:
@@ -100,17 +117,22 @@ def last_line_of(module: str, *args: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def profiles(folder: pathlib.Path, batches: list[str]) -> list[dict]:
+    """Where our update's time goes: on the first batch of each model."""
+    first = {workload.BATCHES[name].model: name for name in reversed(batches)}
+    return [last_line_of("tests.bench.learner.profile", str(folder), name) for name in first.values()]
+
+
 def values_of(results: dict[str, dict], shapes: dict) -> dict:
     """Everything measured, flat."""
     batches = {name: workload.make_batch(name) for name in results}
     main = [name for name in workload.MAIN if name in results] or list(results)
     values: dict = {"fill": statistics.median(batches[n].fill for n in main)}
     for key, peer in RATIOS.items():
-        for name, sides in results.items():
-            if peer in sides:
-                values[f"{key}_{name}"] = sides[peer]["s"] / sides["ours"]["s"]
-        if f"{key}_{main[0]}" in values:
-            values[key] = statistics.median(values[f"{key}_{name}"] for name in main)
+        of_batch = {n: r[peer]["s"] / r["ours"]["s"] for n, r in results.items() if peer in r}
+        values |= {f"{key}_{n}": ratio for n, ratio in of_batch.items() if n != workload.REAL}
+        if found := [of_batch[n] for n in batches_of(key) if n in of_batch]:
+            values[key] = statistics.median(found)
     for name, sides in results.items():
         values[f"fill_{name}"] = batches[name].fill
         for side, r in sides.items():
@@ -139,7 +161,7 @@ def main(argv: list[str]) -> None:
         folder = pathlib.Path(temporary)
         results = race(batches, entries(_SIDES.value), folder, rounds=rounds)
         shapes = last_line_of("tests.bench.learner.shapes", *(["--quick"] if quick else []))
-        profile = last_line_of("tests.bench.learner.profile", str(folder / "model")) if _PROFILE.value else None
+        profile = profiles(folder, batches) if _PROFILE.value else []
     values = values_of(results, shapes)
     aims = aims_of(values)
     machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"

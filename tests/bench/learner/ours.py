@@ -4,6 +4,7 @@ The batch comes as groups through `pack_groups`. A group's sequences share the f
 of each prompt is a part of the rollout that the policy did not sample (loss_mask False), as in multi-turn rollouts.
 """
 
+import dataclasses
 import pathlib
 
 import jax
@@ -11,11 +12,12 @@ import numpy as np
 
 from bridge.types import Group, Rollout
 from configs.schema import Config
-from configs.sections import LossConfig, ModelConfig, OptimizerConfig, PackingConfig, SamplingConfig
+from configs.sections import LossConfig, ModelConfig, OptimizerConfig, PackingConfig, RoundsConfig, SamplingConfig
 from learner.devices.mesh import make_mesh, param_shardings
 from learner.model.decoder import abstract_params
 from learner.model.hf import io as hf_io
 from learner.update.packing import MicroBatch, pack_groups
+from learner.update.row_shape import RowShape
 from learner.update.step import Steps, build_steps
 from tests.bench.peers import workload
 from tests.bench.peers.serve import serve
@@ -56,13 +58,17 @@ def groups(batch: workload.Batch) -> list[Group]:
     return made
 
 
-def config(rows: int, row_tokens: int) -> Config:
-    """The bench's configuration: everything that is not about the workload is the default."""
+def config(rows: int, row_tokens: int, *, auto: bool = False, longest: int | None = None, groups: int = 2) -> Config:
+    """The bench's configuration: everything that is not about the workload is the default.
+
+    `auto`: rows x row_tokens is the most that a micro-batch may hold, and the learner chooses its shape.
+    """
     return Config(
         preset="bench",
-        model=ModelConfig(max_tokens=row_tokens),
-        sampling=SamplingConfig(max_response_tokens=row_tokens - 1),
-        packing=PackingConfig(rows=rows, row_tokens=row_tokens),
+        model=ModelConfig(max_tokens=longest or row_tokens),
+        sampling=SamplingConfig(max_response_tokens=(longest or row_tokens) - 1),
+        packing=PackingConfig(rows=rows, row_tokens=row_tokens, auto=auto),
+        rounds=RoundsConfig(groups_per_round=groups, groups_per_update=groups, samples_per_group=workload.GROUP_SIZE),
         loss=LossConfig(
             name="grpo_clip",
             clip_low=workload.CLIP,
@@ -92,11 +98,17 @@ def load(folder: pathlib.Path, settings: Config) -> tuple[Steps, dict]:
 
 
 def micro_batches(batch: workload.Batch) -> tuple[Config, list[MicroBatch]]:
-    """One micro-batch of exactly the rows that the packed peers have too."""
-    settings = config(*workload.packed(batch).tokens.shape)
+    """One micro-batch of exactly the rows that the packed peers have too; of equal lengths what packing.auto makes."""
+    made = groups(batch)
+    if batch.row_tokens % 64:
+        settings = config(8, 512, auto=True, longest=batch.row_tokens, groups=len(made))
+    else:
+        settings = config(*workload.packed(batch).tokens.shape)
+    shape = RowShape(settings).take(made, ends_update=True)
+    settings = dataclasses.replace(settings, packing=shape)
     made = pack_groups(
-        groups(batch),
-        packing=settings.packing,
+        made,
+        packing=shape,
         loss=settings.loss,
         max_response_tokens=settings.sampling.max_response_tokens,
         ends_update=True,
@@ -112,8 +124,11 @@ class OurSide:
     def __init__(self, folder: pathlib.Path, batch_name: str) -> None:
         jax.clear_caches()
         settings, made = micro_batches(workload.make_batch(batch_name))
-        self._steps, params = load(folder, settings)
+        self._steps, params = load(workload.model_folder(folder, batch_name), settings)
         self._batches = [m.batch for m in made]
+        self.shape = settings.packing.rows, settings.packing.row_tokens
+        self.slots = sum(np.size(b.tokens) for b in self._batches)
+        self.remat = self._steps.remat
         self._state = self._steps.init(params)
         self._metrics = {}
         jax.block_until_ready(self._state)

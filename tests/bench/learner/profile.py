@@ -1,12 +1,13 @@
 """Where the time of our update goes, against what the machine's matmuls sustain. One process, one line of JSON.
 
-    python -m tests.bench.learner.profile MODEL_FOLDER
+    python -m tests.bench.learner.profile FOLDER [BATCH]
 
-One update of batch `seed0` runs under jax's profiler. An instant belongs to the operations that run then, in equal
-shares; an operation belongs to the part of the learner whose source file its HLO names (a fusion: that of its root).
-FLOPs are those of the matmuls that really ran: each one's from its shapes in the compiled program, times its calls in
-the trace. So recomputation and padding count; `model_gflop` counts neither: 6 FLOPs a real token and matmul
-parameter, the head over scored tokens only, and causal pairs within a sequence for attention.
+FOLDER holds the model of the batch (`workload.model_folder`). One update of a batch, `seed0` by default, runs under
+jax's profiler. An instant belongs to the operations that run then, in equal shares; an operation belongs to the part
+of the learner whose source file its HLO names (a fusion: that of its root). FLOPs are those of the matmuls that really
+ran: each one's from its shapes in the compiled program, times its calls in the trace. So recomputation and padding
+count; `model_gflop` counts neither: 6 FLOPs a real token and matmul parameter, the head over scored tokens only, and
+causal pairs within a sequence for attention.
 
 The ceiling: each kind of matmul of the update (projections, attention, head; forward and both gradients) alone,
 jitted, on the same two threads, the best of several runs.
@@ -28,6 +29,7 @@ import numpy as np
 from jax.profiler import ProfileData
 
 from tests.bench.peers import workload
+from tests.bench.peers.models import MODELS
 from tests.bench.peers.serve import pin, timed
 
 BATCH = "seed0"
@@ -177,11 +179,10 @@ def matmul_gflops(products: list[tuple[str, tuple[int, ...], tuple[int, ...]]], 
     return flop / seconds / 1e9
 
 
-def ceilings(rows: int, row_tokens: int, scored: int) -> dict[str, float]:
+def ceilings(model: dict, rows: int, row_tokens: int, scored: int) -> dict[str, float]:
     """GFLOP/s of the update's matmuls by part: y = x w^T, dx = dy w, dw = dy^T x, and attention's."""
-    w = workload
-    slots = rows * row_tokens
-    kernels = [(w.NUM_HEADS * w.HEAD_DIM, w.DIM), (w.MLP_DIM, w.DIM), (w.DIM, w.MLP_DIM)]
+    slots, dim, mlp, hd = rows * row_tokens, model["hidden_size"], model["intermediate_size"], model["head_dim"]
+    kernels = [(model["num_attention_heads"] * hd, dim), (mlp, dim), (dim, mlp)]
 
     def linear(n: int, out: int, width: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         return [
@@ -190,10 +191,10 @@ def ceilings(rows: int, row_tokens: int, scored: int) -> dict[str, float]:
             ("no,nd->od", (n, out), (n, width)),
         ]
 
-    heads, hd = (rows, w.NUM_HEADS), w.HEAD_DIM
+    heads = rows, model["num_attention_heads"]
     return {
         "layers": matmul_gflops([p for out, width in kernels for p in linear(slots, out, width)]),
-        "head and loss": matmul_gflops(linear(scored, w.VOCAB_SIZE, w.DIM), runs=3),
+        "head and loss": matmul_gflops(linear(scored, model["vocab_size"], dim), runs=3),
         "attention": matmul_gflops(
             [
                 ("bhqd,bhkd->bhqk", (*heads, row_tokens, hd), (*heads, row_tokens, hd)),
@@ -203,15 +204,15 @@ def ceilings(rows: int, row_tokens: int, scored: int) -> dict[str, float]:
     }
 
 
-def model_flop(batch: workload.Batch) -> float:
+def model_flop(batch: workload.Batch, model: dict) -> float:
     """FLOPs of an update that nobody can save: no padding, no recomputation, causal pairs only."""
-    w = workload
-    kernel = w.DIM * w.HEAD_DIM * (2 * w.NUM_HEADS + 2 * w.NUM_KV_HEADS) + 3 * w.DIM * w.MLP_DIM
+    dim, hd, heads, layers = (model[k] for k in ("hidden_size", "head_dim", "num_attention_heads", "num_hidden_layers"))
+    kernel = dim * hd * 2 * (heads + model["num_key_value_heads"]) + 3 * dim * model["intermediate_size"]
     sizes = np.array([p.size + r.size for p, r in zip(batch.prompts, batch.responses, strict=True)], np.float64)
     pairs = (sizes * (sizes + 1) / 2).sum()
-    attention = 4 * pairs * w.NUM_HEADS * w.HEAD_DIM * w.NUM_LAYERS
+    attention = 4 * pairs * heads * hd * layers
     scored = sum(r.size for r in batch.responses)
-    return 6 * sizes.sum() * kernel * w.NUM_LAYERS + 6 * scored * w.VOCAB_SIZE * w.DIM + 3 * attention
+    return 6 * sizes.sum() * kernel * layers + 6 * scored * model["vocab_size"] * dim + 3 * attention
 
 
 def main() -> None:
@@ -222,7 +223,8 @@ def main() -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}/hlo --xla_dump_hlo_as_text"
         from tests.bench.learner.ours import OurSide  # XLA reads its flags once, at the first computation
 
-        side = OurSide(pathlib.Path(sys.argv[1]), BATCH)
+        name = sys.argv[2] if len(sys.argv) > 2 else BATCH
+        side = OurSide(pathlib.Path(sys.argv[1]), name)
         for _ in range(2):
             side.step()
         timing = min((timed(side.step) for _ in range(5)), key=lambda t: t["s"])
@@ -236,9 +238,9 @@ def main() -> None:
                 operations |= {(module, k): v for k, v in read_module(path.read_text(), module).items()}
     leaves = [s for s in spans if not s.key[1].startswith(CONTROL_FLOW) and s.key in operations]
     seconds, calls = shares(leaves), collections.Counter(s.key for s in leaves)
-    batch = workload.make_batch(BATCH)
-    packed = workload.packed(batch)
-    rates = ceilings(*packed.tokens.shape, scored=int(packed.is_response.sum()))
+    batch, model = workload.make_batch(name), MODELS[workload.BATCHES[name].model]
+    rows, row_tokens = side.shape
+    rates = ceilings(model, rows, row_tokens, scored=sum(r.size for r in batch.responses))
     by_part: dict[str, dict[str, float]] = {}
     for key, s in seconds.items():
         part = by_part.setdefault(operations[key].part, {"gflop": 0.0, "s": 0.0})
@@ -251,13 +253,14 @@ def main() -> None:
     gflop, least = sum(p["gflop"] for p in parts), sum(p["least_s"] for p in parts)
     top = sorted(seconds, key=lambda key: -seconds[key])[:NUM_TOP]
     answer = {
-        "batch": BATCH,
-        "slots": int(packed.tokens.size),
+        "batch": name,
+        "remat": side.remat,
+        "slots": rows * row_tokens,
         "real_tokens": batch.num_real_tokens,
         "ceiling_gflops": gflop / least,
         "rates_gflops": rates,
         "gflop": gflop,
-        "model_gflop": model_flop(batch) / 1e9,
+        "model_gflop": model_flop(batch, model) / 1e9,
         "update_s": timing["s"],
         "traced_s": sum(seconds.values()),
         "foreign": timing["foreign"],

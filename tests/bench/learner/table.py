@@ -18,7 +18,7 @@ def batch_line(name: str, sides: dict[str, dict]) -> str:
     return f"{name}: " + ", ".join(times)
 
 
-def markdown(results, values, aims, profile, *, machine: str, rounds: int) -> str:
+def markdown(results, values, aims, profiles, *, machine: str, rounds: int) -> str:
     """The whole page."""
     first = next(iter(results.values()))
     lines = [
@@ -34,7 +34,7 @@ def markdown(results, values, aims, profile, *, machine: str, rounds: int) -> st
         *_numbers(results),
         *_memory(first),
         *_shapes(values),
-        *(_profile(profile) if profile else []),
+        *(line for profile in profiles for line in _profile(profile)),
     ]
     return "\n".join(lines)
 
@@ -51,22 +51,20 @@ def _times(results: dict[str, dict]) -> list[str]:
     lines = [
         "## Time",
         "",
-        "Fill is real tokens over the slots of the padded shape, 16 x 512; slots are what a side computes. A timing "
-        "during which others used more than 15% of the two cores is repeated up to twice; medians are over the clean "
-        "ones, and `disturbed` marks those with fewer than three. Foreign is the median share others used.",
+        "Fill is real tokens over the slots of the padded shape, 512 a sequence; slots are what a side computes. A "
+        "timing during which others used more than 15% of the two cores is repeated up to twice; medians are over the "
+        "clean ones, and `disturbed` marks those with fewer than three. Foreign is the median share others used.",
         "",
         "| batch | real tokens | fill | side | slots | s (min - max) | real tokens/s | x | clean | foreign | load |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, sides in results.items():
         batch = workload.make_batch(name)
-        rows, row_tokens = workload.packed(batch).tokens.shape
         for side, r in sides.items():
-            slots = len(batch.prompts) * workload.MAX_TOKENS if side == "tunix_padded" else rows * row_tokens
             marks = "" if r["right"] else " (numbers wrong)"
             marks += " (disturbed)" if r["disturbed"] else ""
             lines.append(
-                f"| {name} | {batch.num_real_tokens} | {batch.fill:.0%} | {side}{marks} | {slots} | "
+                f"| {name} | {batch.num_real_tokens} | {batch.fill:.0%} | {side}{marks} | {r['slots']} | "
                 f"{r['s']:.3f} ({r['s_min']:.3f} - {r['s_max']:.3f}) | {batch.num_real_tokens / r['s']:.0f} | "
                 f"{r['s'] / sides['ours']['s']:.2f} | {r['clean_rounds']}/{r['rounds']} | {r['foreign']:.0%} | "
                 f"{r['load']:.1f} |"

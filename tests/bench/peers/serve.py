@@ -28,6 +28,8 @@ class Side(Protocol):
     gradient_bytes: int
     """Bytes of gradient accumulators that are held between updates."""
     version: str
+    slots: int
+    """Tokens that it computes in an update, padding too."""
 
     def __init__(self, folder: pathlib.Path, batch_name: str) -> None:
         """Puts weights, optimizer moments and batch in place."""
@@ -78,6 +80,7 @@ def check(make: type[Side], folder: pathlib.Path, batch: str) -> tuple[Side, dic
     side.step()
     answer = {
         "version": side.version,
+        "slots": side.slots,
         "loss": loss,
         "grad_norm": grad_norm,
         "loss_after": loss_after,

@@ -1,13 +1,18 @@
-"""PyTorch with transformers' Qwen3 as a side of the learner bench: packed, SDPA, AdamW.
+"""PyTorch with transformers' models as a side of the learner bench: packed, SDPA, AdamW.
 
-As fast as it goes without leaving the two libraries: sequences packed under a block-causal mask, logits only where
-a token is scored, gradients dropped instead of zeroed, the fused AdamW (`--adamw=foreach` for the other). Adam's
-moments are made before memory is read, by a step on zero gradients that changes no parameter: torch makes them
-only at the first step, JAX's optimizers before it.
+As fast as it goes without leaving the two libraries: sequences packed under a block-causal mask, or, where all are as
+long as a row, without padding and without a mask (SDPA's own causal one); nothing recomputed; logits only where a token
+is scored; the faster of PyTorch's two libraries for matmuls (`faster_linear`); gradients dropped instead of zeroed; the
+fused AdamW (`--adamw=foreach` for the other). Adam's moments are made before memory is read, by a step on zero
+gradients that changes no parameter: torch makes them only at the first step, JAX's optimizers before it.
 """
 
+import functools
 import pathlib
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -24,19 +29,17 @@ class TorchSide:
 
     def __init__(self, folder: pathlib.Path, batch_name: str) -> None:
         torch.set_num_threads(NUM_THREADS)
-        self._model = transformers.Qwen3ForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa"
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            workload.model_folder(folder, batch_name), dtype=torch.float32, attn_implementation="sdpa"
         )
         self._model.config.use_cache = False
         self._model.train()
         self._optimizer = self._adamw()
         batch = workload.packed(workload.make_batch(batch_name))
         segments = torch.from_numpy(batch.segment_ids)
-        causal = torch.ones(2 * (segments.shape[1],), dtype=torch.bool).tril()
-        # transformers adds a float mask to the scores; [rows, 1, T, T] with 0 where the query may look.
-        may_look = (segments[:, :, None] == segments[:, None, :]) & causal
-        self._mask = torch.where(may_look, 0.0, torch.finfo(torch.float32).min)[:, None]
+        self._mask = None if bool((segments == 1).all()) else block_causal(segments)
         self._tokens = torch.from_numpy(batch.tokens).long()
+        self.slots = self._tokens.numel()
         self._positions = torch.from_numpy(batch.positions).long()
         # The hidden state before a response token predicts it.
         scored = torch.from_numpy(batch.is_response).reshape(-1).nonzero()[:, 0]
@@ -45,6 +48,12 @@ class TorchSide:
         self._behavior = torch.from_numpy(batch.behavior_logprobs).reshape(-1)[scored]
         self._advantages = torch.from_numpy(batch.advantages).reshape(-1)[scored]
         self._loss = torch.tensor(0.0)
+        linear = faster_linear(self._tokens.numel(), self._model.config)
+        if linear is not torch.nn.functional.linear:
+            for module in self._model.modules():
+                if isinstance(module, torch.nn.Linear):
+                    module.forward = functools.partial(apply_linear, linear, module)  # pyright: ignore[reportAttributeAccessIssue]
+        self.version += f", matmuls by {'MKL' if linear is torch.nn.functional.linear else 'oneDNN'}"
 
     def step(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -81,6 +90,56 @@ class TorchSide:
             state["step"].zero_()  # so that the first real step is bias-corrected as the first
         optimizer.zero_grad(set_to_none=True)
         return optimizer
+
+
+class OneDnnLinear(torch.autograd.Function):
+    """x W^T by oneDNN, which PyTorch leaves to MKL in float32; MKL has no AVX-512 kernels for AMD's processors."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Y = x W^T."""
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight)
+
+    @staticmethod
+    def backward(ctx, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Dx = dy W, dW = dy^T x."""
+        x, weight = ctx.saved_tensors
+        return _onednn(dy, weight.t()), _onednn(dy.flatten(0, -2).t(), x.flatten(0, -2).t())
+
+
+def _onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+
+def apply_linear(linear: Callable[..., torch.Tensor], module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """What replaces the forward of a layer without bias."""
+    assert module.bias is None
+    return linear(x, module.weight)
+
+
+def faster_linear(num_tokens: int, config: Any) -> Callable[..., torch.Tensor]:
+    """PyTorch's own linear, or `OneDnnLinear` where that is faster, forward and backward, at the MLP's two shapes."""
+    known: tuple[Callable[..., torch.Tensor], ...] = (torch.nn.functional.linear, OneDnnLinear.apply)
+    seconds = []
+    for linear in known:
+        weights = [torch.randn(config.intermediate_size, config.hidden_size) for _ in range(2)]
+        up, down = weights[0].requires_grad_(), weights[1].t().contiguous().requires_grad_()
+        x = torch.randn(num_tokens, config.hidden_size, requires_grad=True)
+        times = []
+        for _ in range(6):
+            start = time.perf_counter()
+            linear(linear(x, up), down).sum().backward()
+            times.append(time.perf_counter() - start)
+        seconds.append(min(times))
+    return known[0] if seconds[0] <= 1.05 * seconds[1] else known[1]
+
+
+def block_causal(segments: torch.Tensor) -> torch.Tensor:
+    """What transformers adds to the scores: [rows, 1, T, T] with 0 where the query may look."""
+    causal = torch.ones(2 * (segments.shape[1],), dtype=torch.bool).tril()
+    may_look = (segments[:, :, None] == segments[:, None, :]) & causal
+    return torch.where(may_look, 0.0, torch.finfo(torch.float32).min)[:, None]
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from tunix.rl.grpo import grpo_learner  # pyright: ignore[reportMissingImports]
 from tunix.sft import peft_trainer  # pyright: ignore[reportMissingImports]
 
 from tests.bench.peers import workload
+from tests.bench.peers.models import MODELS
 from tests.bench.peers.serve import serve
 
 NEVER = 10**9
@@ -36,16 +37,18 @@ class TunixSide:
 
     def __init__(self, folder: pathlib.Path, batch_name: str) -> None:
         jax.clear_caches()
+        model_config = MODELS[workload.BATCHES[batch_name].model]
+        folder = workload.model_folder(folder, batch_name)
         shape = qwen3.ModelConfig(
-            num_layers=workload.NUM_LAYERS,
-            vocab_size=workload.VOCAB_SIZE,
-            embed_dim=workload.DIM,
-            hidden_dim=workload.MLP_DIM,
-            num_heads=workload.NUM_HEADS,
-            head_dim=workload.HEAD_DIM,
-            num_kv_heads=workload.NUM_KV_HEADS,
-            rope_theta=int(workload.ROPE_THETA),
-            norm_eps=workload.RMS_EPS,
+            num_layers=model_config["num_hidden_layers"],
+            vocab_size=model_config["vocab_size"],
+            embed_dim=model_config["hidden_size"],
+            hidden_dim=model_config["intermediate_size"],
+            num_heads=model_config["num_attention_heads"],
+            head_dim=model_config["head_dim"],
+            num_kv_heads=model_config["num_key_value_heads"],
+            rope_theta=int(model_config["rope_theta"]),
+            norm_eps=model_config["rms_norm_eps"],
             use_tied_embedding=True,
         )
         model = qwen3_params.create_model_from_safe_tensors(str(folder), shape, dtype=jnp.float32)
@@ -74,6 +77,9 @@ class TunixSide:
         self._train_step, _ = self._trainer.jit_train_and_eval_step(skip_jit=False, cache_nnx_graph=True)
         batch = workload.make_batch(batch_name)
         self._example = jax.block_until_ready(packed(batch) if "--layout=packed" in sys.argv else padded(batch))
+        self.slots = workload.MAX_TOKENS * len(batch.prompts)
+        if "--layout=packed" in sys.argv:
+            self.slots = workload.packed(batch).tokens.size
         self._numbers = (jnp.float32(0), jnp.float32(0))
 
     def step(self) -> None:

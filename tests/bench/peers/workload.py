@@ -1,21 +1,20 @@
-"""What every side of the learner bench trains on: a model folder and batches. numpy and safetensors only.
+"""The batches that every side of the learner bench trains on. numpy only.
 
-The model is a Qwen3 of 8 layers, width 256, 32768 words, tied: 16.3M parameters, float32. A batch is 16 sequences
-in two groups of 8, each a quarter prompt (at most 128 tokens) and the rest response (at most 384), so that it fits
-Tunix's [16, 128 + 384] as it ships. Lengths are lognormal; the three seeds fill 30% of that shape, `full` more
-than 60%.
+A batch of the small model (`models.py`) is 16 sequences in two groups of 8, each a quarter prompt (at most 128 tokens)
+and the rest response (at most 384), so that it fits Tunix's [16, 128 + 384] as it ships. Lengths are lognormal; the
+three seeds fill 30% of that shape, `full` more than 60%. `real` is SmolLM2's: an update of a task of short answers, 32
+sequences in four groups, 71 tokens each, of which the last 24 are scored.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from safetensors.numpy import save_file
 
-VOCAB_SIZE = 32768
+from tests.bench.peers.models import MODELS, SMALL, SMOLLM2
+
 PAD_ID, BOS_ID = 0, 1
 MAX_PROMPT, MAX_RESPONSE = 128, 384
 MAX_TOKENS = MAX_PROMPT + MAX_RESPONSE
@@ -24,29 +23,6 @@ CLIP = 0.2
 ADVANTAGE_EPS = 1e-6
 LEARNING_RATE, BETA1, BETA2, ADAM_EPS = 1e-6, 0.9, 0.95, 1e-8
 """AdamW without weight decay."""
-
-NUM_LAYERS, DIM, MLP_DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 256, 1024, 4, 2, 64
-ROPE_THETA, RMS_EPS = 1e6, 1e-6
-
-HF_CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_act": "silu",
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": DIM,
-    "intermediate_size": MLP_DIM,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": NUM_HEADS,
-    "num_key_value_heads": NUM_KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "rms_norm_eps": RMS_EPS,
-    "rope_theta": ROPE_THETA,
-    "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "dtype": "float32",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +33,17 @@ class Lengths:
     median: float
     sigma: float
     row_tokens: int
-    """T of the packed sides: the multiple of 512 with the fewest slots."""
+    """T of the packed sides: the multiple of 512 with the fewest slots; of equal lengths one sequence a row."""
+    num_sequences: int = 2 * GROUP_SIZE
+    response_tokens: int | None = None
+    """Of each sequence; None: what a quarter, the prompt, leaves."""
+    model: str = SMALL
+    """A name of `models.MODELS`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's."""
+        return MODELS[self.model]["vocab_size"]
 
 
 BATCHES = {
@@ -65,9 +51,11 @@ BATCHES = {
     "seed1": Lengths(seed=1, median=150, sigma=0.7, row_tokens=512),
     "seed2": Lengths(seed=2, median=150, sigma=0.7, row_tokens=512),
     "full": Lengths(seed=0, median=380, sigma=0.3, row_tokens=1024),
+    "real": Lengths(seed=0, median=71, sigma=0.0, row_tokens=71, num_sequences=32, response_tokens=24, model=SMOLLM2),
 }
 MAIN = ("seed0", "seed1", "seed2")
-"""The aims are about the median of these."""
+"""The aims of the small model are about the median of these."""
+REAL = "real"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,17 +96,18 @@ def make_batch(name: str) -> Batch:
     """
     lengths = BATCHES[name]
     rng = np.random.default_rng(lengths.seed)
-    drawn = rng.lognormal(np.log(lengths.median), lengths.sigma, 2 * GROUP_SIZE)
+    drawn = rng.lognormal(np.log(lengths.median), lengths.sigma, lengths.num_sequences)
     totals = np.clip(np.round(drawn), 32, MAX_TOKENS).astype(int)
     prompts, responses, behavior = [], [], []
     for total in totals:
-        prompt_size = max(4, min(MAX_PROMPT, int(total / 4)))
-        tokens = rng.integers(2, VOCAB_SIZE, total).astype(np.int32)
+        quarter = max(4, min(MAX_PROMPT, int(total / 4)))
+        prompt_size = quarter if lengths.response_tokens is None else total - lengths.response_tokens
+        tokens = rng.integers(2, lengths.vocab_size, total).astype(np.int32)
         tokens[0] = BOS_ID
         prompts.append(tokens[:prompt_size])
         responses.append(tokens[prompt_size:])
         noise = rng.normal(0, 0.1, total - prompt_size)
-        behavior.append(np.minimum(noise - np.log(VOCAB_SIZE), 0).astype(np.float32))
+        behavior.append(np.minimum(noise - np.log(lengths.vocab_size), 0).astype(np.float32))
     return Batch(
         prompts=prompts,
         responses=responses,
@@ -126,6 +115,11 @@ def make_batch(name: str) -> Batch:
         rewards=rng.normal(size=totals.size),
         row_tokens=lengths.row_tokens,
     )
+
+
+def model_folder(root: pathlib.Path, batch_name: str) -> pathlib.Path:
+    """Where the model of a batch lies, below the folder that a side is given."""
+    return root / BATCHES[batch_name].model
 
 
 class Padded(NamedTuple):
@@ -205,36 +199,3 @@ def fit(sizes: Sequence[int], row_tokens: int) -> list[list[int]]:
         else:
             rows.append([i])
     return rows
-
-
-def write_model(folder: pathlib.Path, seed: int = 0) -> int:
-    """Writes config.json and model.safetensors; returns the number of parameters.
-
-    Matrices are N(0, 0.02), norms 1 + N(0, 0.1): a norm that a side loads wrongly or forgets shows in the numbers.
-    """
-    rng = np.random.default_rng(seed)
-    q_dim, kv_dim = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (VOCAB_SIZE, DIM), "model.norm": (DIM,)}
-    for i in range(NUM_LAYERS):
-        layer = {
-            "input_layernorm": (DIM,),
-            "self_attn.q_proj": (q_dim, DIM),
-            "self_attn.k_proj": (kv_dim, DIM),
-            "self_attn.v_proj": (kv_dim, DIM),
-            "self_attn.q_norm": (HEAD_DIM,),
-            "self_attn.k_norm": (HEAD_DIM,),
-            "self_attn.o_proj": (DIM, q_dim),
-            "post_attention_layernorm": (DIM,),
-            "mlp.gate_proj": (MLP_DIM, DIM),
-            "mlp.up_proj": (MLP_DIM, DIM),
-            "mlp.down_proj": (DIM, MLP_DIM),
-        }
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    tensors = {
-        f"{name}.weight": (rng.normal(0, 0.02, shape) if len(shape) == 2 else rng.normal(1, 0.1, shape)).astype("f4")
-        for name, shape in shapes.items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(HF_CONFIG, indent=2))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return sum(t.size for t in tensors.values())

@@ -64,12 +64,15 @@ def value_and_gradients(hidden, weight, targets, mask, inputs, *, head):
     temperature=st.sampled_from([0.3, 1.0]),
     scale=st.sampled_from([0.0, 1.0, 4.0]),
     soft_cap=st.sampled_from([None, 3.0]),
+    words_last=st.booleans(),
 )
-def test_token_loss_sum_and_gradients_equal_float64_oracle(seed, split, share, temperature, scale, soft_cap):
+def test_token_loss_sum_and_gradients_equal_float64_oracle(
+    seed, split, share, temperature, scale, soft_cap, words_last
+):
     shape, chunk = split
     hidden, weight, targets, mask = example(seed, shape, scale, share)
     inputs = inputs_of(seed, mask)
-    head = Head(temperature=temperature, soft_cap=soft_cap, chunk=chunk)
+    head = Head(temperature=temperature, soft_cap=soft_cap, chunk=chunk, words_last=words_last)
     (value, (scores, more)), (d_hidden, d_weight) = value_and_gradients(
         hidden, weight, targets, mask, inputs, head=head
     )

@@ -7,6 +7,7 @@ from configs import schema, sections
 from learner.schedule.batches import consume
 from learner.schedule.reward_tally import RewardTally
 from learner.schedule.ticket_books import Consumed
+from learner.update.row_shape import RowShape
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 
@@ -18,7 +19,7 @@ def test_consume_trains_truncated_responses_unless_they_are_masked(truncated, nu
     )
     tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
     rollouts = (make_rollout(3), make_rollout(4, reward=0.0, finish="length"))
-    (micro,) = consume(config, planner, tally, [make_group(make_ticket(), rollouts=rollouts)])
+    (micro,) = consume(config, planner, tally, RowShape(config), [make_group(make_ticket(), rollouts=rollouts)])
     assert int(micro.batch.loss_mask.sum()) == float(micro.batch.denominator) == num_trained
     assert int(micro.batch.num_truncated) == 1 and micro.ends_update
     assert tally.take()["verdicts/unjudged"] == 2  # booked, and of verdicts there are none

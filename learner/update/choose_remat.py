@@ -1,0 +1,75 @@
+"""`model.remat=auto`: the policy that recomputes least of those whose micro-batch fits the memory there is."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+from absl import logging
+from jax.sharding import Mesh
+
+from configs.schema import Config
+from learner.costs.activations import CHOICES, Policy, Share, micro_batch_bytes
+from learner.devices.memory import usable_bytes
+from learner.devices.mesh import BATCH_AXES, axes_size
+from learner.model.config import Architecture
+from learner.model.decoder import abstract_params
+
+_WIDE = 512
+"""Hidden size from which a CPU's learner keeps its projections."""
+
+
+def choose_remat(architecture: Architecture, config: Config, mesh: Mesh, *, logit_chunk: int) -> Policy:
+    """The configured policy; for auto the first of `CHOICES` that fits beside the state, else the one that keeps least.
+
+    It follows from the configuration and the kind of machine alone, so a restart computes as the run did. Where a
+    device doesn't say how much memory it has, it is `attention`.
+    """
+    if config.model.remat != "auto":
+        return config.model.remat
+    usable = usable_bytes(mesh)
+    if usable is None:
+        logging.info("remat=attention: the devices don't say how much memory they have")
+        return "attention"
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    # A product's number costs 2 D FLOPs to make again, and the same few passes over memory to keep whatever D is: on a
+    # CPU they cost as much at 256 (1.08 s an update with either), and at 576 making it again costs more.
+    choices = CHOICES[1:] if on_cpu and architecture.hidden_size < _WIDE else CHOICES
+    return first_that_fits(architecture, config, mesh, logit_chunk=logit_chunk, usable=usable, choices=choices)
+
+
+def first_that_fits(
+    architecture: Architecture,
+    config: Config,
+    mesh: Mesh,
+    *,
+    logit_chunk: int,
+    usable: float,
+    choices: Sequence[Policy] = CHOICES,
+) -> Policy:
+    """The first of `choices`, or the last, for a device of which the learner may use so many bytes."""
+    shapes = jax.tree.leaves(abstract_params(architecture, config.model.param_dtype))
+    num_params = sum(math.prod(x.shape) for x in shapes)
+    share = Share(
+        num_tokens=-(-config.packing.rows * config.packing.row_tokens // axes_size(mesh, (*BATCH_AXES, "sequence"))),
+        activation_bytes=4 if config.model.compute_dtype == "float32" else 2,
+        tensor=mesh.shape["tensor"],
+        param_shards=mesh.size // mesh.shape["data"],
+        logit_chunk=logit_chunk,
+    )
+    state = _state_bytes(config) * num_params / share.param_shards
+    needs = {
+        policy: state + micro_batch_bytes(architecture, policy, share, num_params=num_params) for policy in choices
+    }
+    chosen: Policy = next((policy for policy in choices if needs[policy] <= usable), choices[-1])
+    estimates = " ".join(f"{policy}={need / 2**30:.2f}" for policy, need in needs.items())
+    logging.info("remat=%s GiB a device: may use %.2f, estimated %s", chosen, usable / 2**30, estimates)
+    return chosen
+
+
+def _state_bytes(config: Config) -> int:
+    """Bytes a parameter of weights, optimizer moments and accumulator."""
+    width = 4 if config.model.param_dtype == "float32" else 2
+    first = 4 if config.optimizer.mu_dtype == "float32" else 2
+    moments = min(first, width) + width if config.optimizer.name == "adamw" else 0
+    frozen = 4 if config.model.compute_dtype == "float32" else 2
+    return width + moments + 4 + (frozen if config.loss.kl_coef > 0 else 0)

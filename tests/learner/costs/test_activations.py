@@ -1,0 +1,118 @@
+"""The estimate of a micro-batch's memory against XLA's own analysis of the compiled step."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from configs import schema, sections
+from learner.costs.activations import CHOICES, POLICIES, Share, kept_per_token, micro_batch_bytes
+from learner.devices import memory
+from learner.devices.mesh import make_mesh
+from learner.model.config import Architecture
+from learner.update import choose_remat
+from learner.update.step import build_steps
+
+MODEL = Architecture(
+    family="qwen3",
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=256,
+    num_layers=6,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    tie_word_embeddings=True,
+    max_position_embeddings=4096,
+    qkv_bias=False,
+    o_bias=False,
+)
+
+
+def config_of(remat):
+    return schema.Config(
+        preset="test",
+        model=sections.ModelConfig(max_tokens=512, remat=remat),
+        sampling=sections.SamplingConfig(max_response_tokens=256),
+        packing=sections.PackingConfig(rows=8, row_tokens=512),
+    )
+
+
+def mesh_of():
+    return make_mesh(devices=jax.devices()[:1])
+
+
+def test_kept_per_token_by_hand():
+    # Input 64; attention's output 64; queries 64, keys and values 32 each, output 64, gate and up 256 each, down 64.
+    assert kept_per_token(MODEL, "full") == 64
+    assert kept_per_token(MODEL, "attention") == 128
+    assert kept_per_token(MODEL, "dots") == 128 + 64 + 2 * 32 + 64 + 2 * 256 + 64
+    assert kept_per_token(MODEL, "dots", tensor=2) == 64 + 32 + 32 + 32 + 64 + 256 + 64
+    with pytest.raises(ValueError, match="remat: got 'half'"):
+        kept_per_token(MODEL, "half")
+
+
+def test_estimates_are_near_and_in_the_order_of_xlas_analysis():
+    measured, estimated = {}, {}
+    for policy in CHOICES:
+        steps = build_steps(MODEL, config_of(policy), mesh_of())
+        analysis = steps.lower()["accumulate"].compile().memory_analysis()
+        measured[policy] = analysis.temp_size_in_bytes
+        num_params = sum(x.size for x in jax.tree.leaves(steps.abstract_state().params))
+        share = Share(num_tokens=8 * 512, activation_bytes=4)
+        estimated[policy] = micro_batch_bytes(MODEL, policy, share, num_params=num_params)
+    for policy in CHOICES:
+        assert 0.5 < estimated[policy] / measured[policy] < 2, (policy, estimated, measured)
+    for more, less in zip(CHOICES, CHOICES[1:], strict=False):
+        assert measured[more] > measured[less] and estimated[more] > estimated[less]
+
+
+@pytest.mark.parametrize(("usable", "want"), [(1e12, "dots"), (0.0, "full")])
+def test_auto_takes_what_computes_least_of_what_fits(usable, want):
+    chosen = choose_remat.first_that_fits(MODEL, config_of("auto"), mesh_of(), logit_chunk=128, usable=usable)
+    assert chosen == want
+
+
+def test_auto_between_two_needs_takes_the_smaller():
+    needs = {}
+    share = Share(num_tokens=8 * 512, activation_bytes=4)
+    shapes = build_steps(MODEL, config_of("dots"), mesh_of()).abstract_state().params
+    num_params = sum(x.size for x in jax.tree.leaves(shapes))
+    for policy in POLICIES:
+        needs[policy] = 16 * num_params + micro_batch_bytes(MODEL, policy, share, num_params=num_params)
+    usable = (needs["attention"] + needs["dots"]) / 2
+    got = choose_remat.first_that_fits(MODEL, config_of("auto"), mesh_of(), logit_chunk=128, usable=usable)
+    assert got == "attention"
+
+
+def test_auto_without_a_stated_memory_is_attention_and_steps_say_so(monkeypatch):
+    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh: None)
+    assert build_steps(MODEL, config_of("auto"), mesh_of()).remat == "attention"
+
+
+@pytest.mark.parametrize(("hidden", "want"), [(256, "attention"), (576, "dots")])
+def test_auto_on_a_cpu_keeps_projections_only_of_wide_models(monkeypatch, hidden, want):
+    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh: 1e12)
+    model = dataclasses.replace(MODEL, hidden_size=hidden)
+    assert choose_remat.choose_remat(model, config_of("auto"), mesh_of(), logit_chunk=128) == want
+
+
+def test_a_named_policy_is_taken_whatever_memory_there_is(monkeypatch):
+    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh: 0.0)
+    assert build_steps(MODEL, config_of("none"), mesh_of()).remat == "none"
+
+
+def test_host_bytes_is_the_containers_where_that_is_less(tmp_path):
+    limit = tmp_path / "memory.max"
+    whole = memory.host_bytes(limit)  # there is none
+    limit.write_text("1048576\n")
+    assert memory.host_bytes(limit) == 1048576
+    limit.write_text("max\n")
+    assert memory.host_bytes(limit) == whole > 1048576
+
+
+def test_usable_bytes_of_a_cpu_is_a_share_for_each_of_its_devices(monkeypatch):
+    monkeypatch.setattr(memory, "host_bytes", lambda: 1000)
+    assert memory.usable_bytes(mesh_of()) == pytest.approx(1000 * memory.HOST_SHARE)
