@@ -2,7 +2,7 @@
 
 An estimate from shapes, made to choose by and not to account with: XLA decides what really lives at once. It counts
 what each policy of `learner.model.remat` keeps of every layer, one layer's working set, the head's chunk of logits,
-and the gradients before they are accumulated. tests/learner/costs/test_activations.py compares it with XLA's own
+and the gradients before they are accumulated. tests/learner/update/test_choose_remat.py compares it with XLA's own
 memory analysis.
 """
 

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 
 from configs.schema import Config
 from learner.costs.activations import CHOICES, Policy, Share, micro_batch_bytes
-from learner.devices.memory import usable_bytes
 from learner.devices.mesh import BATCH_AXES, axes_size
 from learner.model.config import Architecture
 from learner.model.decoder import abstract_params
+from learner.update.memory import usable_bytes
 
 _WIDE = 512
 """Hidden size from which a CPU's learner keeps its projections."""

@@ -1,4 +1,4 @@
-"""The estimate of a micro-batch's memory against XLA's own analysis of the compiled step."""
+"""What is recomputed: the estimate of its memory against XLA's own analysis, and the choice."""
 
 import dataclasses
 
@@ -7,10 +7,9 @@ import pytest
 
 from configs import schema, sections
 from learner.costs.activations import CHOICES, POLICIES, Share, kept_per_token, micro_batch_bytes
-from learner.devices import memory
 from learner.devices.mesh import make_mesh
 from learner.model.config import Architecture
-from learner.update import choose_remat
+from learner.update import choose_remat, memory
 from learner.update.step import build_steps
 
 MODEL = Architecture(
