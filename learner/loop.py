@@ -7,6 +7,7 @@ from absl import logging
 
 from bridge.types import Sampling
 from configs.run_folder import RunFolder
+from learner.costs.flops import adapter_params
 from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Publish, SaveModel, Score
 from learner.heart import Stopped
 from learner.publish import parity
@@ -45,6 +46,7 @@ def train_all(run: Run) -> None:
         stream=run.stream,
         store=run.store,
         num_skipped=int(run.trainer.state.skipped_updates),
+        num_adapter_params=adapter_params(run.architecture, run.config.lora),
     )
     batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:

@@ -31,12 +31,14 @@ class StepBooks:
         config: OptimizerConfig,
         architecture: Architecture,
         *,
+        num_adapter_params: int = 0,
         stream: Stream,
         store: LearnerStore,
         num_skipped: int,
     ) -> None:
         """Starts at the run's first wait; `num_skipped` optimizer steps were left out before."""
         self._config, self._architecture, self._stream, self._store = config, architecture, stream, store
+        self._num_adapter_params = num_adapter_params
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
         """The optimizer steps' metrics, one a pass over the batch."""
@@ -124,6 +126,7 @@ class StepBooks:
             num_tokens=float(metrics["real_tokens"]),
             num_scored_tokens=float(metrics["tokens"]),
             sum_squared_lengths=self._sum_squared_lengths,
+            num_adapter_params=self._num_adapter_params,
         )
         per_s = flops / max(self._train_s, 1e-9)
         peak = self._peak_flops * jax.device_count() if self._peak_flops else float("nan")

@@ -34,7 +34,7 @@ class LearnerSide:
 
     def publish(self) -> dict[str, Any]:
         """Exports and announces the weights as the next version."""
-        self._run.publisher.publish(self._run.trainer.state.params, step=self._num_publishes)
+        self._run.publisher.publish(self._run.trainer.weights_out(), step=self._num_publishes)
         self._run.publisher.finish()
         self._num_publishes += 1
         return {"export_s": self._run.publisher.last_publish_s}
@@ -44,7 +44,9 @@ class LearnerSide:
         from launch.profile_machine.learner import profile_learner
 
         trainer = self._run.trainer
-        profile, trainer.state = profile_learner(trainer.config, trainer.steps, trainer.anchors, trainer.state)
+        profile, trainer.state = profile_learner(
+            trainer.config, trainer.steps, trainer.anchors, trainer.state, base=trainer.frozen
+        )
         return profile
 
     def problems(self, count: int) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class Head:
     """Tokens of a device whose logits exist at once: chunk * (V / tensor) * 4 bytes, a few times."""
     mesh: Mesh | None = None
     """None: everything is on one device."""
+    is_trained: bool = True
+    """False: the head is frozen, and no gradient of it is made or kept, which would be as large as the head."""
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
@@ -129,7 +131,7 @@ def token_loss_sum(
         return (value, outputs), (d_hidden, d_weight)
 
     def backward(gradients, cotangents):
-        return tuple(g * cotangents[0].astype(g.dtype) for g in gradients)
+        return tuple(None if g is None else g * cotangents[0].astype(g.dtype) for g in gradients)
 
     total.defvjp(forward, backward)
     return total(hidden, weight)
@@ -159,7 +161,9 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
                 value + chunk_value,
                 put(outputs, (Scores(logits.logprobs, logits.entropy), more)),
                 put(d_hidden, d_h.astype(d_hidden.dtype)),
-                d_weight + jnp.einsum("cv,cd->vd", d_logits, h, preferred_element_type=jnp.float32),
+                None
+                if d_weight is None
+                else d_weight + jnp.einsum("cv,cd->vd", d_logits, h, preferred_element_type=jnp.float32),
             )
 
         zeros = jnp.zeros(mask.size, jnp.float32)
@@ -172,11 +176,13 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
             jnp.float32(0),
             (Scores(zeros, zeros), more),
             jnp.zeros((mask.size, hidden.shape[-1]), h_dtype),
-            jnp.zeros(weight.shape, jnp.float32),
+            jnp.zeros(weight.shape, jnp.float32) if head.is_trained else None,
         )
         value, outputs, d_hidden, d_weight = _walk(head.chunk, mask, start, visit)
         d_hidden = _sum_over(head, "tensor", d_hidden).astype(hidden.dtype)
         value = _sum_over(head, (*BATCH_AXES, "sequence"), value)
+        if d_weight is None:
+            return value, _unflatten(outputs, mask.shape), d_hidden.reshape(hidden.shape), None
         if scatter:
             d_weight = jax.lax.psum_scatter(d_weight, scatter, scatter_dimension=1, tiled=True)
             d_weight = jax.lax.psum(d_weight, "data")

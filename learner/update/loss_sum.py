@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32
 
 from configs.schema import Config
-from configs.sections import LossConfig
+from configs.sections import LoraConfig, LossConfig
 from learner.model.config import Architecture
-from learner.model.decoder import Apply, Params, make_apply, output_head
+from learner.model.decoder import NO_LORA, Apply, Params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
 from learner.objective import losses
 from learner.objective.losses import TokenInputs
@@ -130,20 +130,31 @@ def _to_token(x: Array) -> Array:
 
 def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> LossSum:
     """Of a run's model, loss and sampling, on its devices."""
-    forward = make_apply(
+    forward = _forward(model_config, config, mesh, config.lora)
+    head = Head(
+        temperature=config.sampling.temperature,
+        chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
+        mesh=mesh,
+        is_trained=not config.lora.is_on,
+    )
+    return LossSum(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head)
+
+
+def without_adapters(loss_sum: LossSum, model_config: Architecture, config: Config, mesh: Mesh) -> LossSum:
+    """The same of the model's own parameters, with its adapters off."""
+    return dataclasses.replace(loss_sum, forward=_forward(model_config, config, mesh, NO_LORA))
+
+
+def _forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraConfig) -> Apply:
+    return make_apply(
         model_config,
         compute_dtype=config.model.compute_dtype,
         remat=config.model.remat,
         attention_path=config.model.attention,
         max_segments=config.packing.max_row_sequences,
         mesh=mesh,
+        lora=lora,
     )
-    head = Head(
-        temperature=config.sampling.temperature,
-        chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
-        mesh=mesh,
-    )
-    return LossSum(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head)
 
 
 def default_logit_chunk(vocab_size: int, mesh: Mesh) -> int:
