@@ -1,7 +1,7 @@
 """Low-rank adapters under both names: Flax paths, and the names that PEFT and vLLM know.
 
-An adapter of the matrix `layers/q_proj/kernel`, [layers, out, in], is two leaves, `layers/q_proj/lora_a`,
-[layers, rank, in], and `layers/q_proj/lora_b`, [layers, out, rank]; a slice of one is a tensor of PEFT's, in its layout.
+An adapter of the matrix `layers/q_proj/kernel`, [layers, out, in], is two leaves: `layers/q_proj/lora_a`, [layers,
+rank, in], and `layers/q_proj/lora_b`, [layers, out, rank]. A slice of one is a tensor of PEFT's, in its layout.
 """
 
 import dataclasses

@@ -16,12 +16,16 @@ def weights_digest(folder: pathlib.Path) -> str:
     Raises:
       ValueError: a file is missing.
     """
+    digest = blake3()
+    for path in weight_files(folder):
+        if path.parent != folder or not path.is_file():
+            raise ValueError(f"{folder} has no weights: {path.name} is missing")
+        digest.update(f"{path.name} {blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folder's safetensors files, one or those that its index names; they need not be there."""
     index = folder / _INDEX
     names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_SINGLE]
-    digest = blake3()
-    for name in names:
-        path = folder / name
-        if path.parent != folder or not path.is_file():
-            raise ValueError(f"{folder} has no weights: {name} is missing")
-        digest.update(f"{name} {blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()}\n".encode())
-    return digest.hexdigest()
+    return [folder / name for name in names]

@@ -7,8 +7,8 @@ from absl import logging
 
 from bridge.types import Sampling
 from configs.run_folder import RunFolder
-from learner.costs.flops import adapter_params
 from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Publish, SaveModel, Score
+from learner.costs.flops import adapter_params
 from learner.heart import Stopped
 from learner.publish import parity
 from learner.publish.pinned import PROBE_TOKENS, evaluation_metrics, probe_problems

@@ -150,8 +150,8 @@ def check_same_adapters(
     check_same("lora", saved.get("config", {}), now.get("config", {}), folder)
     if saved.get("base") != now.get("base"):
         raise CheckpointError(
-            f"the checkpoint of {folder} has adapters of another base: the weights in {model_folder} have changed since "
-            f"(they hashed to {saved.get('base')}, now to {now.get('base')}); bring them back, or begin a new run"
+            f"the checkpoint of {folder} has adapters of another base: the weights in {model_folder} have changed "
+            f"since (they hashed to {saved.get('base')}, now to {now.get('base')}); bring them back, or begin a new run"
         )
 
 

@@ -150,14 +150,16 @@ def hbm_bytes(answer: dict[str, Any]) -> dict[str, int]:
     """What a chip holds at the fullest moment.
 
     The optimizer's state is no argument of `accumulate`, so the compiler doesn't see it there, but it stays where it
-    is: its size (padding included) is what `apply` takes more. A frozen model that scores stays as well, and so does the
-    base of adapters, which `accumulate` has as an argument and `apply` has not; as a reference it is no second one.
+    is: its size (padding included) is what `apply` takes more. A frozen model that scores stays as well, and so does
+    the base of adapters, which `accumulate` has as an argument and `apply` has not; as a reference it is no second one.
     """
     state, programs = answer["state_bytes"], answer["programs"]
     memory = {name: p["memory"] for name, p in programs.items()}
     optimizer, base = state["optimizer"], state.get("base", 0)
     if "apply" in memory:
-        optimizer = max(memory["apply"]["argument"] - memory["accumulate"]["argument"] + base + state["batch"], optimizer)
+        optimizer = max(
+            memory["apply"]["argument"] - memory["accumulate"]["argument"] + base + state["batch"], optimizer
+        )
     frozen = max(memory["score"]["argument"] - base - state["batch"], 0) if "score" in memory else 0
     frozen += state.get("reference", 0)
     parts = {"parameters": state["parameters"], "accumulator": state["accumulator"], "batch": state["batch"]}

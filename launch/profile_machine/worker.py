@@ -70,13 +70,14 @@ class EngineSide:
     def __init__(self, prepared: command_line.Prepared) -> None:
         """Starts the engine."""
         from actor.vllm.engine import VllmEngine
+        from actor.weights.base_folder import for_adapters
         from actor.weights.client import WeightClient
         from actor.weights.local_copy import LocalCopy
         from actor.weights.model_folder import read_model_folder
         from actor.weights.source import LocalSource
 
         self._config = config = prepared.config
-        model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
+        model = for_adapters(read_model_folder(prepared.model_folder, dtype=config.model.served_dtype), config)
         self._copy = LocalCopy(snapshot_folder(config), _NAME)
         self._engine = VllmEngine.start(model.path, config, expected=model.tensors)
         self._timeline = Timeline(RunFolder(prepared.folder).events, _NAME)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from bridge.adapter_names import A, B, AdapterNames
+from bridge.adapter_names import A, AdapterNames, B
 from bridge.names import flatten, unflatten
 from configs.sections.lora import LoraConfig
 from learner.model.config import Architecture
@@ -38,9 +38,7 @@ def abstract_adapters(architecture: Architecture, config: LoraConfig, dtype: DTy
     return unflatten(shapes)
 
 
-def init_adapters(
-    architecture: Architecture, config: LoraConfig, key: Array, dtype: DTypeLike = jnp.float32
-) -> Params:
+def init_adapters(architecture: Architecture, config: LoraConfig, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
     """Adapters that change nothing yet; jit it with `out_shardings` to make them in place on a mesh."""
     shapes = flatten(abstract_adapters(architecture, config, dtype))
     keys = jax.random.split(key, len(shapes))

@@ -63,7 +63,6 @@ class Anchors:
 
     def score(self, batch: PackedBatch) -> AnchorLogprobs:
         """The batch's logprobs under each frozen policy, on the devices."""
-
         reference, proximal = self._reference, self._proximal
         return AnchorLogprobs(
             reference=None if reference is None else self._score_reference(reference, batch),
