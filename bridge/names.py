@@ -1,9 +1,9 @@
-"""Flax parameter paths <-> Hugging Face tensor names, for the Qwen2, Qwen3 and Qwen3-MoE families.
+"""Flax parameter paths <-> Hugging Face tensor names.
 
 The learner stacks the layers of one kind of tensor in one array, `[layers, ...]`, and the experts of a MoE layer
 in a second dim, `[layers, experts, ...]`. Inside it keeps Hugging Face's layout (`[out, in]` for a kernel). So a
-Hugging Face tensor is either a whole leaf or one contiguous slice of a leaf, and nothing is ever transposed. The
-families differ only in which tensors exist; their names are the same.
+Hugging Face tensor is either a whole leaf or one contiguous slice of a leaf, and nothing is ever transposed. Families
+differ in which tensors exist; most names are the same, and a family brings those that aren't (`own_names`).
 
 Pure python, no numpy, no jax: leaves are whatever the caller has, as long as `leaf[layer]` is a layer and
 `leaf[layer][expert]` an expert.
@@ -12,6 +12,7 @@ Pure python, no numpy, no jax: leaves are whatever the caller has, as long as `l
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -39,8 +40,11 @@ _IN_LAYER = {
     "layers/o_proj/bias": "self_attn.o_proj.bias",
     "layers/post_norm/scale": "post_attention_layernorm.weight",
     "layers/gate_proj/kernel": "mlp.gate_proj.weight",
+    "layers/gate_proj/bias": "mlp.gate_proj.bias",
     "layers/up_proj/kernel": "mlp.up_proj.weight",
+    "layers/up_proj/bias": "mlp.up_proj.bias",
     "layers/down_proj/kernel": "mlp.down_proj.weight",
+    "layers/down_proj/bias": "mlp.down_proj.bias",
     "layers/router/kernel": "mlp.gate.weight",
 }
 _IN_EXPERT = {
@@ -50,12 +54,12 @@ _IN_EXPERT = {
 }
 _QKV_BIAS = frozenset({"layers/q_proj/bias", "layers/k_proj/bias", "layers/v_proj/bias"})
 _QK_NORM = frozenset({"layers/q_norm/scale", "layers/k_norm/scale"})
+_MLP_BIAS = frozenset({"layers/gate_proj/bias", "layers/up_proj/bias", "layers/down_proj/bias"})
 _DENSE = frozenset({"layers/gate_proj/kernel", "layers/up_proj/kernel", "layers/down_proj/kernel"})
 _MOE = frozenset({"layers/router/kernel", *_IN_EXPERT})
 _NUMBER = "(0|[1-9][0-9]*)"
 _HF_LAYER = re.compile(rf"model\.layers\.{_NUMBER}\.(.+)")
 _HF_EXPERT = re.compile(rf"mlp\.experts\.{_NUMBER}\.(.+)")
-_PATH_IN_LAYER = {suffix: path for path, suffix in _IN_LAYER.items()}
 _PATH_IN_EXPERT = {suffix: path for path, suffix in _IN_EXPERT.items()}
 _PATH_OF_WHOLE = {name: path for path, name in _WHOLE.items()}
 
@@ -75,8 +79,11 @@ class ParamNames:
     qkv_bias: bool
     o_bias: bool
     qk_norm: bool
+    mlp_bias: bool = False
     num_experts: int = 0
     """Of each layer; 0 is a dense model, whose layers have one MLP and no router."""
+    own_names: tuple[tuple[str, str], ...] = ()
+    """(path, Hugging Face name within a layer) of what the family alone has, or names otherwise than the others."""
 
     def __post_init__(self) -> None:
         """Refuses a model without layers."""
@@ -87,7 +94,7 @@ class ParamNames:
 
     def paths(self) -> tuple[str, ...]:
         """Every Flax path of this model: embedding, the layers' leaves, final norm, head."""
-        layer_paths = (path for path in (*_IN_LAYER, *_IN_EXPERT) if self._has(path))
+        layer_paths = (path for path in (*self._in_layer, *_IN_EXPERT) if self._has(path))
         head = () if self.tie_word_embeddings else (_HEAD_PATH,)
         return ("embed/embedding", *layer_paths, "final_norm/scale", *head)
 
@@ -112,7 +119,7 @@ class ParamNames:
                 for j in range(self.num_experts)
             )
         if is_stacked(path):
-            return tuple(f"model.layers.{i}.{_IN_LAYER[path]}" for i in range(self.num_layers))
+            return tuple(f"model.layers.{i}.{self._in_layer[path]}" for i in range(self.num_layers))
         return (_WHOLE[path],)
 
     def all_hf_names(self) -> tuple[str, ...]:
@@ -129,7 +136,7 @@ class ParamNames:
         """
         path, index = _PATH_OF_WHOLE.get(hf_name), ()
         if layer := _HF_LAYER.fullmatch(hf_name):
-            path, index = _PATH_IN_LAYER.get(layer[2]), (int(layer[1]),)
+            path, index = _paths_in_layer(self.own_names).get(layer[2]), (int(layer[1]),)
             if expert := _HF_EXPERT.fullmatch(layer[2]):
                 path, index = _PATH_IN_EXPERT.get(expert[2]), (int(layer[1]), int(expert[1]))
         in_range = path is not None and all(i < n for i, n in zip(index, self.stack(path), strict=True))
@@ -172,7 +179,23 @@ class ParamNames:
             return self.o_bias
         if path == _HEAD_PATH:
             return not self.tie_word_embeddings
-        return path in _IN_LAYER or path in _WHOLE
+        if path in _MLP_BIAS:
+            return self.mlp_bias and self.num_experts == 0
+        return path in self._in_layer or path in _WHOLE
+
+    @property
+    def _in_layer(self) -> Mapping[str, str]:
+        return _names_in_layer(self.own_names)
+
+
+@functools.cache
+def _names_in_layer(own_names: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return _IN_LAYER | dict(own_names)
+
+
+@functools.cache
+def _paths_in_layer(own_names: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return {suffix: path for path, suffix in _names_in_layer(own_names).items()}
 
 
 def check_same_names(kind: str, *, got: Mapping[str, Any], wanted: tuple[str, ...]) -> None:

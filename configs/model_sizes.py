@@ -1,7 +1,8 @@
-"""The published Qwen models, as the fields of their config.json: shapes to compile, count and test with.
+"""Published models, as the fields of their config.json: shapes to compile, count and test with.
 
 Only what decides the shape and the numbers of a model is here: no token ids, dtypes or file versions. The
-Qwen2.5 entries are the base models, the Qwen3 entries the post-trained ones (same shapes as their base models).
+Qwen2.5 entries are the base models, the Qwen3 entries the post-trained ones (same shapes as their base models). Of Gemma 3
+with images the entry is the text model alone, `text_config` as a config.json of its own.
 """
 
 from typing import Any
@@ -41,16 +42,89 @@ _QWEN3_MOE: dict[str, Any] = _QWEN3 | {
 }
 
 
-def _shape(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
+_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "rms_norm_eps": 1e-5,
+}
+_LLAMA3: dict[str, Any] = _LLAMA | {
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "vocab_size": 128256,
+}
+_LLAMA3_2: dict[str, Any] = _LLAMA3 | {"rope_scaling": _LLAMA3["rope_scaling"] | {"factor": 32.0}}
+_SMOLLM2: dict[str, Any] = _LLAMA | {"max_position_embeddings": 8192, "rope_theta": 100000, "vocab_size": 49152}
+_MISTRAL: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+}
+_GEMMA: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+}
+_GEMMA2: dict[str, Any] = _GEMMA | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 8192,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "vocab_size": 256000,
+}
+_GEMMA3: dict[str, Any] = _GEMMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "max_position_embeddings": 131072,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "rope_theta": 1000000,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262208,
+}
+_GEMMA3_1B: dict[str, Any] = {
+    "max_position_embeddings": 32768,
+    "rope_scaling": None,
+    "sliding_window": 512,
+    "vocab_size": 262144,
+}
+
+
+def _plain_shape(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "intermediate_size": mlp,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "max_window_layers": layers,
         "tie_word_embeddings": tied,
     }
+
+
+def _shape(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
+    """Qwen: no layer is windowed."""
+    return _plain_shape(hidden, mlp, layers, heads, kv_heads, tied=tied) | {"max_window_layers": layers}
 
 
 def _context(tokens: int, vocab_size: int) -> dict[str, Any]:
@@ -80,5 +154,29 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "Qwen3-30B-A3B": _QWEN3_MOE
     | _shape(2048, 6144, 48, 32, 4, tied=False)
     | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "SmolLM2-135M": _SMOLLM2 | _plain_shape(576, 1536, 30, 9, 3, tied=True),
+    "SmolLM2-360M": _SMOLLM2 | _plain_shape(960, 2560, 32, 15, 5, tied=True),
+    "SmolLM2-1.7B": _SMOLLM2 | _plain_shape(2048, 8192, 24, 32, 32, tied=True) | {"rope_theta": 130000},
+    "Llama-2-7b-hf": {k: v for k, v in _LLAMA.items() if "bias" not in k and k != "attention_dropout"}
+    | _plain_shape(4096, 11008, 32, 32, 32, tied=False)
+    | {"max_position_embeddings": 4096, "rope_scaling": None, "vocab_size": 32000},
+    "Llama-3.1-8B": _LLAMA3 | _plain_shape(4096, 14336, 32, 32, 8, tied=False),
+    "Llama-3.1-70B": _LLAMA3 | _plain_shape(8192, 28672, 80, 64, 8, tied=False),
+    "Llama-3.2-1B": _LLAMA3_2 | _plain_shape(2048, 8192, 16, 32, 8, tied=True) | {"head_dim": 64},
+    "Llama-3.2-3B": _LLAMA3_2 | _plain_shape(3072, 8192, 28, 24, 8, tied=True) | {"head_dim": 128},
+    "Mistral-7B-v0.1": _MISTRAL
+    | _plain_shape(4096, 14336, 32, 32, 8, tied=False)
+    | {"rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 32000},
+    "Mistral-7B-v0.3": _MISTRAL
+    | _plain_shape(4096, 14336, 32, 32, 8, tied=False)
+    | {"rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32768},
+    "gemma-2-2b": _GEMMA2 | _plain_shape(2304, 9216, 26, 8, 4, tied=True),
+    "gemma-2-9b": _GEMMA2 | _plain_shape(3584, 14336, 42, 16, 8, tied=True),
+    "gemma-3-1b-pt": _GEMMA3 | _plain_shape(1152, 6912, 26, 4, 1, tied=True) | _GEMMA3_1B,
+    "gemma-3-4b-pt-text": _GEMMA3 | _plain_shape(2560, 10240, 34, 8, 4, tied=True),
+    "gemma-3-12b-pt-text": _GEMMA3 | _plain_shape(3840, 15360, 48, 16, 8, tied=True),
+    "gemma-3-27b-pt-text": _GEMMA3
+    | _plain_shape(5376, 21504, 62, 32, 16, tied=True)
+    | {"head_dim": 128, "query_pre_attn_scalar": 168},
 }
 """Name on the Hugging Face hub (without the organisation) -> config.json fields."""

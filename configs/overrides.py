@@ -89,7 +89,8 @@ def _load_json(file: pathlib.Path) -> Config:
 
 def _presets() -> str:
     folder = pathlib.Path(__file__).parent
-    names = [f"configs/{p.name}" for p in sorted(folder.glob("*.py")) if "\ndef get_config" in p.read_text()]
+    files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("recipes/*.py"))]
+    names = [f"configs/{p.relative_to(folder)}" for p in files if "\ndef get_config" in p.read_text()]
     return f"presets are {', '.join(names)}"
 
 

@@ -4,7 +4,8 @@ A slice is named by its chips here: v5p-64 is the topology 4x4x4, 64 chips. Goog
 slices count TensorCores, two a chip, so its console calls that slice v5p-128; v5e and v6e have one core a chip.
 
 These are whole training configurations at PipelineRL's settings (in-flight updates, batch 1024), to which
---config.model.path=... and --config.prompts.path=... are given. `launch.compile_tpu` needs neither.
+--config.model.path=... and --config.prompts.path=... are given. `launch.compile_tpu` needs neither. Recipes
+(configs/recipes) name both.
 """
 
 import dataclasses
@@ -24,6 +25,8 @@ class SliceCase:
     """As libtpu names it."""
     model: str
     """A name in `configs.model_sizes.MODEL_SIZES`."""
+    is_recipe: bool = False
+    """Its file is in configs/recipes, and is for that model alone."""
 
     @property
     def key(self) -> str:
@@ -33,7 +36,7 @@ class SliceCase:
     @property
     def config_path(self) -> str:
         """For --config."""
-        return f"configs/{self.preset}.py:{self.model}"
+        return f"configs/recipes/{self.preset}.py" if self.is_recipe else f"configs/{self.preset}.py:{self.model}"
 
 
 CASES = (
@@ -42,6 +45,9 @@ CASES = (
     SliceCase(preset="tpu_v5p_128", topology="v5p:4x4x8", model="Qwen2.5-32B"),
     SliceCase(preset="tpu_v5p_128", topology="v5p:4x4x8", model="Qwen3-30B-A3B"),
     SliceCase(preset="tpu_v6e_256", topology="v6e:16x16", model="Qwen2.5-32B"),
+    SliceCase(preset="gsm8k_qwen2_5_1_5b", topology="v5e:4x4", model="Qwen2.5-1.5B", is_recipe=True),
+    SliceCase(preset="countdown_qwen2_5_3b", topology="v5e:4x4", model="Qwen2.5-3B", is_recipe=True),
+    SliceCase(preset="deepscaler_qwen3_4b", topology="v5p:2x4x4", model="Qwen3-4B", is_recipe=True),
 )
 """What `python -m launch.compile_tpu --all` compiles; the first case of a preset is its default."""
 

@@ -52,33 +52,43 @@ class Prepared:
     model_folder: pathlib.Path
 
 
-def run(main: Callable[[], int]) -> None:
-    """`app.run` of a command, however it was started: `--help` shows its module's docstring and flags, and ours."""
+def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
+    """`app.run` of a command, however it was started: `--help` shows its module's docstring and flags, and ours.
+
+    What is no flag is refused, but for `max_arguments` of them, which `given_arguments` returns.
+    """
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
     for module in (main.__module__, __name__):
         for flag in flags.FLAGS.get_flags_for_module(module):
             flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-    app.run(lambda argv: main(), flags_parser=parse)
+    app.run(lambda argv: main(), flags_parser=functools.partial(parse, max_arguments=max_arguments))
 
 
 _overrides: dict[str, str] = {}
+_arguments: list[str] = []
 
 
-def parse(argv: Sequence[str]) -> list[str]:
-    """Sets the flags and takes the --config.section.field=value aside; returns the program's name, the one thing left.
+def parse(argv: Sequence[str], *, max_arguments: int = 0) -> list[str]:
+    """Sets the flags and takes the --config.section.field=value and the arguments aside; returns the program's name.
 
-    Ends the process with one line and `USAGE_ERROR` where a flag is not known, its value can't be, or what is no flag
-    is given.
+    Ends the process with one line and `USAGE_ERROR` where a flag is not known, its value can't be, or more is given
+    that is no flag than `max_arguments`.
     """
-    global _overrides
+    global _overrides, _arguments
     try:
         rest, _overrides = overrides.split_argv(argv)
         rest = flags.FLAGS(rest)
-        if len(rest) > 1:
-            raise ValueError(f"unexpected argument {rest[1]!r}")
+        _arguments = rest[1:]
+        if len(_arguments) > max_arguments:
+            raise ValueError(f"unexpected argument {_arguments[max_arguments]!r}")
     except (ValueError, flags.Error) as e:
         _end(e)
-    return rest
+    return rest[:1]
+
+
+def given_arguments() -> list[str]:
+    """What the command line has that is no flag; see `run`."""
+    return list(_arguments)
 
 
 def given_overrides() -> dict[str, str]:

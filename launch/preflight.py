@@ -77,7 +77,7 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
     except FileNotFoundError as e:
         raise ValueError(str(e)) from e
     check_lora(config.lora, model, publishes_adapters=config.publishes_adapters)
-    missing = _missing_weights(model_folder)
+    missing = missing_weights(model_folder)
     if missing:
         raise ValueError(f"{model_folder} has no weights: {missing}")
     if config.model.max_tokens > model.max_position_embeddings:
@@ -240,7 +240,12 @@ def _num_saved_bytes(config: Config) -> int:
     return param + moments[config.optimizer.name]
 
 
-def _missing_weights(folder: pathlib.Path) -> str:
+def missing_weights(folder: pathlib.Path) -> str:
+    """Which weights a model's folder lacks, in words; empty where all files are there.
+
+    Raises:
+      ValueError: its index of several files can't be read.
+    """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return "" if (folder / "model.safetensors").is_file() else "no model.safetensors, and no index of several"
@@ -254,7 +259,7 @@ def _missing_weights(folder: pathlib.Path) -> str:
 
 def _check_is_folder(folder: pathlib.Path, field: str) -> None:
     if not folder.is_dir():
-        raise ValueError(f"no model folder {str(folder)!r} ({field})")
+        raise ValueError(f"no model folder {str(folder)!r} ({field}); python -m launch.get_model gets one")
 
 
 def _refusal(config: Config) -> type[Exception]:

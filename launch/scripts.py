@@ -9,9 +9,9 @@ from collections.abc import Callable
 from launch import command_line
 
 
-def _command(module: str) -> Callable[[], None]:
+def _command(module: str, *, max_arguments: int = 0) -> Callable[[], None]:
     def run() -> None:
-        command_line.run(importlib.import_module(f"launch.{module}").main)
+        command_line.run(importlib.import_module(f"launch.{module}").main, max_arguments=max_arguments)
 
     return run
 
@@ -27,3 +27,5 @@ deploy = _command("deploy.command")
 ray = _command("ray.command")
 store_server = _command("store_server.command")
 make_certificates = _command("make_certificates")
+get_model = _command("get_model.command", max_arguments=1)
+write_tasks = _command("write_tasks", max_arguments=1)

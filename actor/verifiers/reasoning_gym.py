@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import reasoning_gym
+from reasoning_gym.utils import extract_answer
 
 from actor.verifiers.judged import Context, Response, Score
 from bridge.types import Task
@@ -14,7 +15,10 @@ _GRIDS = {"arc_agi": ("input", "output"), "rearc": ("input", "output")}
 
 
 def score(response: Response, task: Task, context: Context) -> Score:
-    """What the task family's `score_answer` gives for the whole response, stripped; 0 to 1. How it ended doesn't count.
+    """What the task family's `score_answer` gives; 0 to 1. How the response ended doesn't count.
+
+    Judged is what stands in its last <answer>...</answer>, the library's own convention for a response that reasons
+    first, and without any the whole response, stripped.
 
     Some families give a little for any text: right is what earns all.
 
@@ -28,7 +32,8 @@ def score(response: Response, task: Task, context: Context) -> Score:
         raise ValueError("Task.metadata holds no reasoning-gym entry (metadata.source_dataset is missing)")
     for grid in _GRIDS.get(family, ()):
         entry["metadata"][grid] = tuple(map(tuple, entry["metadata"][grid]))
-    value = float(_score_answer(family)(response.text.strip(), entry))
+    stated = extract_answer(response.text)
+    value = float(_score_answer(family)(response.text.strip() if stated is None else stated, entry))
     return Score(value=value, verdict="ok" if value >= 1 else "wrong")
 
 

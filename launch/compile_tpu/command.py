@@ -123,11 +123,13 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
         raise ValueError(
             f"the mesh {sizes} is {math.prod(axes.values())} chips, {topology} has {chips}; set --config.mesh.*"
         )
-    fields = _model_fields(config, model or (case.model if case and not config.model.path else None))
+    # A recipe's model.path is a folder that need not be here.
+    model = model or (case.model if case and ("model.path" not in given or not config.model.path) else None)
+    fields = _model_fields(config, model)
     longest = fields["max_position_embeddings"]
     if config.model.max_tokens > longest:
         raise ValueError(f"model.max_tokens ({config.model.max_tokens}) is more than the model's {longest} positions")
-    name = model or (pathlib.Path(config.model.path).name if config.model.path else case.model if case else "model")
+    name = model or pathlib.Path(config.model.path).name
     return Job(key=f"{name}@{topology}", config=config, topology=topology, model=fields)
 
 

@@ -32,6 +32,8 @@ RULES: dict[str, tuple[Axes, ...]] = {
     "final_norm/scale": (None,),
     "layers/input_norm/scale": (None, None),
     "layers/post_norm/scale": (None, None),
+    "layers/attention_out_norm/scale": (None, None),
+    "layers/mlp_out_norm/scale": (None, None),
     "layers/q_norm/scale": (None, None),
     "layers/k_norm/scale": (None, None),
     # [layers, out, in]: the layer dim is scanned, so it is never split. The last dim is left whole where it can be: a
@@ -47,6 +49,9 @@ RULES: dict[str, tuple[Axes, ...]] = {
     "layers/k_proj/bias": (None, "tensor"),
     "layers/v_proj/bias": (None, "tensor"),
     "layers/o_proj/bias": (None, None),
+    "layers/gate_proj/bias": (None, "tensor"),
+    "layers/up_proj/bias": (None, "tensor"),
+    "layers/down_proj/bias": (None, None),
     # Adapters: A [layers, rank, in], B [layers, out, rank]. The rank is small and stays whole; what is split of a
     # matrix's inputs or outputs over `tensor` is split of its adapter's too.
     **{f"layers/{name}_proj/lora_a": (None, None, FSDP) for name in ("q", "k", "v", "gate", "up")},

@@ -1,4 +1,4 @@
-"""The decoder: Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE, from tokens to the final hidden state.
+"""The decoder of every family in `learner.model.families`, from tokens to the final hidden state.
 
 How NNX is used here. The modules below own the structure; outside of this file parameters are a plain
 nested dict of arrays, `{"layers": {"q_proj": {"kernel": [layers, out, in]}}, ...}`, which jit, optax, Orbax
@@ -42,6 +42,10 @@ Apply = Callable[[Params, ArrayLike, ArrayLike, ArrayLike], Array]
 Attend = Callable[..., Array]
 """`learner.model.attention.dispatch.attention` but for its options: (q, k, v, segment_ids, *, window)."""
 
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
 NO_LORA = LoraConfig()
 INIT_STD = 0.02
 """Standard deviation of fresh kernels, as in Hugging Face's `initializer_range`."""
@@ -83,18 +87,19 @@ def _product(x: Float[Array, "... d_in"], weight: nnx.Param) -> Float[Array, "..
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * scale, in float32 inside."""
+    """x / sqrt(mean(x^2) + eps) * (offset + scale), in float32 inside."""
 
-    def __init__(self, stack: tuple[int, ...], dim: int, *, eps: float, dtype):
-        """Scale one."""
-        self.eps = eps
-        self.scale = nnx.Param(jnp.ones((*stack, dim), dtype))
+    def __init__(self, stack: tuple[int, ...], dim: int, *, config: Architecture, dtype):
+        """Multiplies by one."""
+        self.eps, self.offset = config.rms_norm_eps, config.traits.norm_offset
+        self.scale = nnx.Param(jnp.full((*stack, dim), 1.0 - self.offset, dtype))
 
     def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
         """Normalises the last dim; same dtype out."""
         x32 = x.astype(jnp.float32)
         x32 *= jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
-        return (x32 * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+        scale = self.scale[...].astype(jnp.float32)
+        return (x32 * (scale + self.offset if self.offset else scale)).astype(x.dtype)
 
 
 class Embed(nnx.Module):
@@ -138,7 +143,7 @@ class Layer(nnx.Module):
             return Linear(stack, d_out, d_in, bias=bias, dtype=dtype, rngs=rngs)
 
         def norm(dim: int) -> RMSNorm:
-            return RMSNorm(stack, dim, eps=c.rms_norm_eps, dtype=dtype)
+            return RMSNorm(stack, dim, config=c, dtype=dtype)
 
         def experts(d_out: int, d_in: int) -> Experts:
             return Experts((*stack, c.num_experts), d_out, d_in, dtype=dtype, rngs=rngs)
@@ -151,22 +156,26 @@ class Layer(nnx.Module):
         self.q_norm = norm(c.head_dim) if c.qk_norm else None
         self.k_norm = norm(c.head_dim) if c.qk_norm else None
         self.o_proj = linear(c.hidden_size, c.num_heads * c.head_dim, c.o_bias)
+        self.attention_out_norm = norm(c.hidden_size) if c.traits.out_norms else None
         self.post_norm = norm(c.hidden_size)
+        self.mlp_out_norm = norm(c.hidden_size) if c.traits.out_norms else None
         if c.num_experts:
             self.router = linear(c.num_experts, c.hidden_size)
             self.experts_gate = experts(c.moe_intermediate_size, c.hidden_size)
             self.experts_up = experts(c.moe_intermediate_size, c.hidden_size)
             self.experts_down = experts(c.hidden_size, c.moe_intermediate_size)
         else:
-            self.gate_proj = linear(c.intermediate_size, c.hidden_size)
-            self.up_proj = linear(c.intermediate_size, c.hidden_size)
-            self.down_proj = linear(c.hidden_size, c.intermediate_size)
+            self.gate_proj = linear(c.intermediate_size, c.hidden_size, c.mlp_bias)
+            self.up_proj = linear(c.intermediate_size, c.hidden_size, c.mlp_bias)
+            self.down_proj = linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
 
     def __call__(self, x: Float[Array, "... D"], inputs: LayerInputs) -> Float[Array, "... D"]:
         """One layer."""
-        x = x + inputs.placement.tokens(self._attention(self.input_norm(x), inputs))
+        mixed = inputs.placement.tokens(self._attention(self.input_norm(x), inputs))
+        x = x + (mixed if self.attention_out_norm is None else self.attention_out_norm(mixed))
         mlp = self._experts if self.config.num_experts else self._mlp
-        return x + inputs.placement.tokens(mlp(self.post_norm(x), inputs))
+        mixed = inputs.placement.tokens(mlp(self.post_norm(x), inputs))
+        return x + (mixed if self.mlp_out_norm is None else self.mlp_out_norm(mixed))
 
     def _attention(self, h: Array, inputs: LayerInputs) -> Array:
         c, rows, heads = self.config, inputs.rotation[0].shape[:2], inputs.placement.heads
@@ -179,8 +188,8 @@ class Layer(nnx.Module):
         return self.o_proj(mixed.reshape(*h.shape[:-1], c.num_heads * c.head_dim))
 
     def _mlp(self, h: Array, inputs: LayerInputs) -> Array:
-        width = inputs.placement.width
-        return self.down_proj(jax.nn.silu(width(self.gate_proj(h))) * width(self.up_proj(h)))
+        width, activation = inputs.placement.width, ACTIVATIONS[self.config.traits.activation]
+        return self.down_proj(activation(width(self.gate_proj(h))) * width(self.up_proj(h)))
 
     def _experts(self, h: Array, inputs: LayerInputs) -> Array:
         c, placement = self.config, inputs.placement
@@ -207,7 +216,7 @@ class Decoder(nnx.Module):
         self.layers = Layer(c, dtype=dtype, rngs=rngs)
         for module in lora.modules:
             getattr(self.layers, module).adapt(lora.rank, lora.scale)
-        self.final_norm = RMSNorm((), c.hidden_size, eps=c.rms_norm_eps, dtype=dtype)
+        self.final_norm = RMSNorm((), c.hidden_size, config=c, dtype=dtype)
         self.lm_head = (
             None
             if c.tie_word_embeddings
@@ -220,16 +229,22 @@ class Decoder(nnx.Module):
         """Final hidden states; see `make_apply`."""
         c, lead = self.config, (-1,) if placement.is_flat else tokens.shape
         rotation = rotary_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
+        local = None if c.local_rope_theta is None else rotary_angles(positions, c.head_dim, c.local_rope_theta)
         is_real = (segment_ids != 0).reshape(lead)
         structure, stacked = nnx.graphdef(self.layers), nnx.to_pure_dict(nnx.state(self.layers))
 
         def one_layer(x: Array, xs: tuple[Any, Array]) -> tuple[Array, None]:
             weights, is_windowed = xs
             mix = _windowed(attend, c, is_windowed, segment_ids)
-            inputs = LayerInputs(rotation=rotation, attend=mix, is_real=is_real, placement=placement)
+            turn = (
+                rotation if local is None else jax.tree.map(functools.partial(jnp.where, is_windowed), local, rotation)
+            )
+            inputs = LayerInputs(rotation=turn, attend=mix, is_real=is_real, placement=placement)
             return nnx.merge(structure, placement.layer(weights))(x, inputs), None
 
         x = placement.embed(self.embed.embedding[...], tokens)
+        if c.traits.scaled_embeddings:
+            x *= jnp.asarray(c.hidden_size**0.5, x.dtype)
         x = placement.tokens(x.reshape(*lead, c.hidden_size))
         windowed = jnp.array(c.windowed_layers or (False,) * c.num_layers)
         x, _ = jax.lax.scan(checkpoint(one_layer), x, (stacked, windowed))
@@ -312,7 +327,11 @@ def make_apply(
     structure, shapes = _structure(config, lora)
     placement = Placement.of(shapes, mesh, compute_dtype)
     options: dict[str, Any] = dict(
-        scale=config.head_dim**-0.5, path=attention_path, mesh=mesh, max_segments=max_segments
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        path=attention_path,
+        mesh=mesh,
+        max_segments=max_segments,
     )
     if attention_block is not None:
         options["block"] = attention_block

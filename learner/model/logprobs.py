@@ -43,6 +43,8 @@ class Head:
 
     temperature: float = 1.0
     """What the behaviour policy sampled with; divides the logits."""
+    soft_cap: float | None = None
+    """Logits z become soft_cap * tanh(z / soft_cap) before the temperature; None leaves them."""
     chunk: int = 128
     """Tokens of a device whose logits exist at once: chunk * (V / tensor) * 4 bytes, a few times."""
     mesh: Mesh | None = None
@@ -54,6 +56,8 @@ class Head:
         """Checks the numbers."""
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
+        if self.soft_cap is not None and self.soft_cap <= 0:
+            raise ValueError(f"soft_cap must be > 0, got {self.soft_cap}")
         if self.chunk < 1:
             raise ValueError(f"chunk must be >= 1, got {self.chunk}")
 
@@ -208,7 +212,12 @@ class _Logits:
         first_word = jax.lax.axis_index("tensor") * weight.shape[0] if _is_split(head, "tensor") else 0
         # A word of another shard is out of bounds here: read as 0, and not written.
         self._own = jnp.where(targets >= first_word, targets - first_word, weight.shape[0])[:, None]
-        logits = jnp.einsum("cd,vd->cv", h, weight, preferred_element_type=jnp.float32) / head.temperature
+        logits = jnp.einsum("cd,vd->cv", h, weight, preferred_element_type=jnp.float32)
+        self._slope = None
+        if head.soft_cap is not None:
+            squashed = jnp.tanh(logits / head.soft_cap)
+            logits, self._slope = head.soft_cap * squashed, 1 - squashed * squashed
+        logits = logits / head.temperature
         self._shifted = logits - _max_over(head, "tensor", logits.max(-1, keepdims=True))
         self._exps = jnp.exp(self._shifted)
         picked = jnp.take_along_axis(self._shifted, self._own, 1, mode="fill", fill_value=0)[:, 0]
@@ -225,7 +234,8 @@ class _Logits:
         constant = d_logprob + d_entropy * (self.entropy - jnp.log(self._total))
         d_logits = self._exps * ((constant * scale)[:, None] + (d_entropy * scale)[:, None] * self._shifted)
         rows = jnp.arange(d_logits.shape[0])
-        return d_logits.at[rows, self._own[:, 0]].add(d_logprob / self._temperature, mode="drop")
+        d_logits = d_logits.at[rows, self._own[:, 0]].add(d_logprob / self._temperature, mode="drop")
+        return d_logits if self._slope is None else d_logits * self._slope
 
 
 def _walk(chunk: int, mask: Array, start: Any, visit: Callable[..., Any]) -> Any:

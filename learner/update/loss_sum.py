@@ -133,6 +133,7 @@ def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> Los
     forward = _forward(model_config, config, mesh, config.lora)
     head = Head(
         temperature=config.sampling.temperature,
+        soft_cap=model_config.logit_soft_cap,
         chunk=config.model.logit_chunk_tokens or default_logit_chunk(model_config.vocab_size, mesh),
         mesh=mesh,
         is_trained=not config.lora.is_on,

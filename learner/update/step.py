@@ -369,6 +369,7 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps
             dtype=jnp.dtype(config.model.compute_dtype),
             head_dim=model_config.head_dim,
             window=window,
+            soft_cap=model_config.attention_soft_cap,
             sequence=mesh.shape["sequence"],
         )
         logging.info("attention path=%s window=%s remat=%s", path, window, config.model.remat)

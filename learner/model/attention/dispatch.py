@@ -52,6 +52,7 @@ def attention(
     *,
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
     path: str = "auto",
     block: int | None = None,
     mesh: Mesh | None = None,
@@ -67,6 +68,7 @@ def attention(
       segment_ids: 0 for padding; equal ids in a row are one sequence, its tokens contiguous.
       scale: factor on the scores, usually hd ** -0.5.
       window: a query at i sees keys j with i - j < window (Hugging Face's sliding window); None is no limit.
+      soft_cap: scores s become soft_cap * tanh(s / soft_cap) before the mask (Gemma 2); None leaves them.
       path: "auto", or one of `PATHS`.
       block: tile of the xla and splash paths, in tokens; None takes the path's own choice.
       mesh: split rows, tokens and heads over it; None runs on one device, or under GSPMD's own choice.
@@ -75,9 +77,11 @@ def attention(
 
     Raises:
       ValueError: no such path, or one that can't serve the call (it says which one can); block, window or
-        max_segments < 1; shapes that don't agree or don't divide over the mesh.
+        max_segments < 1, or a soft_cap <= 0; shapes that don't agree or don't divide over the mesh.
     """
     _check(q, k, v, segment_ids, window=window, block=block, max_segments=max_segments)
+    if soft_cap is not None and soft_cap <= 0:
+        raise ValueError(f"soft_cap must be > 0, got {soft_cap}")
     split = {"sequence": 1, "tensor": 1} if mesh is None else dict(mesh.shape)
     path = choose_path(
         path,
@@ -85,6 +89,7 @@ def attention(
         dtype=q.dtype,
         head_dim=q.shape[-1],
         window=window,
+        soft_cap=soft_cap,
         sequence=split["sequence"],
         interpret=interpret,
     )
@@ -97,12 +102,18 @@ def attention(
     kernel: Any = None
     if path == "splash":
         kernel = splash.splash_kernel(
-            q.shape[1], shards=split["sequence"], window=window, block=block, interpret=interpret
+            q.shape[1],
+            shards=split["sequence"],
+            window=window,
+            soft_cap=soft_cap,
+            block=block,
+            interpret=interpret,
         )
         local: Callable[..., Array] = splash.splash_attention
     elif path == "xla":
         on_cpu = (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform == "cpu"
-        local = functools.partial(xla_attention, window=window, block=block or (CPU_BLOCK if on_cpu else DEFAULT_BLOCK))
+        block = block or (CPU_BLOCK if on_cpu else DEFAULT_BLOCK)
+        local = functools.partial(xla_attention, window=window, soft_cap=soft_cap, block=block)
     elif path == "cudnn":
         local = functools.partial(cudnn_attention, window=window, max_segments=max_segments)
     else:
@@ -116,7 +127,15 @@ def attention(
 
 
 def choose_path(
-    path: str, *, device: Any, dtype: Any, head_dim: int, window: int | None, sequence: int, interpret: bool = False
+    path: str,
+    *,
+    device: Any,
+    dtype: Any,
+    head_dim: int,
+    window: int | None,
+    soft_cap: float | None = None,
+    sequence: int,
+    interpret: bool = False,
 ) -> str:
     """The path that serves a call: `path` itself, or for "auto" the first of `PATHS` that can.
 
@@ -126,6 +145,7 @@ def choose_path(
       dtype: of q.
       head_dim: size of a head.
       window: see `attention`.
+      soft_cap: see `attention`.
       sequence: devices that share a row.
       interpret: the Pallas kernels may run on any platform.
 
@@ -134,6 +154,7 @@ def choose_path(
     """
     capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
     rows = "it takes whole rows, and the mesh splits them over sequence" if sequence > 1 else None
+    capped = "it knows no soft cap" if soft_cap is not None else None
     reasons: dict[str, str | None] = {
         "splash": None if device.platform == "tpu" or interpret else "it needs a TPU",
         # AMD's devices have one too, of the form gfx942.
@@ -142,9 +163,11 @@ def choose_path(
             head_dim=head_dim,
             compute_capability=capability if capability and capability[0].isdigit() else None,
         )
+        or capped
         or rows,
         "pallas": ("it needs a GPU" if not (device.platform == "gpu" or interpret) else None)
         or ("it knows no sliding window" if window is not None else None)
+        or capped
         or rows,
         "xla": None,
     }

@@ -66,7 +66,13 @@ def _divisor(length: int, wanted: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def splash_kernel(
-    length: int, *, shards: int = 1, window: int | None = None, block: int | None = None, interpret: bool = False
+    length: int,
+    *,
+    shards: int = 1,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    block: int | None = None,
+    interpret: bool = False,
 ) -> splash.SplashAttentionKernel:
     """The kernel for rows of `length` tokens, its tables as NumPy arrays, so that it can be kept between traces.
 
@@ -85,6 +91,7 @@ def splash_kernel(
             block_sizes=block_sizes(length // shards, length, block),
             head_shards=1,
             residual_checkpoint_name=ATTENTION,
+            attn_logits_soft_cap=soft_cap,
             q_seq_shards=shards,
             interpret=interpret,
         )

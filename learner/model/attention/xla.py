@@ -59,6 +59,7 @@ def xla_attention(
     query_offset: ArrayLike = 0,
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
     block: int = CPU_BLOCK,
 ) -> Float[Array, "B Sq H hd"]:
     """`learner.model.attention.dispatch.attention` for one device; queries may be a slice of the row.
@@ -72,6 +73,7 @@ def xla_attention(
       query_offset: index in its row of the first query.
       scale: factor on the scores.
       window: a query at i sees keys j with i - j < window; None is no limit.
+      soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
       block: queries and keys taken at a time, in tokens.
     """
     (batch, num_queries, num_heads, head_dim), num_kv = q.shape, k.shape[2]
@@ -83,7 +85,7 @@ def xla_attention(
     queries = q.reshape(batch, -1, block, num_kv, num_heads // num_kv, head_dim).transpose(3, 0, 1, 4, 2, 5)
     queries = queries.reshape(num_kv, -1, num_heads // num_kv * block, head_dim)
     keys, values = (x.reshape(-1, num_kv, head_dim).swapaxes(0, 1) for x in (k, v))
-    out: Any = _flash(queries, keys, values, blocks, scale, window)
+    out: Any = _flash(queries, keys, values, blocks, scale, window, soft_cap)
     out = out.reshape(num_kv, batch, -1, num_heads // num_kv, block, head_dim).transpose(1, 2, 4, 0, 3, 5)
     return out.reshape(batch, -1, num_heads, head_dim)[:, :num_queries]
 
@@ -123,12 +125,12 @@ def _plan(query_segments: Array, key_segments: Array, offset: ArrayLike, window:
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _flash(q, k, v, blocks: _Blocks, scale: float, window: int | None) -> Array:
-    return _flash_forward(q, k, v, blocks, scale, window)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _flash(q, k, v, blocks: _Blocks, scale: float, window: int | None, soft_cap: float | None) -> Array:
+    return _flash_forward(q, k, v, blocks, scale, window, soft_cap)[0]
 
 
-def _flash_forward(q, k, v, blocks: _Blocks, scale: float, window: int | None):
+def _flash_forward(q, k, v, blocks: _Blocks, scale: float, window: int | None, soft_cap: float | None):
     num_kv, num_query_blocks, rows, head_dim = q.shape
     size = blocks.key_segments.shape[1]
 
@@ -137,7 +139,7 @@ def _flash_forward(q, k, v, blocks: _Blocks, scale: float, window: int | None):
 
         def one_key_block(u, sums):
             mixed, peak, total = sums
-            scores = _scores(query, _keys(k, u, size), blocks, t, u, scale, window)
+            scores = _scores(query, _keys(k, u, size), blocks, t, u, scale, window, soft_cap)
             higher = jnp.maximum(peak, scores.max(-1, keepdims=True))
             weights, shrink = jnp.exp(scores - higher), jnp.exp(peak - higher)
             mixed = mixed * shrink + _matmul("krs,ksd->krd", weights.astype(v.dtype), _keys(v, u, size))
@@ -156,7 +158,7 @@ def _flash_forward(q, k, v, blocks: _Blocks, scale: float, window: int | None):
     return out, (q, k, v, blocks, out, log_totals)
 
 
-def _flash_backward(scale: float, window: int | None, saved: tuple[Any, ...], d_out):
+def _flash_backward(scale: float, window: int | None, soft_cap: float | None, saved: tuple[Any, ...], d_out):
     q, k, v, blocks, out, log_totals = saved
     num_kv, num_query_blocks, rows, head_dim = q.shape
     size = blocks.key_segments.shape[1]
@@ -170,9 +172,14 @@ def _flash_backward(scale: float, window: int | None, saved: tuple[Any, ...], d_
         def one_key_block(u, sums):
             d_query, d_keys, d_values = sums
             keys = _keys(k, u, size)
-            weights = jnp.exp(_scores(query, keys, blocks, t, u, scale, window) - log_total)
+            scores = _scores(query, keys, blocks, t, u, scale, window, soft_cap)
+            weights = jnp.exp(scores - log_total)
             d_weights = _matmul("krd,ksd->krs", d_mixed, _keys(v, u, size))
-            d_scores = (weights * (d_weights - row_dot) * scale).astype(q.dtype)
+            d_scores = weights * (d_weights - row_dot) * scale
+            if soft_cap is not None:
+                # d tanh; masked scores are far below the cap, and have weight 0.
+                d_scores *= 1 - jnp.square(jnp.maximum(scores, -soft_cap) / soft_cap)
+            d_scores = d_scores.astype(q.dtype)
             d_keys = _add(d_keys, u, _matmul("krs,krd->ksd", d_scores, query))
             d_values = _add(d_values, u, _matmul("krs,krd->ksd", weights.astype(v.dtype), d_mixed))
             return d_query + _matmul("krs,ksd->krd", d_scores, keys), d_keys, d_values
@@ -189,7 +196,9 @@ def _flash_backward(scale: float, window: int | None, saved: tuple[Any, ...], d_
 _flash.defvjp(_flash_forward, _flash_backward)
 
 
-def _scores(query: Array, keys: Array, blocks: _Blocks, t, u, scale: float, window: int | None) -> Array:
+def _scores(
+    query: Array, keys: Array, blocks: _Blocks, t, u, scale: float, window: int | None, soft_cap: float | None
+) -> Array:
     """[K, G * block, hd] x [K, block, hd] -> float32 [K, G * block, block], `_MASKED` where a key isn't seen."""
     q_segment, k_segment = blocks.query_segments[t][:, None], blocks.key_segments[u][None]
     distance = blocks.query_index[t][:, None] - blocks.key_index[u][None]
@@ -197,6 +206,8 @@ def _scores(query: Array, keys: Array, blocks: _Blocks, t, u, scale: float, wind
     if window is not None:
         mask &= distance < window
     scores = _matmul("krd,ksd->krs", query, keys) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
     num_kv, rows, size = scores.shape
     grouped = scores.reshape(num_kv, -1, mask.shape[0], size)
     return jnp.where(mask, grouped, _MASKED).reshape(num_kv, rows, size)

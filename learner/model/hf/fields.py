@@ -1,4 +1,4 @@
-"""The fields of a `config.json` that take more than one line to read: types, rotary embedding, windows. Pure.
+"""The fields of a `config.json`: how they are refused, typed, and the rotary embedding read and written. Pure.
 
 Where the reference model (transformers) and the engine (vLLM) would read one field differently, it is refused:
 a learner that agrees with only one of them trains on wrong log-probabilities.
@@ -11,7 +11,7 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 ROPE_HOMES = ("rope_parameters", "rope_scaling")
 """Where a config keeps its scaling: transformers 5's name, and the one before."""
@@ -51,6 +51,15 @@ class RopeScaling:
         if self.kind == "llama3":
             return fields | {"low_freq_factor": self.low_freq_factor, "high_freq_factor": self.high_freq_factor}
         return fields
+
+
+class Rope(NamedTuple):
+    """A model's rotary embedding."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+    local_theta: float | None = None
+    """Of the layers with a window, unscaled; None: they have the others' rotation."""
 
 
 def refuse(field: str, got: object, wanted: str) -> NoReturn:
@@ -101,8 +110,10 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return raw
 
 
-def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """The rotary base and its scaling, from either home; None is plain rotary embedding.
+def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> Rope:
+    """The rotary base and its scaling, from either home; no scaling is plain rotary embedding.
+
+    Without a base it is the family's `default_theta`, if it has one.
 
     'dynamic' is refused: transformers derives its frequencies from the longest sequence of the batch, vLLM from
     the configured maximum.
@@ -110,29 +121,52 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     Raises:
       ValueError: a missing base, two homes that disagree, or a scaling that isn't computed here.
     """
-    bases: dict[str, float] = {}
-    if "rope_theta" in raw:
-        bases["rope_theta"] = need(raw, "rope_theta", float)
-    scalings: dict[str, RopeScaling | None] = {}
+    homes: dict[str, Mapping[str, Any]] = {}
     for home in ROPE_HOMES:
         rope = raw.get(home)
-        if rope is None:
-            continue
-        if not isinstance(rope, Mapping):
+        if rope is not None and not isinstance(rope, Mapping):
             refuse(home, rope, "an object or null")
-        if "rope_theta" in rope:
-            bases[f"{home}.rope_theta"] = need(rope, "rope_theta", float)
-        scalings[home] = _read_scaling(home, rope, raw)
+        if rope is not None:
+            homes[home] = rope
+    bases = {
+        f"{home}.rope_theta": need(rope, "rope_theta", float) for home, rope in homes.items() if "rope_theta" in rope
+    }
+    if "rope_theta" in raw:
+        bases["rope_theta"] = need(raw, "rope_theta", float)
+    scalings = {home: read_scaling(home, rope, raw) for home, rope in homes.items()}
+    if not bases and default_theta is not None:
+        bases["rope_theta"] = default_theta
     if not bases:
         raise ValueError("config.json: rope_theta: missing, wanted it or rope_parameters.rope_theta")
     if len(set(bases.values())) > 1:
         refuse("rope_theta", bases, "one value")
     if len(set(scalings.values())) > 1:
         refuse("rope_scaling", raw["rope_scaling"], f"the same as rope_parameters, {raw['rope_parameters']!r}")
-    return next(iter(bases.values())), next(iter(scalings.values()), None)
+    return Rope(next(iter(bases.values())), next(iter(scalings.values()), None))
 
 
-def _read_scaling(home: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling | None:
+def write_rope(raw: dict[str, Any], now: Rope, read: Rope | None) -> None:
+    """The way back: rewrites in `raw` what differs from what was `read` there, in the home that it has."""
+    if read is None or read.scaling != now.scaling:
+        home = next((home for home in ROPE_HOMES if raw.get(home)), "rope_scaling")
+        raw[home] = None if now.scaling is None else now.scaling.to_hf()
+        for other in set(ROPE_HOMES) - {home}:
+            raw.pop(other, None)
+        raw["rope_theta"] = now.theta
+    if read is None or read.theta != now.theta:
+        homes = [rope for home in ROPE_HOMES if (rope := raw.get(home)) and "rope_theta" in rope]
+        for rope in homes:
+            rope["rope_theta"] = now.theta
+        if "rope_theta" in raw or not homes:
+            raw["rope_theta"] = now.theta
+
+
+def read_scaling(home: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling | None:
+    """The scaling in one home, None for plain; `raw` is the config around it.
+
+    Raises:
+      ValueError: names the field.
+    """
     kinds = {f"{home}.{key}": rope[key] or "default" for key in ("rope_type", "type") if key in rope}
     if len(set(kinds.values())) > 1:
         refuse(f"{home}.type", rope["type"], f"the same as rope_type, {rope['rope_type']!r}")
@@ -205,56 +239,3 @@ def _yarn_attention_factor(numbers: Mapping[str, float], factor: float) -> float
     if "mscale" in numbers and "mscale_all_dim" in numbers:
         return magnitude(numbers["mscale"]) / magnitude(numbers["mscale_all_dim"])
     return magnitude(1.0)
-
-
-def read_windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    """The attention window in tokens, and which layers have it; (None, ()) when none does.
-
-    Qwen2 and Qwen3: `layer_types` decides, or, without it, layers from `max_window_layers` on. Qwen3-MoE knows
-    neither: every layer has the window if there is one.
-
-    Raises:
-      ValueError: fields that contradict each other, or that vLLM would ignore.
-    """
-    layer_types = raw.get("layer_types")
-    if layer_types is not None:
-        kinds = ("full_attention", "sliding_attention")
-        if not isinstance(layer_types, list) or len(layer_types) != num_layers or not set(layer_types) <= set(kinds):
-            refuse("layer_types", layer_types, f"one of {kinds} for each of {num_layers} layers")
-    types = None if layer_types is None else tuple(kind == "sliding_attention" for kind in layer_types)
-    if not raw.get("use_sliding_window") or raw.get("sliding_window") is None:
-        if types is not None and any(types):
-            refuse("layer_types", layer_types, "'full_attention' only, or use_sliding_window and sliding_window")
-        return None, ()
-    if family == "qwen3_moe":
-        windowed = (True,) * num_layers
-        if types is not None and types != windowed:
-            refuse("layer_types", layer_types, "absent (Qwen3-MoE windows every layer or none)")
-    else:
-        first = raw.get("max_window_layers", 0) if types is not None else need(raw, "max_window_layers", int)
-        windowed = types if types is not None else tuple(i >= first for i in range(num_layers))
-        # vLLM asserts on a mix, except when max_window_layers says that there is none: then it drops the window.
-        if len(set(windowed)) > 1 and first == num_layers:
-            refuse("layer_types", layer_types, f"no window in any layer, as max_window_layers = {first} says")
-    if not any(windowed):
-        return None, ()
-    window = need(raw, "sliding_window", int)
-    if window < 1:
-        refuse("sliding_window", window, "a positive number of tokens")
-    return window, windowed
-
-
-def check_experts(raw: Mapping[str, Any]) -> None:
-    """Refuses a Qwen3-MoE whose layers aren't all alike, or that vLLM reads differently.
-
-    Raises:
-      ValueError: names the field.
-    """
-    if raw.get("decoder_sparse_step", 1) != 1:
-        refuse("decoder_sparse_step", raw["decoder_sparse_step"], "1 (every layer has experts)")
-    if raw.get("mlp_only_layers"):
-        refuse("mlp_only_layers", raw["mlp_only_layers"], "[] (every layer has experts)")
-    if raw.get("attention_bias"):
-        refuse("attention_bias", raw["attention_bias"], "false (vLLM drops the bias of a MoE model's o_proj)")
-    if raw.get("shared_expert_intermediate_size"):
-        refuse("shared_expert_intermediate_size", raw["shared_expert_intermediate_size"], "absent")

@@ -148,9 +148,9 @@ def _cores() -> str:
     return ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 
-def start_bench(root: Path, kind: EngineKind) -> Bench:
-    """Makes the model and starts the engine; takes about a minute."""
-    folder = models.make_folder(root / "model", family=kind.family, tied=kind.tied)
+def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> Bench:
+    """Makes the model, unless there is one in `folder`, and starts the engine; takes about a minute."""
+    folder = folder or models.make_folder(root / "model", family=kind.family, tied=kind.tied)
     config = Config(
         preset="test",
         model=ModelConfig(max_tokens=512, served_dtype="float32"),

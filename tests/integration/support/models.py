@@ -6,13 +6,35 @@ from typing import Any, Literal
 
 import numpy as np
 
-Family = Literal["qwen2", "qwen3", "qwen3_moe"]
+Family = Literal["qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma2", "gemma3_text"]
 CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]
 VOCAB_SIZE = 128
 
 
+# Windows shorter than what the tests sample, caps that bend scores of this size, and the rotations of each family.
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32} | {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+_TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+_GEMMA: dict[str, Any] = {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 24}
+_OF_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 16},
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
+    "gemma3_text": _GEMMA
+    | {"rope_parameters": _TWO_ROPES, "sliding_window_pattern": 2, "final_logit_softcapping": 4.0},
+}
+
+
 def make_folder(path: Path, *, family: Family = "qwen3", tied: bool, seed: int = 0, dtype: str = "float32") -> Path:
-    """A 2-layer model of the family with random weights (biases and norms too) and a character tokenizer."""
+    """A 2-layer model of the family with random weights (biases and norms too) and a character tokenizer.
+
+    Windows are of 16 tokens, soft caps of 2 (scores) and 4 (logits), where the family has such.
+    """
     import torch
     import transformers
 
@@ -43,9 +65,12 @@ def make_folder(path: Path, *, family: Family = "qwen3", tied: bool, seed: int =
     elif family == "qwen3":
         config = transformers.Qwen3Config(head_dim=32, **sizes)
         model = transformers.Qwen3ForCausalLM(config)
-    else:
+    elif family == "qwen2":
         config = transformers.Qwen2Config(**sizes)
         model = transformers.Qwen2ForCausalLM(config)
+    else:
+        config = transformers.AutoConfig.for_model(family, **sizes, **_OF_FAMILY[family])
+        model = transformers.AutoModelForCausalLM.from_config(config)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -63,6 +63,95 @@ MOE = QWEN3 | {  # Qwen3-30B-A3B's
     "num_experts_per_tok": 8,
     "router_aux_loss_coef": 0.001,
 }
+LLAMA = {  # Llama-3.2-1B's
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+}
+MISTRAL = {  # Mistral-7B-v0.1's
+    "architectures": ["MistralForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+GEMMA3 = {  # gemma-3-4b-pt's text_config, said in full
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "max_position_embeddings": 131072,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "rope_theta": 1000000,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262208,
+}
+NESTED = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+GEMMA2 = {  # gemma-2-2b's
+    "architectures": ["Gemma2ForCausalLM"],
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "vocab_size": 256000,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192} | {
     "low_freq_factor": 1.0,
@@ -111,7 +200,41 @@ def test_from_hf_rope_theta_is_read_from_either_home(rope):
 @pytest.mark.parametrize(
     "base,change,message",
     [
-        (QWEN3, {"model_type": "llama"}, r"model_type: got 'llama', wanted one of \['qwen2', 'qwen3', 'qwen3_moe'\]"),
+        (QWEN3, {"model_type": "gpt2"}, r"model_type: got 'gpt2', wanted one of \['gemma2', 'gemma3_text', 'llama', "),
+        (QWEN3, {"model_type": "gemma3"}, "model_type: got 'gemma3', .*save its text part alone, as gemma3_text"),
+        (QWEN3, {"model_type": "llama"}, r"architectures: got .*wanted \['LlamaForCausalLM'\]"),
+        (LLAMA, {"hidden_act": "gelu"}, "hidden_act: got 'gelu', wanted 'silu'"),
+        (LLAMA, {"qkv_bias": True}, "qkv_bias: got True, wanted None or absent .vLLM would"),
+        (LLAMA, {"sliding_window": 4096}, "sliding_window: got 4096, wanted None or absent .vLLM would"),
+        (LLAMA, {"layer_types": ["full_attention"] * 16}, "layer_types: got"),
+        (LLAMA, {"is_causal": False}, "is_causal: got False"),
+        (LLAMA, {"attention_bias": None}, "attention_bias: got None, wanted bool"),
+        (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_scaling.rope_type: got 'dynamic'"),
+        (LLAMA, {"mlp_bias": 1}, "mlp_bias: got 1, wanted bool"),
+        (MISTRAL, {"attention_bias": True}, "attention_bias: got True, wanted False or absent .vLLM would"),
+        (MISTRAL, {"llama_4_scaling": {"beta": 0.1}}, "llama_4_scaling: got"),
+        (MISTRAL, {"sliding_window": 0}, "sliding_window: got 0, wanted a positive"),
+        (MISTRAL, {"layer_types": ["full_attention"] * 32}, "layer_types: got .*every layer has the window, or none"),
+        (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0, .*transformers and vLLM both"),
+        (GEMMA3, {"final_logit_softcapping": 0.0}, "final_logit_softcapping: got 0.0, wanted a positive"),
+        (GEMMA3, {"hidden_activation": "gelu"}, "hidden_activation: got 'gelu', wanted 'gelu_pytorch_tanh'"),
+        (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention: got True"),
+        (GEMMA3, {"sliding_window": None}, "sliding_window: got None, wanted int"),
+        (GEMMA3, {"sliding_window_pattern": 0}, "sliding_window_pattern: got 0"),
+        (GEMMA3, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: got 0.0, wanted a positive"),
+        (GEMMA3, {"architectures": ["Gemma3ForConditionalGeneration"]}, "architectures: got"),
+        (GEMMA3, {"rope_parameters": NESTED}, "rope_scaling: got .*wanted absent, as rope_parameters says"),
+        (
+            without(GEMMA3, "rope_theta", "rope_local_base_freq", "rope_scaling"),
+            {"rope_parameters": NESTED | {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_parameters.sliding_attention: got .*local layers are not scaled",
+        ),
+        (
+            without(GEMMA3, "rope_theta", "rope_local_base_freq", "rope_scaling"),
+            {"rope_parameters": NESTED | {"chunked_attention": {}}},
+            "rope_parameters.chunked_attention: got",
+        ),
+        (GEMMA2, {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping: got -1.0, wanted a positive"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: got 'gelu'"),
         (QWEN3, {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_scaling.rope_type: got 'dynamic'"),
         (QWEN3, {"rope_parameters": {"type": "longrope"}}, "rope_parameters.type: got 'longrope'"),
@@ -235,6 +358,44 @@ def test_from_hf_moe_reads_its_experts_under_either_name():
     assert Architecture.from_hf(without(MOE, "num_experts") | {"num_local_experts": 128}) == c
 
 
+def test_from_hf_llama_of_an_early_config_takes_what_transformers_does():
+    early = ("head_dim", "num_key_value_heads", "rope_scaling", "rope_theta", "attention_bias", "mlp_bias")
+    c = Architecture.from_hf(without(LLAMA, *early, "tie_word_embeddings", "max_position_embeddings"))
+    assert (c.head_dim, c.num_kv_heads, c.rope_theta, c.rope_scaling) == (64, 32, 1e4, None)
+    assert (c.qkv_bias, c.o_bias, c.mlp_bias, c.tie_word_embeddings) == (False, False, False, False)
+    assert c.max_position_embeddings == 2048
+    biased = Architecture.from_hf(LLAMA | {"attention_bias": True, "mlp_bias": True})
+    assert (biased.qkv_bias, biased.o_bias, biased.mlp_bias, biased.qk_norm) == (True, True, True, False)
+
+
+def test_from_hf_mistral_windows_every_layer_or_none():
+    c = Architecture.from_hf(MISTRAL)
+    assert (c.sliding_window, c.windowed_layers, c.head_dim) == (4096, (True,) * 32, 128)
+    c = Architecture.from_hf(MISTRAL | {"sliding_window": None})
+    assert (c.sliding_window, c.windowed_layers) == (None, ())
+
+
+def test_from_hf_gemma3_reads_two_rotations_from_either_form():
+    c = Architecture.from_hf(GEMMA3)
+    assert (c.rope_theta, c.local_rope_theta) == (1e6, 1e4) and c.tie_word_embeddings
+    assert c.rope_scaling == RopeScaling(kind="linear", factor=8.0)
+    assert (c.attention_scale, c.attention_soft_cap, c.logit_soft_cap) == (1 / 16, None, None)
+    assert c.windowed_layers == ((True,) * 5 + (False,)) * 5 + (True,) * 4 and c.sliding_window == 1024
+    plain = without(GEMMA3, "rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern")
+    assert Architecture.from_hf(plain | {"rope_parameters": NESTED}) == c
+    types = ["sliding_attention" if w else "full_attention" for w in c.windowed_layers]
+    assert Architecture.from_hf(GEMMA3 | {"layer_types": types}) == c
+    assert Architecture.from_hf(plain).rope == (1e6, None, 1e4)
+
+
+def test_from_hf_gemma2_reads_its_soft_caps_and_windows_every_other_layer():
+    c = Architecture.from_hf(GEMMA2)
+    assert (c.attention_soft_cap, c.logit_soft_cap, c.local_rope_theta) == (50.0, 30.0, None)
+    assert c.windowed_layers == (True, False) * 13 and not c.qk_norm
+    assert Architecture.from_hf(without(GEMMA2, "attn_logit_softcapping")).attention_soft_cap == 50.0
+    assert Architecture.from_hf(GEMMA2 | {"attn_logit_softcapping": None}).attention_soft_cap is None
+
+
 def test_from_hf_missing_or_broken_file_is_one_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no model config at"):
         Architecture.from_hf(tmp_path)
@@ -253,6 +414,12 @@ EVERY_KIND = [
     QWEN3 | {"rope_scaling": YARN},
     QWEN2 | {"use_sliding_window": True, "max_window_layers": 3},
     MOE | {"use_sliding_window": True, "sliding_window": 7},
+    LLAMA,
+    LLAMA | {"attention_bias": True, "mlp_bias": True, "rope_scaling": None, "head_dim": None},
+    MISTRAL,
+    GEMMA3,
+    without(GEMMA3, "rope_theta", "rope_local_base_freq", "rope_scaling") | {"rope_parameters": NESTED},
+    GEMMA2,
 ]
 
 
@@ -286,6 +453,18 @@ def test_to_hf_of_a_changed_config_rewrites_that_field_and_keeps_the_rest(raw):
     ],
 )
 def test_to_hf_of_changed_scaling_or_windows_reads_back_equal(raw, change):
+    read = Architecture.from_hf(raw)
+    if "num_layers" in change and read.family == "llama":
+        with pytest.raises(ValueError, match="sliding_window: got 5, wanted none for llama"):
+            dataclasses.replace(read, **change)
+        return
+    changed = dataclasses.replace(read, **change)
+    assert Architecture.from_hf(changed.to_hf()) == changed
+
+
+@pytest.mark.parametrize("change", [dict(rope_theta=7.0), dict(local_rope_theta=7.0), dict(logit_soft_cap=7.0)])
+@pytest.mark.parametrize("raw", EVERY_KIND[-3:-1])
+def test_to_hf_of_a_changed_gemma3_reads_back_equal(raw, change):
     changed = dataclasses.replace(Architecture.from_hf(raw), **change)
     assert Architecture.from_hf(changed.to_hf()) == changed
 
@@ -302,6 +481,9 @@ def test_to_hf_of_a_config_made_in_code_reads_back_equal(raw):
         (dict(sliding_window=4), "sliding_window: got 4"),
         (dict(sliding_window=4, windowed_layers=(True,)), "layer_types: got"),
         (dict(num_experts=4), "num_experts: got 4, wanted 0 for qwen3"),
+        (dict(logit_soft_cap=30.0), "final_logit_softcapping: got 30.0, wanted None for qwen3"),
+        (dict(mlp_bias=True), "mlp_bias: got True, wanted False for qwen3"),
+        (dict(local_rope_theta=1e4), "rope_local_base_freq: got 10000.0, wanted none for qwen3"),
     ],
 )
 def test_model_config_with_fields_that_contradict_is_refused(change, message):

@@ -43,8 +43,13 @@ def forward(config, **options):
     return jax.jit(make_apply(config, **options))
 
 
+def capped(config, logits):
+    cap = config.logit_soft_cap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
 def logits_of(config, params, batch, **options):
-    return np.asarray(forward(config, **options)(params, *batch) @ output_head(params).T)
+    return np.asarray(capped(config, forward(config, **options)(params, *batch) @ output_head(params).T))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,6 +70,13 @@ def test_logits_against_transformers_agree(name):
         ("moe", "xla"),
         ("qwen3-tied", "xla-chunked"),
         ("qwen2-windows", "xla-ragged"),
+        ("llama-biased", "xla"),
+        ("llama-llama3", "xla-chunked"),
+        ("mistral-window", "xla-ragged"),
+        ("gemma3-tied", "xla-ragged"),
+        ("gemma3-untied", "xla"),
+        ("gemma2-tied", "xla-chunked"),
+        ("gemma2-untied", "xla"),
     ],
 )
 def test_logits_packed_row_equals_transformers_on_separate_rows(name, path):
@@ -100,7 +112,7 @@ def compiled_gradient(config, **options):
     apply = make_apply(config, **options)
 
     def loss(params, batch, targets, weights):
-        logprobs = jax.nn.log_softmax(apply(params, *batch) @ output_head(params).T / 0.7)
+        logprobs = jax.nn.log_softmax(capped(config, apply(params, *batch) @ output_head(params).T) / 0.7)
         return (jnp.take_along_axis(logprobs, targets[..., None], -1)[..., 0] * weights).sum()
 
     return jax.jit(jax.grad(loss))
@@ -113,7 +125,9 @@ def gradient(config, params, batch, targets, weights, **options):
 @pytest.mark.parametrize(
     "name,remat",
     [("qwen3-tied", r) for r in ("none", "full", "dots")]
-    + [(n, "full") for n in ("qwen3-biased", "qwen2-windows", "moe", "moe-tied")],
+    + [(n, "full") for n in ("qwen3-biased", "qwen2-windows", "moe", "moe-tied")]
+    + [(n, "attention") for n in ("llama-tied", "llama-biased", "llama-linear", "mistral-window", "mistral-tied")]
+    + [(n, "attention") for n in ("gemma3-tied", "gemma3-untied", "gemma2-tied", "gemma2-untied")],
 )
 def test_gradient_of_summed_logprobs_packed_equals_torch_autograd_separate(name, remat):
     reference, config, params = loaded(name)
@@ -174,13 +188,15 @@ def test_gradient_padding_in_row_is_finite_and_blind_to_padding_tokens(name):
         np.testing.assert_array_equal(before[path], after[path], err_msg=path)
 
 
-@pytest.mark.parametrize("name", ["qwen3-untied", "qwen2-untied", "moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-untied", "qwen2-untied", "moe", "llama-biased", "mistral-window", "gemma3-tied", "gemma2-tied"]
+)
 def test_apply_bfloat16_compute_is_as_close_to_float32_as_transformers_own(name):
     reference, config, params = loaded(name)
     batch = pack(SEQUENCES, 32)
     hidden = forward(config, compute_dtype=jnp.bfloat16)(params, *batch)
     assert hidden.dtype == jnp.bfloat16 and all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
-    got = np.asarray(hidden, np.float32)[0] @ np.asarray(output_head(params)).T
+    got = np.asarray(capped(config, np.asarray(hidden, np.float32)[0] @ np.asarray(output_head(params)).T))
     errors, torch_errors, start = [], [], 0
     half = copy.deepcopy(reference).bfloat16()
     for sequence in SEQUENCES:
@@ -194,7 +210,7 @@ def test_apply_bfloat16_compute_is_as_close_to_float32_as_transformers_own(name)
     assert 0 < error < 1.5 * torch_error < 0.2
 
 
-@pytest.mark.parametrize("name", ["qwen3-biased", "qwen2-untied", "moe"])
+@pytest.mark.parametrize("name", ["qwen3-biased", "qwen2-untied", "moe", "llama-biased", "gemma3-tied"])
 def test_init_params_matches_abstract_and_named_paths(name):
     config = config_of(name)
     params = flatten(jax.jit(init_params, static_argnums=(0, 2))(config, jax.random.key(0), jnp.bfloat16))
@@ -216,7 +232,10 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     small = dict(num_attention_heads=heads // kv_heads, num_key_value_heads=1) | {
         k: SHAPE[k] for k in SHAPE if "heads" not in k
     }
-    small |= dict(hidden_size=8 * (heads // kv_heads), num_hidden_layers=2, max_window_layers=2)
+    small |= dict(hidden_size=8 * (heads // kv_heads), num_hidden_layers=2)
+    # Windows that the test's few tokens fill, and a layer of each kind.
+    shorter = dict(max_window_layers=2, sliding_window_pattern=2, sliding_window=6)
+    small |= {k: v for k, v in shorter.items() if fields.get(k) is not None}
     small |= {"head_dim": 8} if "head_dim" in fields else {}
     if "num_experts" in fields:
         small |= dict(num_experts=16, moe_intermediate_size=8)
@@ -232,15 +251,17 @@ def test_logits_of_a_published_size_shrunk_agree_with_transformers(size):
     np.testing.assert_allclose(packed[0, :26], want.reshape(26, -1), atol=1e-4, rtol=0)
     # In bfloat16 as close to that as transformers itself comes (medians, as above).
     hidden = forward(config, compute_dtype=jnp.bfloat16)(params, *pack(tokens, 32))
-    half = np.asarray(hidden, np.float32)[0, :26] @ np.asarray(output_head(params)).T
+    half = np.asarray(capped(config, np.asarray(hidden, np.float32)[0, :26] @ np.asarray(output_head(params)).T))
     with torch.no_grad():
         rounded = copy.deepcopy(model).bfloat16()(torch.from_numpy(tokens)).logits.float().numpy()
     error, torch_error = np.median(np.abs(half - want.reshape(26, -1))), np.median(np.abs(rounded - want))
     assert 0 < error < 2 * torch_error
     whole = Architecture.from_hf(MODEL_SIZES[size])
-    alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "qk_norm", "rope_theta", "rope_scaling")
-    for name in (*alike, "rms_norm_eps", "windowed_layers", "num_experts_per_token", "norm_topk_prob"):
+    alike = ("family", "tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "rope", "rms_norm_eps")
+    alike += ("query_pre_attn_scalar", "attention_soft_cap", "logit_soft_cap", "num_experts_per_token")
+    for name in (*alike, "norm_topk_prob"):
         assert getattr(config, name) == getattr(whole, name), name
+    assert set(config.windowed_layers) == set(whole.windowed_layers)
 
 
 @pytest.mark.parametrize("name", ["qwen2-windows", "qwen3-window"])
@@ -263,8 +284,9 @@ def test_apply_layers_alike_has_no_branch_and_mixed_layers_have_one():
             .as_text()
         )
 
-    assert "stablehlo.case" in text("qwen2-windows")
-    assert "stablehlo.case" not in text("qwen3-window") and "stablehlo.case" not in text("qwen3-tied")
+    assert "stablehlo.case" in text("qwen2-windows") and "stablehlo.case" in text("gemma3-tied")
+    for name in ("qwen3-window", "qwen3-tied", "mistral-window", "llama-tied"):
+        assert "stablehlo.case" not in text(name)
 
 
 def test_make_apply_unknown_remat_is_refused():

@@ -13,16 +13,20 @@ from learner.model.logprobs import Head, token_loss_sum, token_scores
 WORDS, WIDTH = 13, 5
 
 
-def oracle(hidden, weight, targets, temperature):
-    """Float64 logprobs and entropies [B, S], and their Jacobians by the logits before temperature [B, S, V]."""
-    logits = np.asarray(hidden, np.float64) @ np.asarray(weight, np.float64).T / temperature
+def oracle(hidden, weight, targets, temperature, soft_cap=None):
+    """Float64 logprobs and entropies [B, S], and their Jacobians by the logits before cap and temperature [B, S, V]."""
+    logits, slope = np.asarray(hidden, np.float64) @ np.asarray(weight, np.float64).T, np.ones(())
+    if soft_cap is not None:
+        slope = np.cosh(logits / soft_cap) ** -2
+        logits = soft_cap * np.tanh(logits / soft_cap)
+    logits = logits / temperature
     logp = logits - logits.max(-1, keepdims=True)
     logp = logp - np.log(np.exp(logp).sum(-1, keepdims=True))
     p = np.exp(logp)
     entropy = -(p * logp).sum(-1)
     onehot = np.eye(WORDS)[targets]
     d_entropy = -p * (logp + entropy[..., None])
-    return (logp * onehot).sum(-1), entropy, (onehot - p) / temperature, d_entropy / temperature
+    return (logp * onehot).sum(-1), entropy, slope * (onehot - p) / temperature, slope * d_entropy / temperature
 
 
 def example(seed, shape=(2, 6), scale=1.0, share=0.6) -> Any:
@@ -59,16 +63,17 @@ def value_and_gradients(hidden, weight, targets, mask, inputs, *, head):
     share=st.sampled_from([0.0, 0.5, 1.0]),
     temperature=st.sampled_from([0.3, 1.0]),
     scale=st.sampled_from([0.0, 1.0, 4.0]),
+    soft_cap=st.sampled_from([None, 3.0]),
 )
-def test_token_loss_sum_and_gradients_equal_float64_oracle(seed, split, share, temperature, scale):
+def test_token_loss_sum_and_gradients_equal_float64_oracle(seed, split, share, temperature, scale, soft_cap):
     shape, chunk = split
     hidden, weight, targets, mask = example(seed, shape, scale, share)
     inputs = inputs_of(seed, mask)
-    head = Head(temperature=temperature, chunk=chunk)
+    head = Head(temperature=temperature, soft_cap=soft_cap, chunk=chunk)
     (value, (scores, more)), (d_hidden, d_weight) = value_and_gradients(
         hidden, weight, targets, mask, inputs, head=head
     )
-    logprobs, entropy, d_logprob, d_entropy = oracle(hidden, weight, targets, temperature)
+    logprobs, entropy, d_logprob, d_entropy = oracle(hidden, weight, targets, temperature, soft_cap)
     # Float32 logits carry an error of about |logit| * 1e-7.
     size = 1 + np.abs(hidden @ weight.T).max() / temperature
     a, b = inputs["a"], inputs["b"]
@@ -157,7 +162,10 @@ def test_token_scores_shapes_that_do_not_agree_are_refused(change, message):
         token_scores(Head(), **(dict(zip(names, example(0), strict=True)) | change))
 
 
-@pytest.mark.parametrize("change,message", [(dict(temperature=0.0), "temperature"), (dict(chunk=0), "chunk")])
+@pytest.mark.parametrize(
+    "change,message",
+    [(dict(temperature=0.0), "temperature"), (dict(soft_cap=0.0), "soft_cap"), (dict(chunk=0), "chunk")],
+)
 def test_head_numbers_that_are_not_positive_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Head(**change)

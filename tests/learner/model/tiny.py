@@ -13,6 +13,12 @@ SHAPE |= dict(num_key_value_heads=2)
 _MOE = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=16, norm_topk_prob=True)
 _YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
 _LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, original_max_position_embeddings=16)
+_NESTED = {"full_attention": {"rope_type": "linear", "rope_theta": 800.0, "factor": 2.5}} | {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}
+}
+# No padding token: torch gives its embedding no gradient.
+_GEMMA: dict[str, Any] = dict(head_dim=24, num_key_value_heads=1, sliding_window=3, pad_token_id=None)
+_LOCAL_FIRST = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": ("qwen3", dict(head_dim=24, num_key_value_heads=2, tie_word_embeddings=True)),
     "qwen3-untied": ("qwen3", dict(head_dim=24, num_key_value_heads=1, tie_word_embeddings=False)),
@@ -27,6 +33,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-llama3": ("qwen2", dict(rope_parameters=_LLAMA3 | dict(low_freq_factor=1.0, high_freq_factor=4.0))),
     "moe": ("qwen3_moe", dict(head_dim=16, num_key_value_heads=2, tie_word_embeddings=False) | _MOE),
     "moe-tied": ("qwen3_moe", dict(head_dim=8, tie_word_embeddings=True) | _MOE | dict(norm_topk_prob=False)),
+    "llama-tied": ("llama", dict(num_key_value_heads=2, tie_word_embeddings=True)),
+    "llama-biased": ("llama", dict(head_dim=24, num_key_value_heads=1, attention_bias=True, mlp_bias=True)),
+    "llama-llama3": ("llama", dict(rope_parameters=_LLAMA3 | dict(low_freq_factor=1.0, high_freq_factor=4.0))),
+    "llama-linear": ("llama", dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.5))),
+    "mistral-window": ("mistral", dict(num_key_value_heads=1, sliding_window=4, tie_word_embeddings=False)),
+    "mistral-tied": ("mistral", dict(head_dim=24, sliding_window=None, tie_word_embeddings=True)),
+    "gemma3-tied": ("gemma3_text", _GEMMA | _LOCAL_FIRST | dict(rope_parameters=_NESTED, query_pre_attn_scalar=11)),
+    "gemma3-untied": (
+        "gemma3_text",
+        _GEMMA
+        | dict(head_dim=8, num_key_value_heads=4, attention_bias=True, final_logit_softcapping=7.0)
+        | dict(sliding_window_pattern=2, tie_word_embeddings=False),
+    ),
+    "gemma2-tied": ("gemma2", _GEMMA | dict(query_pre_attn_scalar=9, attn_logit_softcapping=2.0)),
+    "gemma2-untied": (
+        "gemma2",
+        _GEMMA
+        | dict(num_key_value_heads=2, attention_bias=True, tie_word_embeddings=False)
+        | dict(attn_logit_softcapping=1.5, final_logit_softcapping=5.0),
+    ),
 }
 
 
@@ -34,7 +60,8 @@ def reference(name: str, seed: int = 0) -> Any:
     """A transformers model (float32, eager attention) with every weight, norm and bias drawn at random."""
     family, fields = MODELS[name]
     rope = fields.get("rope_parameters")
-    fields = fields | ({"rope_parameters": {"rope_type": "default"} | rope} if rope else {})
+    if rope and "full_attention" not in rope:
+        fields = fields | {"rope_parameters": {"rope_type": "default"} | rope}
     return reference_of(AutoConfig.for_model(family, **(SHAPE | fields)), seed)
 
 
@@ -44,7 +71,7 @@ def reference_of(config: Any, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, weight in model.named_parameters():
-            mean = 1.0 if "norm" in key else 0.0
+            mean = 1.0 if "norm" in key and not model.config.model_type.startswith("gemma") else 0.0
             weight.copy_(mean + 0.3 * torch.randn(weight.shape, generator=generator))
     return model
 

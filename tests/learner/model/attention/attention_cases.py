@@ -23,13 +23,15 @@ class Variant:
     options: tuple[tuple[str, Any], ...]
     windows: bool = True
     float32: bool = True
+    soft_caps: bool = False
 
     def __call__(self, q, k, v, segments, *, window: int | None = None):
         return _compiled(q, k, v, segments, window=window, options=self.options)
 
-    def with_gradients(self, q, k, v, segments, d_out, *, window: int | None = None):
+    def with_gradients(self, q, k, v, segments, d_out, *, window: int | None = None, soft_cap: float | None = None):
         """(out, dq, dk, dv)."""
-        return _compiled_gradients(q, k, v, segments, d_out, window=window, options=self.options)
+        options = (*self.options, ("soft_cap", soft_cap))
+        return _compiled_gradients(q, k, v, segments, d_out, window=window, options=options)
 
     def skip_unless(self, *, dtype: Any) -> None:
         if dtype == np.float32 and not self.float32:
@@ -50,11 +52,11 @@ def _compiled_gradients(q, k, v, segments, d_out, *, window, options):
     return out, *pull(d_out)
 
 
-XLA = Variant("xla", (("path", "xla"),))
-SPLASH = Variant("splash-interpreted", (("path", "splash"), ("interpret", True)))
+XLA = Variant("xla", (("path", "xla"),), soft_caps=True)
+SPLASH = Variant("splash-interpreted", (("path", "splash"), ("interpret", True)), soft_caps=True)
 VARIANTS = [
     XLA,
-    Variant("xla-block-16", (("path", "xla"), ("block", 16))),
+    Variant("xla-block-16", (("path", "xla"), ("block", 16)), soft_caps=True),
     SPLASH,
     Variant("pallas-interpreted", (("path", "pallas"), ("interpret", True)), windows=False),
     pytest.param(Variant("cudnn", (("path", "cudnn"),), float32=False), marks=pytest.mark.gpu),
@@ -91,18 +93,22 @@ def seen(segments, window: int | None = None) -> np.ndarray:
     return mask
 
 
-def oracle(q, k, v, segments, d_out, *, window: int | None = None):
+def oracle(q, k, v, segments, d_out, *, window: int | None = None, soft_cap: float | None = None):
     """(out, dq, dk, dv) of dense attention in float64 NumPy, written apart from the code."""
     q, k, v, d_out = (np.asarray(x, np.float64) for x in (q, k, v, d_out))
     mask, group = seen(segments, window), q.shape[2] // k.shape[2]
     out, dq, dk, dv = (np.zeros(x.shape) for x in (q, q, k, v))
     for b, h in np.ndindex(q.shape[0], q.shape[2]):
         query, key, value, d = q[b, :, h], k[b, :, h // group], v[b, :, h // group], d_out[b, :, h]
-        scores = np.where(mask[b], query @ key.T * SCALE, -np.inf)
+        scores, slope = query @ key.T * SCALE, 1.0
+        if soft_cap is not None:
+            slope = np.cosh(scores / soft_cap) ** -2.0
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        scores = np.where(mask[b], scores, -np.inf)
         weights = np.exp(scores - np.where(mask[b].any(1), scores.max(1), 0.0)[:, None])
         weights /= np.maximum(weights.sum(1, keepdims=True), 1e-300)
         d_weights = d @ value.T
-        d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdims=True)) * SCALE
+        d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdims=True)) * slope * SCALE
         out[b, :, h], dq[b, :, h] = weights @ value, d_scores @ key
         dk[b, :, h // group] += d_scores.T @ query
         dv[b, :, h // group] += weights.T @ d

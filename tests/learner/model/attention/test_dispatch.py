@@ -37,6 +37,22 @@ def test_attention_values_and_gradients_equal_float64(run, dtype, kv_heads, wind
 
 
 @every_path
+@pytest.mark.parametrize("dtype,window", [(np.float32, None), (np.float32, 7), (BFLOAT16, None)])
+def test_attention_with_a_soft_cap_equals_float64_or_is_refused(run, dtype, window):
+    q, k, v, segments, d_out = example(5, dtype=dtype)
+    if not run.soft_caps:
+        with pytest.raises(ValueError, match="it knows no soft cap"):
+            run.with_gradients(q, k, v, segments, d_out, soft_cap=0.8)
+        return
+    got = run.with_gradients(q, k, v, segments, d_out, window=window, soft_cap=0.8)
+    want = oracle(q, k, v, segments, d_out, window=window, soft_cap=0.8)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        assert_close(a, b, dtype, name)
+    uncapped = oracle(q, k, v, segments, d_out, window=window)
+    assert np.abs(uncapped[1] - want[1]).max() > 0.1 * np.abs(want[1]).max()
+
+
+@every_path
 def test_attention_packed_row_equals_each_segment_alone(run):
     dtype = np.float32 if run.float32 else BFLOAT16
     q, k, v, segments, d_out = example(11, dtype=dtype)
@@ -105,6 +121,9 @@ CALL: dict[str, Any] = dict(dtype=BFLOAT16, head_dim=128, window=None, sequence=
         (HOPPER, dict(head_dim=100), "pallas"),
         (HOPPER, dict(dtype=np.float32, window=4096), "xla"),
         (HOPPER, dict(sequence=2), "xla"),
+        (HOPPER, dict(soft_cap=50.0), "xla"),
+        (HOPPER, dict(head_dim=256), "pallas"),
+        (a_device("tpu"), dict(soft_cap=50.0, window=4096, head_dim=256), "splash"),
         (AMPERE, {}, "pallas"),
         (a_device("gpu", compute_capability="gfx942"), {}, "pallas"),
     ],
@@ -124,6 +143,8 @@ def test_auto_path_is_the_best_that_serves_the_call(device, change, want):
         ("cudnn", HOPPER, dict(head_dim=100), "multiple of 8 up to 128, got 100"),
         ("cudnn", HOPPER, dict(sequence=2), "splits them over sequence"),
         ("pallas", HOPPER, dict(window=9), "no sliding window"),
+        ("pallas", HOPPER, dict(soft_cap=9.0), "no soft cap"),
+        ("cudnn", HOPPER, dict(soft_cap=9.0), "no soft cap"),
     ],
 )
 def test_named_path_that_cannot_serve_the_call_is_refused(path, device, change, message):
@@ -137,6 +158,7 @@ def test_named_path_that_cannot_serve_the_call_is_refused(path, device, change, 
         (dict(path="flash"), "attention path: got 'flash'"),
         (dict(block=0), "block must be >= 1"),
         (dict(window=0), "window must be >= 1"),
+        (dict(soft_cap=0.0), "soft_cap must be > 0"),
         (dict(max_segments=0), "max_segments must be >= 1"),
         (dict(k=np.zeros((2, 150, 3, 24), np.float32)), "attention shapes: got"),
         (dict(k=np.zeros((2, 150, 3, 24)), v=np.zeros((2, 150, 3, 24))), "4 query heads don't divide by 3"),

@@ -1,0 +1,52 @@
+"""GSM8K with Qwen2.5-1.5B, sized for a TPU v5e slice of 4x4 as the learner, with GPU actors.
+
+The rows are those of openai/gsm8k on the Hugging Face Hub, whose answers end in `#### N`; its test split is held out. A
+folder of the same rows does as well: --config.prompts.path=hf:/data/gsm8k. The model:
+
+    python -m launch.get_model Qwen/Qwen2.5-1.5B-Instruct --out=models/Qwen2.5-1.5B-Instruct
+
+On other devices give --config.mesh.* and --config.packing.rows (a multiple of mesh.fsdp).
+"""
+
+import dataclasses
+
+from configs.recipes.schedules import schedule
+from configs.schema import Config
+from configs.sections import (
+    ActorConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PackingConfig,
+    PromptsConfig,
+    RunConfig,
+    SamplingConfig,
+)
+
+
+def get_config(preset: str = "pipelinerl") -> Config:
+    """`configs/recipes/gsm8k_qwen2_5_1_5b.py`, or `...py:rolloutpipe`."""
+    return dataclasses.replace(
+        schedule(preset, groups_per_round=256, samples_per_group=8, groups_per_update=64, size="paper"),
+        run=RunConfig(name=f"gsm8k-{preset}", num_updates=300),  # 2.6 epochs of 7,473 rows
+        model=ModelConfig(
+            path="models/Qwen2.5-1.5B-Instruct", compute_dtype="bfloat16", served_dtype="bfloat16", max_tokens=1536
+        ),
+        prompts=PromptsConfig(
+            path="hf:openai/gsm8k",
+            subset="main",
+            eval_split="test",
+            prompt_field="question",
+            verifier="math",
+            system_prompt="Reason step by step, and put the final answer within \\boxed{}.",
+        ),
+        sampling=SamplingConfig(max_response_tokens=1024),
+        optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
+        mesh=MeshConfig(fsdp=16),
+        packing=PackingConfig(rows=16, row_tokens=8192),
+        checkpoint=CheckpointConfig(every_n_steps=50),
+        evaluation=EvaluationConfig(num_problems=1319, every_n_steps=25, temperature=0.0),
+        actor=ActorConfig(max_num_seqs=256, prefix_caching=True, verifier_workers=8),
+    )

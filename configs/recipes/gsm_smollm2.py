@@ -1,0 +1,53 @@
+"""SmolLM2-135M-Instruct learns word problems, on two CPU cores in hours.
+
+Chains of one to three changes, as in GSM8K but with small numbers (`configs/tasks/word_problems.py`), and GSM-Symbolic's
+own templates, of which it solves few at first: the curriculum asks most where half is solved. First
+
+    python -m launch.get_model smollm2 --out=models/smollm2
+    python -m launch.write_tasks word_problems --out=data/word_problems
+
+and then `--config=configs/recipes/gsm_smollm2.py`, or with another schedule, as in `...py:rolloutpipe`.
+"""
+
+import dataclasses
+
+from configs.recipes.schedules import schedule
+from configs.schema import Config
+from configs.sections import (
+    ActorConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PackingConfig,
+    PromptsConfig,
+    RunConfig,
+    SamplingConfig,
+)
+from configs.sections.prompt_source import PromptSource
+
+DATA = "data/word_problems"
+
+
+def get_config(preset: str = "pipelinerl") -> Config:
+    """`configs/recipes/gsm_smollm2.py`, or `configs/recipes/gsm_smollm2.py:rolloutpipe`."""
+    own = {
+        name: PromptSource(path=f"{DATA}/{name}.jsonl", eval_path=f"{DATA}/{name}_held_out.jsonl", weight=weight)
+        for name, weight in (("one_step", 1.0), ("two_steps", 2.0), ("three_steps", 2.0))
+    }
+    return dataclasses.replace(
+        schedule(preset, groups_per_round=8, samples_per_group=8, groups_per_update=4),
+        run=RunConfig(name=f"gsm-smollm2-{preset}", num_updates=400),
+        model=ModelConfig(path="models/smollm2", max_tokens=320, remat="dots"),
+        prompts=PromptsConfig(
+            verifier="math",
+            mixture={**own, "gsm_symbolic": PromptSource(task="gsm_symbolic", weight=1.0)},
+            curriculum="learnable",
+        ),
+        sampling=SamplingConfig(max_response_tokens=96),
+        optimizer=OptimizerConfig(learning_rate=1e-5),
+        packing=PackingConfig(rows=4, row_tokens=640),
+        checkpoint=CheckpointConfig(every_n_steps=40),
+        evaluation=EvaluationConfig(num_problems=192, every_n_steps=40),
+        actor=ActorConfig(max_num_seqs=64, enforce_eager=True, kv_cache_gib=1),
+    )

@@ -1,0 +1,72 @@
+"""Sums and differences of numbers of two digits, asked in words: rows for verifier=math.
+
+A row is a function of (seed, index). Which pairs of numbers are held out is decided by the pair alone, so that none of
+them is trained on, however it is asked. Held-out problems come in one kind of question that is trained, `TRAINED`, and
+in three that are not, `UNSEEN`.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Ask = Callable[[int, str, int], str]
+
+TRAINED: Mapping[str, Ask] = {
+    "what_is": lambda a, sign, b: f"What is {a} {sign} {b}? Reply with the number only.",
+    "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}. Answer with just the number.",
+    "equation": lambda a, sign, b: f"{a} {sign} {b} = ? Give only the result.",
+}
+"""By name, the questions that are trained on."""
+
+
+def _in_words(a: int, sign: str, b: int) -> str:
+    return f"How much is {a} {'plus' if sign == '+' else 'minus'} {b}? Reply with a number and nothing else."
+
+
+def _as_order(a: int, sign: str, b: int) -> str:
+    order = f"Add {b} to {a}" if sign == "+" else f"Subtract {b} from {a}"
+    return f"{order}. Your reply must be the result alone."
+
+
+def _as_story(a: int, sign: str, b: int) -> str:
+    then = f"gets {b} more" if sign == "+" else f"gives {b} away"
+    return f"Ann has {a} apples and {then}. How many apples has she now? Reply with the number only."
+
+
+UNSEEN: Mapping[str, Ask] = {"in_words": _in_words, "as_order": _as_order, "as_story": _as_story}
+"""By name, those that are only asked of a held-out pair."""
+
+HELD_OUT_ONE_IN = 10
+"""Pairs of numbers."""
+
+
+def train_row(seed: int, index: int) -> dict[str, Any]:
+    """A row to train on."""
+    return _row(random.Random(f"train.{seed}.{index}"), TRAINED, is_held_out=False)
+
+
+def held_out_row(seed: int, index: int) -> dict[str, Any]:
+    """A held-out row: each fourth is of a kind that is trained on."""
+    kinds = {"trained": list(TRAINED.values())[index // 4 % len(TRAINED)], **UNSEEN}
+    kind = list(kinds)[index % 4]
+    return _row(random.Random(f"held_out.{seed}.{index}"), {kind: kinds[kind]}, is_held_out=True)
+
+
+def _row(drawn: random.Random, kinds: Mapping[str, Ask], *, is_held_out: bool) -> dict[str, Any]:
+    while True:
+        a, b = drawn.randint(10, 99), drawn.randint(10, 99)
+        sign = drawn.choice("+-")
+        if sign == "-":
+            a, b = max(a, b), min(a, b)
+        if _holds_out(a, sign, b) == is_held_out:
+            break
+    kind = drawn.choice(list(kinds))
+    answer = a + b if sign == "+" else a - b
+    return {"prompt": kinds[kind](a, sign, b), "answer": answer, "metadata": {"kind": kind}}
+
+
+def _holds_out(a: int, sign: str, b: int) -> bool:
+    """By the pair, in either order."""
+    digest = hashlib.sha256(f"{min(a, b)}{sign}{max(a, b)}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") % HELD_OUT_ONE_IN == 0

@@ -1,0 +1,80 @@
+"""A GGUF file as a Hugging Face folder: weights in float32, config, tokenizer and chat template.
+
+`python -m launch.get_model.gguf_folder FILE FOLDER` does it in a process of its own, which `convert` starts: with
+the libraries that it needs on its path, and the memory of two copies of the model gone when it ends.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from blake3 import blake3
+
+from configs import extension
+
+_TIMEOUT_S = 1800
+
+
+def convert(gguf: pathlib.Path, folder: pathlib.Path, *, tools: pathlib.Path) -> None:
+    """Writes the folder; `tools` is where gguf and accelerate are to be imported from.
+
+    Raises:
+      ValueError: it failed; with the last thing that was said.
+    """
+    path = os.pathsep.join([extension.python_path(), str(tools.absolute())])
+    command = [sys.executable, "-P", "-m", "launch.get_model.gguf_folder", str(gguf.absolute()), str(folder.absolute())]
+    env = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    try:
+        done = subprocess.run(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as e:
+        raise ValueError(f"{gguf.name} was not converted within {_TIMEOUT_S} s") from e
+    if done.returncode != 0:
+        said = [line for line in done.stdout.splitlines() if line.strip()]
+        raise ValueError(f"{gguf.name} could not be converted: {said[-1] if said else f'exit code {done.returncode}'}")
+
+
+def vocabulary_hash(folder: pathlib.Path) -> str:
+    """BLAKE3 of what a folder's tokenizer.json says of its model (vocabulary and merges), and of the chat template.
+
+    The file as a whole depends on the version of the library that wrote it.
+
+    Raises:
+      ValueError: there is none.
+    """
+    try:
+        model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except (OSError, ValueError, KeyError) as e:
+        raise ValueError(f"{folder} has no tokenizer with a chat template: {e}") from e
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    said = [sorted(model["vocab"].items()), merges, template]
+    return blake3(json.dumps(said, ensure_ascii=True).encode()).hexdigest()
+
+
+def main(argv: list[str]) -> None:
+    """Reads the file named first and writes the folder named second."""
+    try:
+        import torch
+        import transformers
+    except ImportError as e:
+        sys.exit(f"{e}: an environment with an actor has it (bash launch/setup.sh)")
+    gguf, folder = map(pathlib.Path, argv)
+    transformers.utils.logging.disable_progress_bar()
+    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    # What was read is no longer quantised; saving would refuse, and who loads it would look for a quantiser.
+    model.config.quantization_config = None
+    del model.config.quantization_config
+    model.hf_quantizer, model.is_quantized = None, False
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)  # the weights come out as readable by their owner alone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
