@@ -26,7 +26,6 @@ from actor.vllm.adapters import Adapter, Adapters, engine_arguments
 from actor.vllm.environment import set_environment
 from actor.vllm.stats import StatLogger
 from actor.vllm.types import kv_sizes, read_part, to_params
-from actor.weights.model_folder import tensor_table
 from bridge import codec
 from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
@@ -79,12 +78,15 @@ class VllmEngine:
         self._failure: EngineDeadError | None = None
 
     @classmethod
-    def start(cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable) -> "VllmEngine":
+    def start(
+        cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable, base: TensorTable | None = None
+    ) -> "VllmEngine":
         """Builds the model and starts the engine's processes; takes long and blocks, so do it before a loop.
 
         Of the folder the config alone is read; its weights, if it has any, are not. With publish.lora=adapter they are.
 
-        `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
+        `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`);
+        with publish.lora=adapter of the adapters, and `base` that of the folder's weights.
         """
         set_environment(config)
         from vllm import AsyncEngineArgs
@@ -103,7 +105,6 @@ class VllmEngine:
         of_adapters = engine_arguments(config) if config.publishes_adapters else {}
         # Nothing is sampled before the first snapshot, which has all: where the folder has weights, they are old.
         load_format = of_adapters.pop("load_format", "dummy")
-        base = tensor_table(model_folder, dtype=config.model.served_dtype) if of_adapters else expected
         arguments = AsyncEngineArgs(
             model=str(model_folder),
             skip_tokenizer_init=True,
@@ -133,9 +134,11 @@ class VllmEngine:
         size = EngineSize(
             max_num_seqs=config.actor.max_num_seqs,
             tensor_parallel_size=config.actor.tensor_parallel_size,
-            **kv_sizes(llm.vllm_config, base),
+            **kv_sizes(llm.vllm_config, base or expected),
         )
-        adapters = Adapters(llm, config, expected=expected, base=base, folder=model_folder) if of_adapters else None
+        adapters = None
+        if of_adapters:
+            adapters = Adapters(llm, config, expected=expected, base=base or {}, folder=model_folder)
         return cls(llm, expected=expected, counter=counter, size=size, config=config, adapters=adapters)
 
     def for_run(self, config: Config) -> "VllmEngine":

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 
-from actor.weights.model_folder import ModelFolder
+from actor.weights.model_folder import ModelFolder, tensor_table
 from bridge.adapter_names import adapter_table
 from bridge.weights_digest import BASE_FILE, weights_digest
 from configs.schema import Config
@@ -21,7 +21,7 @@ def for_adapters(model: ModelFolder, config: Config) -> ModelFolder:
     if not config.publishes_adapters:
         return model
     tensors = adapter_table(model.tensors, modules=config.lora.modules, rank=config.lora.rank)
-    return dataclasses.replace(model, tensors=tensors)
+    return dataclasses.replace(model, tensors=tensors, base=model.tensors)
 
 
 def with_base(model: ModelFolder, config: Config) -> ModelFolder:
@@ -41,4 +41,5 @@ def with_base(model: ModelFolder, config: Config) -> ModelFolder:
     wanted = json.loads((model.path / BASE_FILE).read_text())["blake3"]
     if (folder / _CONFIG).read_bytes() != (model.path / _CONFIG).read_bytes() or weights_digest(folder) != wanted:
         raise ValueError(f"the weights in {folder} are not the base of the run's adapters: {what_to_do}")
-    return dataclasses.replace(model, weights=folder)
+    base = tensor_table(folder, dtype=config.model.served_dtype)
+    return dataclasses.replace(model, base=base, weights=folder)

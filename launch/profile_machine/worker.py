@@ -79,7 +79,7 @@ class EngineSide:
         self._config = config = prepared.config
         model = for_adapters(read_model_folder(prepared.model_folder, dtype=config.model.served_dtype), config)
         self._copy = LocalCopy(snapshot_folder(config), _NAME)
-        self._engine = VllmEngine.start(model.path, config, expected=model.tensors)
+        self._engine = VllmEngine.start(model.path, config, expected=model.tensors, base=model.base)
         self._timeline = Timeline(RunFolder(prepared.folder).events, _NAME)
         self._weights = WeightClient(
             LocalSource(

@@ -179,7 +179,7 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
 
             small = functools.partial(vllm.AsyncEngineArgs, num_gpu_blocks_override=kind.num_kv_blocks)
             patch.setattr(vllm, "AsyncEngineArgs", small)
-        engine = VllmEngine.start(folder, config, expected=model.tensors)
+        engine = VllmEngine.start(folder, config, expected=model.tensors, base=model.base)
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash=model.tokenizer_hash)
     client = WeightClient(
         LocalSource(
