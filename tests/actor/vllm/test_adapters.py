@@ -68,6 +68,10 @@ def config(**publish):
     return Config(preset="t", lora=lora, publish=PublishConfig(lora="adapter", **publish))
 
 
+def bounded(coroutine):
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
 class Rig:
     def __init__(self, tmp_path, **publish):
         self.llm = FakeLlm()
@@ -125,7 +129,7 @@ def test_requests_stay_with_their_adapter_which_goes_when_the_last_one_ends(tmp_
         assert rig.llm.held == {2}  # what begins next runs under it
         assert rig.ran == {"a": [0], "b": [0], "c": [1]}
 
-    asyncio.run(body())
+    bounded(body())
 
 
 def test_of_more_than_may_stay_the_oldest_ones_requests_go_on_under_the_newest(tmp_path):
@@ -143,7 +147,7 @@ def test_of_more_than_may_stay_the_oldest_ones_requests_go_on_under_the_newest(t
             await rig.end(name, task)
         assert rig.llm.held == {4}
 
-    asyncio.run(body())
+    bounded(body())
 
 
 def test_abort_and_resume_moves_all_requests(tmp_path):
@@ -159,7 +163,7 @@ def test_abort_and_resume_moves_all_requests(tmp_path):
         await rig.end("a", task)
         assert rig.ran == {"a": [0, 1, 2]}
 
-    asyncio.run(body())
+    bounded(body())
 
 
 def test_a_request_on_its_way_to_the_engine_is_ended_as_soon_as_it_is_there(tmp_path):
@@ -175,7 +179,7 @@ def test_a_request_on_its_way_to_the_engine_is_ended_as_soon_as_it_is_there(tmp_
         await swap
         assert rig.adapters.moves("late") and not rig.adapters.moves("late") and rig.llm.held == {2}
 
-    asyncio.run(body())
+    bounded(body())
 
 
 @pytest.mark.parametrize(("failure", "kind"), [(RuntimeError("x"), WeightLoadError), (DeadError(), EngineDeadError)])
@@ -198,7 +202,7 @@ def test_a_version_that_is_not_taken_leaves_the_one_before(failure, kind, tmp_pa
             assert rig.adapters.version == Version(incarnation=0, step=3) and len(rig.llm.held) == 1
             assert sum(method == "prove_base" for method, _ in rig.llm.calls) == 1
 
-    asyncio.run(body())
+    bounded(body())
 
 
 def test_engine_arguments_have_room_for_the_next_and_a_rank_that_vllm_knows():
