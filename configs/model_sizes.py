@@ -1,8 +1,8 @@
 """Published models, as the fields of their config.json: shapes to compile, count and test with.
 
 Only what decides the shape and the numbers of a model is here: no token ids, dtypes or file versions. The
-Qwen2.5 entries are the base models, the Qwen3 entries the post-trained ones (same shapes as their base models). Of Gemma 3
-with images the entry is the text model alone, `text_config` as a config.json of its own.
+Qwen2.5 entries are the base models, the Qwen3 entries the post-trained ones (same shapes as their base models). Of a
+Gemma 3 with images the entry is the text model alone, its `text_config` as a config.json of its own.
 """
 
 from typing import Any

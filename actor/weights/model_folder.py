@@ -81,7 +81,8 @@ def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:
     for name in names:
         for tensor, entry in _header(path / name).items():
             table[tensor] = (dtype, tuple(entry["shape"]))
-    if config.get("tie_word_embeddings", False):
+    # A config may leave out what is its family's default: true of Gemma's, false of the others.
+    if config.get("tie_word_embeddings", str(config.get("model_type")).startswith("gemma")):
         table.pop("lm_head.weight", None)  # some checkpoints hold a copy
     return table
 

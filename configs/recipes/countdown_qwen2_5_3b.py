@@ -1,7 +1,7 @@
 """Countdown with Qwen2.5-3B: make a number of three or four others, as in TinyZero.
 
-Sized for a TPU v5e slice of 4x4 as the learner, with GPU actors. Problems are made by index (reasoning-gym's family), so
-there is no data to fetch; one in ten is held out. The model, a base model that has not learned to reason:
+Sized for a TPU v5e slice of 4x4 as the learner, with GPU actors. Problems are made by index (reasoning-gym's family),
+so there is no data to fetch; one in ten is held out. The model, a base model that has not learned to reason:
 
     python -m launch.get_model Qwen/Qwen2.5-3B --out=models/Qwen2.5-3B
 """

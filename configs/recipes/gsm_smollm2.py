@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct learns word problems, on two CPU cores in hours.
 
-Chains of one to three changes, as in GSM8K but with small numbers (`configs/tasks/word_problems.py`), and GSM-Symbolic's
-own templates, of which it solves few at first: the curriculum asks most where half is solved. First
+Chains of one to three changes, as in GSM8K but with small numbers (`configs/tasks/word_problems.py`), and the
+templates of GSM-Symbolic, of which it solves few at first: the curriculum asks most where half is solved. First
 
     python -m launch.get_model smollm2 --out=models/smollm2
     python -m launch.write_tasks word_problems --out=data/word_problems

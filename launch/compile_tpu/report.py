@@ -147,7 +147,8 @@ _CONVENTIONS = """\
   cores, two a chip.
 - Fits: arguments and temporaries of the fuller step as XLA's memory analysis has them, and the optimizer's state,
   which stays in memory beside `accumulate`; against the memory that XLA lets a program use.
-- Update: as many micro-batches full of the longest sequences as the batch of 1024 samples takes, and one apply.
+- Update: as many micro-batches full of the longest sequences an update's samples take (1024, of a recipe its own
+  number), and one apply.
 - Estimated seconds: XLA's cycles of every fusion, times how often its loop runs, at the peak's clock; kernels and
   collectives as below; collectives that XLA schedules beside other work count only where they are longer.
 - Implied MFU: model FLOPs / (estimated seconds x chips x bf16 peak). 6 FLOPs a matmul parameter and token (active

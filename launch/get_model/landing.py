@@ -74,12 +74,14 @@ class Landing:
             raise ValueError(f"{self._out} is a file; give another --out")
         try:
             self._out.parent.mkdir(parents=True, exist_ok=True)
-            lock = open(self._out.with_name(f".{self._out.name}.lock"), "w")  # noqa: SIM115: closed below
+            lock = os.open(self._out.with_name(f".{self._out.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as e:
             raise ValueError(f"nothing can be written in {self._out.parent}: {e.strerror}; give another --out") from e
-        with lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(lock)
 
     def fill(self, source: Source) -> None:
         """Fills a folder beside the place, checks it, and moves it there in one step.

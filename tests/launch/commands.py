@@ -8,6 +8,8 @@ import dataclasses
 import importlib
 import io
 import json
+import os
+import pathlib
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,12 +31,13 @@ class Done:
     err: str
 
 
-def call(main: Callable[[], int], *arguments: str) -> int:
+def call(main: Callable[[], int], *arguments: str, max_arguments: int = 0) -> int:
     """Calls a command in this process; the flags are afterwards as they were."""
     with pytest.MonkeyPatch.context() as patch, flagsaver.flagsaver():
         patch.setattr(command_line, "_overrides", {})
+        patch.setattr(command_line, "_arguments", [])
         try:
-            command_line.parse(["test", *arguments])
+            command_line.parse(["test", *arguments], max_arguments=max_arguments)
             return main()
         except SystemExit as e:
             assert isinstance(e.code, int)
@@ -43,21 +46,29 @@ def call(main: Callable[[], int], *arguments: str) -> int:
             flags.FLAGS.unparse_flags()
 
 
-def call_each(module: str, lines: Sequence[Sequence[str]]) -> list[Done]:
+def call_each(
+    module: str, lines: Sequence[Sequence[str]], *, max_arguments: int = 0, cwd: pathlib.Path = REPO
+) -> list[Done]:
     """Calls a module's `main` with one command line after the other, all in one other process."""
     done = subprocess.run(
-        [sys.executable, "-m", __name__, module], input=json.dumps(lines), cwd=REPO, capture_output=True, text=True
+        [sys.executable, "-m", __name__, module, str(max_arguments)],
+        input=json.dumps(lines),
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return [Done(**one) for one in json.loads(done.stdout)]
 
 
-def _call_and_capture(main: Callable[[], int], arguments: Sequence[str]) -> Done:
+def _call_and_capture(main: Callable[[], int], arguments: Sequence[str], max_arguments: int) -> Done:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = call(main, *arguments)
+        code = call(main, *arguments, max_arguments=max_arguments)
     return Done(code, out.getvalue(), err.getvalue())
 
 
 if __name__ == "__main__":
     main_ = importlib.import_module(sys.argv[1]).main
-    print(json.dumps([dataclasses.asdict(_call_and_capture(main_, line)) for line in json.load(sys.stdin)]))
+    ended = [_call_and_capture(main_, line, int(sys.argv[2])) for line in json.load(sys.stdin)]
+    print(json.dumps([dataclasses.asdict(one) for one in ended]))

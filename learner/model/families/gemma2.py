@@ -38,6 +38,7 @@ GEMMA2 = Family(
         "tie_word_embeddings": True,
     },
     only={
+        "tie_word_embeddings": Only(values=(True,), why="vLLM has no other head for this family"),
         "use_bidirectional_attention": Only(values=(None, False)),
         "is_causal": Only(values=(True,)),
     },

@@ -20,9 +20,11 @@ _THETAS = {_GLOBAL: 1e6, _LOCAL: 1e4}
 
 def _read_two_ropes(raw: Raw) -> Rope:
     both = raw.get("rope_parameters")
-    if not isinstance(both, Mapping) or not both.keys() & {_GLOBAL, _LOCAL}:
+    if not both:
         local = need({"rope_local_base_freq": _THETAS[_LOCAL]} | dict(raw), "rope_local_base_freq", float)
         return read_rope(raw, default_theta=_THETAS[_GLOBAL])._replace(local_theta=local)
+    if not isinstance(both, Mapping):
+        refuse("rope_parameters", both, f"an object of {_GLOBAL} and {_LOCAL}")
     for field in ("rope_scaling", "rope_theta", "rope_local_base_freq"):
         if raw.get(field) is not None:
             refuse(field, raw[field], "absent, as rope_parameters says it for each kind of layer")
@@ -41,7 +43,7 @@ def _read_two_ropes(raw: Raw) -> Rope:
 def _write_two_ropes(raw: dict[str, Any], now: Rope, read: Rope | None) -> None:
     if now == read:
         return
-    if not (raw.get("rope_parameters") or {}).keys() & {_GLOBAL, _LOCAL}:
+    if not raw.get("rope_parameters"):
         write_rope(raw, now._replace(local_theta=None), read and read._replace(local_theta=None))
         raw["rope_local_base_freq"] = now.local_theta
         return

@@ -84,6 +84,23 @@ def test_reasoning_gym_score_agrees_with_the_library(family):
         assert score(gym, "nonsense", judged, "length") == dataset.score_answer("nonsense", entry)
 
 
+@pytest.mark.parametrize(
+    ("response", "judged"),
+    [
+        ("<think>3 + 4 is 8, no</think> <answer>{}</answer>", "{}"),
+        ("<answer>999</answer>, rather <answer> {} </answer> as said", "{}"),
+        ("<answer>{}</answer>, rather <answer>999</answer>", "999"),
+        ("it is <answer>{}", "it is <answer>{}"),
+    ],
+)
+def test_reasoning_gym_judges_the_last_answer_of_a_response_that_marks_one(response, judged):
+    dataset = reasoning_gym.create_dataset("chain_sum", size=1, seed=5)
+    entry = dataset[0]
+    wanted = dataset.score_answer(judged.format(entry["answer"]), entry)
+    asked = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
+    assert score(gym, response.format(entry["answer"]), asked, "stop") == wanted == (1.0 if judged == "{}" else wanted)
+
+
 def test_reasoning_gym_without_an_entry_fails_rather_than_scores():
     with pytest.raises(ValueError, match="source_dataset"):
         score(gym, "7", task("7", "reasoning_gym"), "stop")

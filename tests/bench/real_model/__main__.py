@@ -15,7 +15,7 @@ import sys
 
 from absl import app, flags
 
-from launch import write_tasks
+from launch.task_files import write
 from tests.bench.job import PROJECT
 from tests.bench.real_model.runs import CASES, OVERRIDES, RECIPE, Case, Run, aims_of, run_of, table_of, values_of
 from tests.bench.real_model.watched import run_for
@@ -46,10 +46,11 @@ def main(argv: list[str]) -> None:
         "real_model",
         title="A real model: SmolLM2-135M-Instruct",
         about=[
-            f"`python -m tests.bench.real_model`: `{RECIPE}`, the main job with real vLLM in float32, learner and engine "
-            "on the same cores. Sums and differences of two digits in the model's chat template, judged by `math`; 256 "
-            "held-out problems, three quarters of them of three kinds of question that are not trained, sampled at "
-            "temperature 1 by the engine that serves the policy (a value has a standard error of 0.03 at most). "
+            f"`python -m tests.bench.real_model`: `{RECIPE}`, the main job with real vLLM in float32, learner and "
+            "engine on the same cores. Sums and differences of two digits in the model's chat template, judged by "
+            "`math`; 256 held-out problems, three quarters of them of three kinds of question that are not trained, "
+            "sampled at temperature 1 by the engine that serves the policy (a value has a standard error of 0.03 at "
+            "most). "
             + " ".join(f"`{case.preset}` trains for {case.minutes:g} minutes." for case in cases)
             + " What counts is the last evaluation whose weights were made within them; evaluations and probes are in "
             "those minutes, starting, compiling and ending are not.",
@@ -73,7 +74,7 @@ def prepare(model: pathlib.Path, root: pathlib.Path) -> pathlib.Path:
     """Makes the model where it isn't there, and the rows; the model's folder."""
     command = [sys.executable, "-m", "launch.get_model", "smollm2", f"--out={model}"]
     subprocess.run(command, check=True, env=os.environ)
-    write_tasks.write("arithmetic", root / "data", seed=0)
+    write("arithmetic", root / "data", seed=0)
     return model
 
 

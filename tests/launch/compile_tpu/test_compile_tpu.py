@@ -79,10 +79,10 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
 def test_every_case_is_a_whole_config_whose_mesh_is_the_slice(case):
     job = compile_tpu.make_job(case.config_path, case.topology, case.model, {})
     assert job.key == case.key
-    assert job.config.preset == case.preset
-    chips = {"v5e:4x4": 16, "v5p:4x4x4": 64, "v5p:4x4x8": 128, "v6e:16x16": 256}[case.topology]
+    assert job.config.preset == ("pipelinerl" if case.is_recipe else case.preset)
+    chips = {"v5e:4x4": 16, "v5p:2x4x4": 32, "v5p:4x4x4": 64, "v5p:4x4x8": 128, "v6e:16x16": 256}[case.topology]
     assert compile_tpu.num_chips(case.topology) == chips
-    assert job.config.model.path == "" and job.config.model.compute_dtype == "bfloat16"
+    assert bool(job.config.model.path) == case.is_recipe and job.config.model.compute_dtype == "bfloat16"
     assert job.model == MODEL_SIZES[case.model]
     again = overrides.from_dict(json.loads(overrides.to_json(job.config)))
     assert again == job.config
@@ -96,6 +96,18 @@ def test_a_preset_without_a_model_is_its_first_case():
     assert other.key == "Qwen3-30B-A3B@v5p:4x4x8" and other.model["num_experts"] == 128
     named = compile_tpu.make_job("configs/tpu_v5p_128.py", None, "Qwen3-30B-A3B", {})
     assert named == other
+
+
+def test_a_recipe_is_compiled_without_its_models_folder_unless_one_is_given(tmp_path):
+    recipe = "configs/recipes/gsm8k_qwen2_5_1_5b.py"
+    for path in (recipe, f"{recipe}:rolloutpipe"):
+        job = compile_tpu.make_job(path, None, None, {})
+        assert (job.key, job.model) == ("Qwen2.5-1.5B@v5e:4x4", MODEL_SIZES["Qwen2.5-1.5B"])
+    assert compile_tpu.make_job(recipe, None, "Qwen2.5-3B", {}).model == MODEL_SIZES["Qwen2.5-3B"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(MODEL_SIZES["Qwen2.5-0.5B"]))
+    mine = compile_tpu.make_job(recipe, None, None, {"model.path": str(tmp_path / "mine")})
+    assert mine.key == "mine@v5e:4x4" and mine.model["hidden_size"] == MODEL_SIZES["Qwen2.5-0.5B"]["hidden_size"]
 
 
 def config(**fields: str) -> Config:
@@ -299,6 +311,7 @@ def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, ca
     assert sorted(k for k in aims if k.startswith("implied_mfu")) == [
         "implied_mfu/Qwen2.5-32B@v5p:4x4x8",
         "implied_mfu/Qwen2.5-7B@v5p:4x4x4",
+        "implied_mfu/Qwen3-4B@v5p:2x4x4",
     ]
 
 

@@ -234,6 +234,12 @@ def test_from_hf_rope_theta_is_read_from_either_home(rope):
             {"rope_parameters": NESTED | {"chunked_attention": {}}},
             "rope_parameters.chunked_attention: got",
         ),
+        (
+            without(GEMMA3, "rope_theta", "rope_local_base_freq", "rope_scaling"),
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            "rope_parameters.rope_type: got 'default', wanted full_attention and sliding_attention only",
+        ),
+        (GEMMA2, {"tie_word_embeddings": False}, "tie_word_embeddings: got False, wanted True or absent .vLLM has no"),
         (GEMMA2, {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping: got -1.0, wanted a positive"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: got 'gelu'"),
         (QWEN3, {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_scaling.rope_type: got 'dynamic'"),

@@ -47,10 +47,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | dict(sliding_window_pattern=2, tie_word_embeddings=False),
     ),
     "gemma2-tied": ("gemma2", _GEMMA | dict(query_pre_attn_scalar=9, attn_logit_softcapping=2.0)),
-    "gemma2-untied": (
+    "gemma2-biased": (
         "gemma2",
         _GEMMA
-        | dict(num_key_value_heads=2, attention_bias=True, tie_word_embeddings=False)
+        | dict(num_key_value_heads=2, attention_bias=True)
         | dict(attn_logit_softcapping=1.5, final_logit_softcapping=5.0),
     ),
 }

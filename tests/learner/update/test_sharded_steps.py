@@ -45,6 +45,18 @@ MOE_MESHES = {
     "fsdp 2 x expert 2 x tensor 2": dict(fsdp=2, expert=2, tensor=2),
     "expert 2 x sequence 2": dict(expert=2, sequence=2),
 }
+# Biases wherever there may be some; norms, windows, rotations and caps of the families that have such.
+_GEMMA: dict[str, Any] = SHAPE | dict(
+    sliding_window=4, windowed_layers=(True, False), query_pre_attn_scalar=11.0, logit_soft_cap=3.0
+)
+OTHERS = {
+    "llama": dataclasses.replace(MODEL, **SHAPE, family="llama", qkv_bias=True, o_bias=True, mlp_bias=True),
+    "gemma2": dataclasses.replace(MODEL, **_GEMMA, family="gemma2", attention_soft_cap=2.0),
+    "gemma3": dataclasses.replace(
+        MODEL, **_GEMMA, family="gemma3_text", local_rope_theta=10.0, tie_word_embeddings=True
+    ),
+}
+OTHER_MESHES = {"fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2)}
 # What asks most of a mesh: the mean over a sequence, whose tokens may be split, a frozen reference, and the entropy.
 LOSS: dict[str, Any] = dict(
     name="gspo", clip_low=0.9, clip_high=9.0, normalization="sequence", kl_coef=0.1, entropy_coef=0.1
@@ -116,3 +128,10 @@ def test_two_updates_of_a_dense_model_on_every_mesh_equal_one_device():
 @pytest.mark.integration
 def test_two_updates_of_a_mixture_of_experts_on_every_mesh_equal_one_device():
     assert on_eight_devices("t.compare(t.MOE, t.MOE_MESHES)").count("equal on") == len(MOE_MESHES)
+
+
+@pytest.mark.integration
+def test_two_updates_of_every_kind_of_family_on_a_mesh_equal_one_device():
+    assert on_eight_devices("[t.compare(m, t.OTHER_MESHES) for m in t.OTHERS.values()]").count("equal on") == len(
+        OTHERS
+    )

@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from configs.sections import OptimizerConfig
 from learner.devices.mesh import AXES, make_mesh
 from learner.metrics import METRICS
 from learner.model.decoder import make_apply
+from learner.model.hf.io import load
 from learner.update.packing import empty_batch
 from learner.update.step import build_steps
+from tests.learner.model.tiny import save_reference
 from tests.learner.streams import (
     MODEL,
     TEMPERATURE,
@@ -228,3 +231,22 @@ def test_steps_fit_a_run_that_computes_the_same_and_no_other(steps):
     warmer = dataclasses.replace(config, sampling=dataclasses.replace(config.sampling, temperature=0.9))
     assert not steps.fits(MODEL, warmer)
     assert not steps.fits(dataclasses.replace(MODEL, num_layers=3), config)
+
+
+def test_score_of_a_model_with_soft_caps_is_transformers_own(tmp_path):
+    reference = save_reference("gemma3-untied", tmp_path)
+    model, params = load(tmp_path)
+    assert model.logit_soft_cap is not None
+    steps = build_steps(model, config_of(), make_mesh(devices=jax.devices()[:1]))
+    batch = stream(config_of(), random_groups(0, 4))[0].batch
+    scores, num_scored = np.asarray(steps.score(params, batch)), 0
+    for row, segment in {(r, s) for r, ids in enumerate(batch.segment_ids) for s in ids if s}:
+        here = np.flatnonzero(batch.segment_ids[row] == segment)
+        tokens = torch.from_numpy(batch.tokens[row, here].astype(np.int64))
+        with torch.no_grad():
+            logprobs = torch.log_softmax(reference(tokens[None]).logits[0] / TEMPERATURE, -1)
+        want = logprobs[:-1].gather(1, tokens[1:, None])[:, 0].numpy()
+        scored = batch.loss_mask[row, here[1:]]
+        np.testing.assert_allclose(scores[row, here[1:]][scored], want[scored], atol=1e-4)
+        num_scored += scored.sum()
+    assert num_scored == batch.loss_mask.sum() > 10

@@ -1,0 +1,47 @@
+"""Sums and differences: right answers, by reading the questions again, and pairs that are held out however asked."""
+
+import re
+
+import pytest
+
+from configs.tasks import arithmetic
+
+
+def pair_of(question: str) -> tuple[str, tuple[int, int]]:
+    """The operation and the numbers that a question asks for, read by other rules than it was written by."""
+    numbers = [int(n) for n in re.findall(r"\d+", question)]
+    assert len(numbers) == 2, question
+    is_sum = any(word in question for word in ("+", "plus", "Add", "more"))
+    if question.startswith("Subtract"):
+        numbers.reverse()
+    return "+" if is_sum else "-", (numbers[0], numbers[1])
+
+
+@pytest.mark.parametrize("make", [arithmetic.train_row, arithmetic.held_out_row])
+def test_answers_are_right_and_numbers_have_two_digits(make):
+    for index in range(400):
+        row = make(3, index)
+        sign, (a, b) = pair_of(row["prompt"])
+        assert row["answer"] == (a + b if sign == "+" else a - b) >= 0
+        assert 10 <= a <= 99 and 10 <= b <= 99
+
+
+def test_pair_that_is_held_out_is_never_trained_on_in_either_order():
+    def pairs(make) -> set[tuple[str, int, int]]:
+        asked = (pair_of(make(0, index)["prompt"]) for index in range(4000))
+        return {(sign, min(numbers), max(numbers)) for sign, numbers in asked}
+
+    trained, held_out = pairs(arithmetic.train_row), pairs(arithmetic.held_out_row)
+    assert trained and held_out and not trained & held_out
+
+
+def test_three_quarters_of_the_held_out_rows_are_of_kinds_that_are_not_trained():
+    kinds = [arithmetic.held_out_row(0, index)["metadata"]["kind"] for index in range(256)]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"trained": 64, **dict.fromkeys(arithmetic.UNSEEN, 64)}
+    trained = {arithmetic.train_row(0, index)["metadata"]["kind"] for index in range(200)}
+    assert trained == set(arithmetic.TRAINED) and not trained & set(arithmetic.UNSEEN)
+
+
+def test_row_is_a_function_of_seed_and_index():
+    assert arithmetic.train_row(1, 7) == arithmetic.train_row(1, 7)
+    assert len({arithmetic.train_row(seed, 7)["prompt"] for seed in range(5)}) == 5

@@ -1,0 +1,56 @@
+"""Every recipe is a whole run, with any of the schedules, and the ones for accelerators are of a slice."""
+
+import math
+import pathlib
+
+import pytest
+
+from configs import overrides
+from configs.model_sizes import MODEL_SIZES
+from configs.recipes.schedules import PRESETS
+from configs.tpu_slices import CASES
+from tests.configs.test_overrides import PRESETS as KNOWN
+
+FOLDER = pathlib.Path(overrides.__file__).parent / "recipes"
+RECIPES = sorted(p.stem for p in FOLDER.glob("*.py") if "def get_config" in p.read_text())
+ON_CPU = {"arithmetic_smollm2", "gsm_smollm2"}
+
+
+def test_recipes_are_those_of_the_page():
+    assert set(RECIPES) == ON_CPU | {"gsm8k_qwen2_5_1_5b", "deepscaler_qwen3_4b", "countdown_qwen2_5_3b"}
+    assert set(PRESETS) == set(KNOWN)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_loads_with_every_schedule(recipe, preset):
+    config = overrides.load_preset(f"{FOLDER}/{recipe}.py:{preset}")
+    whole = overrides.load_preset(f"{FOLDER}/{recipe}.py")
+    assert config.preset == preset and config.run.name.endswith(preset)
+    assert (config.model, config.prompts, config.packing) == (whole.model, whole.prompts, whole.packing)
+    rounds = config.rounds
+    assert (rounds.samples_per_group, rounds.groups_per_round % rounds.groups_per_update) == (8, 0)
+    assert config.admission.sequences in (0, rounds.groups_per_round * 8)
+    assert config.loss.overlong_tokens == 0
+    assert config.packing.rows % math.prod(config.mesh.axes.values()) == 0 or recipe in ON_CPU
+
+
+def test_recipe_with_a_schedule_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="no preset 'ppo'; there are serial, cgp"):
+        overrides.load_preset(f"{FOLDER}/arithmetic_smollm2.py:ppo")
+
+
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - ON_CPU))
+def test_recipe_for_accelerators_is_compiled_for_a_slice_and_its_own_model(recipe):
+    (case,) = [c for c in CASES if c.preset == recipe]
+    config = overrides.load_preset(str(FOLDER.parents[1] / case.config_path))
+    assert case.is_recipe and case.model in MODEL_SIZES
+    assert pathlib.Path(config.model.path).name.startswith(case.model)
+    shape = case.topology.partition(":")[2].split("x")
+    assert math.prod(config.mesh.axes.values()) == math.prod(map(int, shape))
+    assert config.model.max_tokens <= MODEL_SIZES[case.model]["max_position_embeddings"]
+
+
+def test_preset_that_is_not_there_names_the_recipes_too():
+    with pytest.raises(ValueError, match="configs/recipes/arithmetic_smollm2.py"):
+        overrides.load_preset("configs/nosuch.py")

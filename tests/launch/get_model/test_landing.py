@@ -1,0 +1,140 @@
+"""A model's folder is there whole or not at all, whatever interrupts its making."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from launch.get_model import landing
+from launch.get_model.landing import RECORD, Landing, landed
+from tests.learner.model_folder import make_model_folder
+
+
+class Folder:
+    """A source that makes a small model, and may be interrupted."""
+
+    short_name = "small"
+    description = "a test"
+
+    def __init__(self, revision: int = 0, *, is_interrupted: bool = False, is_wrong: bool = False) -> None:
+        self.identity: dict[str, Any] = {"revision": revision}
+        self.is_interrupted, self.is_wrong = is_interrupted, is_wrong
+        self.found: list[str] = []
+        """What an earlier try had left."""
+
+    def fill(self, folder: pathlib.Path) -> None:
+        self.found = sorted(p.name for p in folder.iterdir())
+        (folder / "first").write_text("half")
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        (folder / "first").unlink()
+        make_model_folder(folder)
+
+    def check(self, folder: pathlib.Path) -> None:
+        if self.is_wrong:
+            raise ValueError("another model")
+
+    def licence(self, folder: pathlib.Path) -> str:
+        return "none"
+
+
+def get(out: pathlib.Path, source: Folder) -> bool:
+    place = Landing(out)
+    with place.alone():
+        if landed(out, source):
+            return False
+        place.fill(source)
+        return True
+
+
+def names(folder: pathlib.Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if not p.name.endswith(".lock"))
+
+
+def test_folder_is_made_once_and_says_what_made_it(tmp_path):
+    assert get(tmp_path / "models" / "small", Folder())
+    assert json.loads((tmp_path / "models" / "small" / RECORD).read_text()) == {"revision": 0}
+    assert not get(tmp_path / "models" / "small", Folder())
+    assert names(tmp_path / "models") == ["small"]
+
+
+def test_interrupted_making_leaves_nothing_in_the_place_and_goes_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        get(tmp_path / "small", Folder(is_interrupted=True))
+    assert not (tmp_path / "small").exists()
+    again = Folder()
+    assert get(tmp_path / "small", again) and again.found == ["first"]
+    assert names(tmp_path) == ["small"] and not (tmp_path / "small" / "first").exists()
+
+
+def test_what_another_source_left_half_made_is_not_gone_on_with(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        get(tmp_path / "small", Folder(is_interrupted=True))
+    other = Folder(revision=1)
+    assert get(tmp_path / "small", other) and other.found == []
+
+
+@pytest.mark.parametrize("what", ["wrong", "no model"])
+def test_folder_that_is_not_what_it_should_be_does_not_get_its_place(tmp_path, what, monkeypatch):
+    if what == "no model":
+        monkeypatch.setattr("tests.launch.get_model.test_landing.make_model_folder", lambda folder: None)
+    with pytest.raises(ValueError, match="another model" if what == "wrong" else "config.json"):
+        get(tmp_path / "small", Folder(is_wrong=what == "wrong"))
+    assert not (tmp_path / "small").exists()
+
+
+def test_place_that_holds_something_else_is_left_as_it_is(tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "theirs").write_text("x")
+    with pytest.raises(ValueError, match="not empty, and holds something else than a test"):
+        get(tmp_path / "small", Folder())
+    assert names(tmp_path / "small") == ["theirs"]
+    get(tmp_path / "one", Folder())
+    with pytest.raises(ValueError, match="not empty"):
+        get(tmp_path / "one", Folder(revision=1))
+
+
+def test_model_that_was_changed_since_is_refused(tmp_path):
+    get(tmp_path / "small", Folder())
+    with pytest.raises(ValueError, match="another model"):
+        get(tmp_path / "small", Folder(is_wrong=True))
+    (tmp_path / "small" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no weights"):
+        get(tmp_path / "small", Folder())
+
+
+def test_place_that_is_a_file_or_below_one_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file; give another --out"):
+        get(tmp_path / "file", Folder())
+    with pytest.raises(ValueError, match="nothing can be written in .*give another --out"):
+        get(tmp_path / "file" / "small", Folder())
+
+
+def test_second_one_waits_for_the_first_and_finds_it_there(tmp_path):
+    import threading
+
+    order: list[str] = []
+    first = Landing(tmp_path / "small")
+    with first.alone():
+        waiting = threading.Thread(target=lambda: order.append(f"second made it: {get(tmp_path / 'small', Folder())}"))
+        waiting.start()
+        first.fill(Folder())
+        order.append("first")
+    waiting.join(timeout=60)
+    assert order == ["first", "second made it: False"]
+
+
+def test_record_is_written_last(tmp_path, monkeypatch):
+    """A folder without it was not made whole."""
+    at_record: list[bool] = []
+    write = landing.replace_file
+
+    def spy(path: pathlib.Path, data: bytes, **more: bool) -> None:
+        at_record.append((path.parent / "model.safetensors").is_file())
+        write(path, data, **more)
+
+    monkeypatch.setattr(landing, "replace_file", spy)
+    get(tmp_path / "small", Folder())
+    assert at_record == [True]
