@@ -1,6 +1,6 @@
 """What do low-rank adapters cost and save? SmolLM2-135M-Instruct, trained whole and with adapters, on the same samples.
 
-    python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=16] [--dir=FOLDER] [--small]
+    python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=16] [--problems=256] [--dir=F] [--small]
 
 The recipe's own settings (`configs/recipes/arithmetic_smollm2.py`) by rounds, so that all see the same prompts in the
 same order. `full` trains all parameters, `merged` adapters that go out added to the base, with deltas, `adapter`
@@ -22,6 +22,7 @@ from tests.bench.lora.runs import CASES, RECIPE, TINY, Run, aims_of, play, table
 from tests.bench.rig import report
 
 _UPDATES = flags.DEFINE_integer("updates", 24, "Optimizer steps of each run.", lower_bound=2)
+_PROBLEMS = flags.DEFINE_integer("problems", 256, "Held-out problems of each evaluation.", lower_bound=8)
 _ONLY = flags.DEFINE_list("only", [case.name for case in CASES], "Cases.")
 _RANK = flags.DEFINE_integer("rank", 16, "Of the adapters.", lower_bound=1)
 _DIR = flags.DEFINE_string("dir", str(PROJECT / "runs" / "bench-lora"), "Where the runs go, and stay.")
@@ -37,6 +38,8 @@ def main(argv: list[str]) -> None:
     root = pathlib.Path(_DIR.value).absolute() / ("small" if report.SMALL.value else "smollm2")
     overrides = {} if report.SMALL.value else prepare(pathlib.Path(_MODEL.value).absolute(), root)
     overrides |= {"run.num_updates": _UPDATES.value, "run.seed": 0}
+    if not report.SMALL.value:
+        overrides |= {"evaluation.num_problems": _PROBLEMS.value}
     config = TINY if report.SMALL.value else f"{RECIPE}:rolloutpipe"
     runs: list[Run] = []
     for case in cases:
