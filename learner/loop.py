@@ -8,7 +8,6 @@ from absl import logging
 from bridge.types import Sampling
 from configs.run_folder import RunFolder
 from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Publish, SaveModel, Score
-from learner.costs.flops import adapter_params
 from learner.heart import Stopped
 from learner.publish import parity
 from learner.publish.pinned import PROBE_TOKENS, evaluation_metrics, probe_problems
@@ -46,7 +45,7 @@ def train_all(run: Run) -> None:
         stream=run.stream,
         store=run.store,
         num_skipped=int(run.trainer.state.skipped_updates),
-        num_adapter_params=adapter_params(run.architecture, run.config.lora),
+        lora=run.config.lora,
     )
     batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:

@@ -2,6 +2,7 @@
 
 import json
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,7 +49,7 @@ def saved(request, tmp_path):
     hf_io.save(tmp_path / "base", architecture, base)
     run = RunFolder(tmp_path / "run")
     config = run_config()
-    trainer = types.SimpleNamespace(
+    trainer: Any = types.SimpleNamespace(
         config=types.SimpleNamespace(lora=lora, model=config.model),
         architecture=architecture,
         base=Base(base, {}),
