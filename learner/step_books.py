@@ -19,6 +19,9 @@ _SHOWN_REASONS = ("stale", "early", "zero_variance", "overflow", *group_check.RE
 """Why groups were kept out, of those that have a metric of their own."""
 
 
+NO_LORA = LoraConfig()
+
+
 class NotFiniteError(RuntimeError):
     """Updates are left out one after the other: training does not go on by itself."""
 
@@ -31,7 +34,7 @@ class StepBooks:
         config: OptimizerConfig,
         architecture: Architecture,
         *,
-        lora: LoraConfig = LoraConfig(),
+        lora: LoraConfig = NO_LORA,
         stream: Stream,
         store: LearnerStore,
         num_skipped: int,
