@@ -127,6 +127,10 @@ class RunFolder:
         """The trained model in Hugging Face's format."""
         return self.path / f"model-{step}"
 
+    def adapter(self, step: int) -> pathlib.Path:
+        """The trained adapters in PEFT's format."""
+        return self.path / f"adapter-{step}"
+
 
 def check_run_folder(config: Config) -> None:
     """Checks that the run folder is new, or belongs to this very config.

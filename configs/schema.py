@@ -7,6 +7,7 @@ Checks of one section live in its `__post_init__`; checks across sections in `Co
 
 import dataclasses
 import math
+from typing import Literal
 
 from configs.sections import (
     ActorConfig,
@@ -16,6 +17,7 @@ from configs.sections import (
     EvaluationConfig,
     JudgeConfig,
     LearnerConfig,
+    LoraConfig,
     LossConfig,
     MeshConfig,
     ModelConfig,
@@ -41,6 +43,7 @@ class Config:
     """Name of the preset it came from; a label."""
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
     prompts: PromptsConfig = PromptsConfig()
     rewards: RewardsConfig = RewardsConfig()
     judge: JudgeConfig = JudgeConfig()
@@ -91,6 +94,7 @@ class Config:
         if "judge" in self.prompts.parts and not self.judge.is_on:
             raise ValueError("verifier=judge needs judge.url with judge.model, or judge.colocate")
         self._check_devices()
+        self._check_lora()
 
     def _check_lengths(self) -> None:
         if self.model.max_tokens > self.packing.row_tokens:
@@ -206,6 +210,17 @@ class Config:
                 f"({self.mesh.sequence})"
             )
 
+    def _check_lora(self) -> None:
+        if self.publish.lora != "adapter":
+            return
+        if not self.lora.is_on:
+            raise ValueError("publish.lora=adapter needs adapters: give lora.rank, or take publish.lora=merged")
+        if self.publish.kv_cache == "recompute":
+            raise ValueError(
+                "publish.kv_cache=recompute has no effect with publish.lora=adapter, where running requests end under "
+                "the adapter that they began with; leave it out"
+            )
+
     @property
     def admission_width(self) -> int:
         """Groups in service at most, with the default filled in; 0 means no bound (fifo)."""
@@ -262,6 +277,16 @@ class Config:
     def alpha(self) -> float:
         """The async ratio; 3 where none is given, for a window of 4 U."""
         return 3.0 if self.admission.async_ratio is None else self.admission.async_ratio
+
+    @property
+    def publishes_adapters(self) -> bool:
+        """Whether what goes to the engines is the adapters alone; they have the base."""
+        return self.publish.lora == "adapter"
+
+    @property
+    def base_dtype(self) -> Literal["float32", "bfloat16"]:
+        """What the base of adapters is held in: what it is multiplied or served in, the wider of the two."""
+        return "float32" if "float32" in (self.model.compute_dtype, self.model.served_dtype) else "bfloat16"
 
     @property
     def run_dir(self) -> str:

@@ -216,7 +216,8 @@ def _start_engine(joined: Joined, limits_file: LimitsFile, pulse: Pulse, timelin
     with timeline.measure("start engine", max_num_seqs=config.actor.max_num_seqs):
         try:
             with deadline(config.actor.start_timeout_s, limits_file, pulse), heartbeats(joined.store, _NAME.value):
-                return VllmEngine.start(joined.model.path, config, expected=joined.model.tensors)
+                model = joined.model
+                return VllmEngine.start(model.weights or model.path, config, expected=model.tensors, base=model.base)
         except Exception as e:
             if limits_file.refuse():
                 say_refused(limits_file, str(e))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from absl import logging
 
 from actor.duties.signs import heartbeat
+from actor.weights.base_folder import for_adapters, with_base
 from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.run_card import check_versions, installed_vllm, make_model_folder, model_folder_of
@@ -95,7 +96,7 @@ def join_folder(
         time.sleep(_FOLDER_POLL_S)
     prepared = command_line.open_prepared(run_dir)
     config, id_ = prepared.config, run_id(folder)
-    model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
+    model = for_adapters(read_model_folder(prepared.model_folder, dtype=config.model.served_dtype), config)
     with contextlib.ExitStack() as parts:
         copy = LocalCopy(snapshot_folder(config), name)
         parts.callback(copy.close)
@@ -176,7 +177,7 @@ def join_store(
         parts.callback(own.close)
         models = cache_folder() / "models"
         parts.callback(ModelUse(model_folder_of(card, models)).close)
-        model = make_model_folder(card, first.blob, models)
+        model = with_base(make_model_folder(card, first.blob, models), config)
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(work.path)))
         fetcher = SnapshotFetcher(
             run=card.run, tokenizer_hash=model.tokenizer_hash, expected=model.tensors, token=token, tls=tls

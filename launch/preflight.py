@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -12,6 +13,8 @@ from collections.abc import Collection
 
 from actor.environments.pool import check_environments
 from actor.verifiers import pool
+from actor.weights.model_folder import tensor_table
+from bridge.adapter_names import adapter_table
 from configs import extension
 from configs.races import too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
@@ -20,6 +23,7 @@ from launch.placement import Machine, core_ids, place
 from launch.sandbox_check import check_sandbox
 from learner.data.opening import SetAside, open_sources
 from learner.data.tokenizer import Tokenizer, load_tokenizer
+from learner.lora.check import check_lora
 from learner.model.config import Architecture
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -72,6 +76,7 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
         model = Architecture.from_hf(model_folder)
     except FileNotFoundError as e:
         raise ValueError(str(e)) from e
+    check_lora(config.lora, model, publishes_adapters=config.publishes_adapters)
     missing = missing_weights(model_folder)
     if missing:
         raise ValueError(f"{model_folder} has no weights: {missing}")
@@ -135,7 +140,7 @@ def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
     Raises:
       ValueError: there is too little; OSError, if the run has begun.
     """
-    num_bytes = _num_file_bytes(model_folder) * _BYTES[config.model.served_dtype] // _BYTES[_file_dtype(model_folder)]
+    num_bytes = _num_published(config, model_folder) * _BYTES[config.model.served_dtype]
     existing = _existing(snapshot_root(config))
     free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
     num_copies = 2 + config.actor.num_engines
@@ -161,7 +166,7 @@ def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
     last = max(steps, default=0)
     num_left = 1 + config.run.num_updates // every - last // every if last < config.run.num_updates else 0
     num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
-    num_params = _num_file_bytes(model_folder) // _BYTES[_file_dtype(model_folder)]
+    num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
     num_bytes = num_saves * num_params * _num_saved_bytes(config)
     existing = _existing(run.path)
     # The rest is of saves that were killed; they are made again.
@@ -281,6 +286,22 @@ def _existing(folder: pathlib.Path) -> pathlib.Path:
 
 def _num_file_bytes(model_folder: pathlib.Path) -> int:
     return sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
+
+
+def _num_params(model_folder: pathlib.Path) -> int:
+    return _num_file_bytes(model_folder) // _BYTES[_file_dtype(model_folder)]
+
+
+def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
+    """Of the adapters alone."""
+    table = tensor_table(model_folder, dtype=config.model.served_dtype)
+    adapters = adapter_table(table, modules=config.lora.modules, rank=config.lora.rank)
+    return sum(math.prod(shape) for _, shape in adapters.values())
+
+
+def _num_published(config: Config, model_folder: pathlib.Path) -> int:
+    """Parameters that a version has."""
+    return _num_adapted(config, model_folder) if config.publishes_adapters else _num_params(model_folder)
 
 
 def _num_bytes_below(folder: pathlib.Path) -> int:

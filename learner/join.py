@@ -16,10 +16,10 @@ from learner.devices.mesh import make_mesh
 from learner.hosts.hosts import Hosts
 from learner.lead import follow
 from learner.model.config import Architecture
-from learner.publish.opening import open_publisher
+from learner.publish.opening import open_publisher, published_names
 from learner.publish.outlet import Outlet
 from learner.publish.publisher import Publisher
-from learner.restore import Weights, restore, trainer_of
+from learner.restore import Weights, load_base, restore, trainer_of
 from learner.trainer import Trainer
 from learner.update.step import build_steps
 
@@ -83,17 +83,26 @@ def join_run(
         hosts=hosts,
     )
     weights = Weights(config, architecture)
-    _, state, _ = restore(checkpoints, steps, weights, folder, model_folder)
+    base = load_base(weights, model_folder)
+    _, state, _ = restore(checkpoints, steps, weights, folder, model_folder, base)
     publisher = open_publisher(
         config,
         folder,
         tokenizer_hash=load_tokenizer(model_folder, vocab_size=architecture.vocab_size).fingerprint,
-        names=architecture.param_names,
+        names=published_names(architecture, config),
         hosts=hosts,
         token=read_token() if config.publish.leaves_the_machine else None,
         outlets=outlets,
     )
     trainer = trainer_of(
-        config, architecture, steps, state, weights, model_folder, publisher=publisher, checkpoints=checkpoints
+        config,
+        architecture,
+        steps,
+        state,
+        weights,
+        model_folder,
+        publisher=publisher,
+        checkpoints=checkpoints,
+        base=base,
     )
     return Follower(config, hosts, trainer, publisher, checkpoints, pulse or Pulse.of_this_process())

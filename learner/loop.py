@@ -45,6 +45,7 @@ def train_all(run: Run) -> None:
         stream=run.stream,
         store=run.store,
         num_skipped=int(run.trainer.state.skipped_updates),
+        lora=run.config.lora,
     )
     batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:

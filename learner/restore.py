@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from configs.schema import Config
 from learner.checkpoint import CheckpointError, Checkpoints
 from learner.devices.mesh import make_mesh, param_spec
+from learner.lora.base import Base, lora_books
 from learner.model.config import Architecture
 from learner.model.decoder import Params
 from learner.model.hf import io as hf_io
@@ -43,10 +44,30 @@ class Weights:
         return params
 
 
+def load_base(weights: Weights, model_folder: pathlib.Path) -> Base | None:
+    """The frozen base of adapters, from the model's folder at every start; None where all parameters are trained.
+
+    Raises:
+      ValueError: the folder lacks weights.
+    """
+    config = weights.config
+    if not config.lora.is_on:
+        return None
+    books = lora_books(config.lora, model_folder)
+    return Base(weights.load(model_folder, config.base_dtype), books)
+
+
 def restore(
-    checkpoints: Checkpoints, steps: Steps, weights: Weights, folder: pathlib.Path, model_folder: pathlib.Path
+    checkpoints: Checkpoints,
+    steps: Steps,
+    weights: Weights,
+    folder: pathlib.Path,
+    model_folder: pathlib.Path,
+    base: Base | None,
 ) -> tuple[int, TrainState, dict[str, Any] | None]:
     """The latest checkpoint as (step, state, books), or the model's own weights at step 0 and no books.
+
+    With a `base` the weights are adapters: the checkpoint's, if they are of this very base, or fresh ones.
 
     Raises:
       CheckpointError: there are checkpoints, and none is intact or fits.
@@ -55,12 +76,14 @@ def restore(
 
     def check(books: dict[str, Any]) -> None:
         check_same("model", _shape_fields(Architecture.from_hf(books["model"])), _shape_fields(architecture), folder)
+        check_same_adapters(books.get("lora", {}), {} if base is None else base.books, folder, model_folder)
         if books["mesh"] != config.mesh.axes:
             logging.info("the checkpoint is spread anew: its mesh was %s, it is %s", books["mesh"], config.mesh.axes)
 
     restored = checkpoints.restore_latest(saved_part(steps.abstract_state()), check=check)
     if restored is None:
-        return 0, steps.init(weights.load(model_folder, config.model.param_dtype)), None
+        params = steps.init_adapters() if base else weights.load(model_folder, config.model.param_dtype)
+        return 0, steps.init(params), None
     step, arrays, books = restored
     return step, TrainState(**arrays, accumulator=steps.zero_accumulator()), books
 
@@ -75,9 +98,16 @@ def trainer_of(
     *,
     publisher: Publishing,
     checkpoints: Checkpoints,
+    base: Base | None,
 ) -> Trainer:
     """The trainer of what was restored; every process makes one at the same place, for all load the reference."""
     reference = pathlib.Path(config.loss.reference_path or model_folder)
+
+    def load_reference() -> Params:
+        if base is not None and not config.loss.reference_path:
+            return base.params
+        return weights.load(reference, config.model.compute_dtype)
+
     return Trainer(
         config=config,
         architecture=architecture,
@@ -85,13 +115,15 @@ def trainer_of(
         anchors=Anchors(
             steps,
             config,
-            load_reference=lambda: weights.load(reference, config.model.compute_dtype),
+            load_reference=load_reference,
             params=state.params,
+            base=None if base is None else base.params,
         ),
         kept=KeptBatch(steps, epochs=config.rounds.epochs),
         state=state,
         publisher=publisher,
         checkpoints=checkpoints,
+        base=base,
     )
 
 
@@ -105,6 +137,22 @@ def check_same(what: str, saved: dict[str, Any], now: dict[str, Any], folder: pa
     if differing:
         fields = "; ".join(f"{field} was {saved.get(field)!r}, is {now.get(field)!r}" for field in differing)
         raise CheckpointError(f"the checkpoint of {folder} is of another {what}: {fields}")
+
+
+def check_same_adapters(
+    saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path, model_folder: pathlib.Path
+) -> None:
+    """Compares the adapters that a checkpoint holds, and their base, with the run's.
+
+    Raises:
+      CheckpointError: they differ; names the fields, or the base's folder.
+    """
+    check_same("lora", saved.get("config", {}), now.get("config", {}), folder)
+    if saved.get("base") != now.get("base"):
+        raise CheckpointError(
+            f"the checkpoint of {folder} has adapters of another base: the weights in {model_folder} have changed "
+            f"since (they hashed to {saved.get('base')}, now to {now.get('base')}); bring them back, or begin a new run"
+        )
 
 
 def check_same_shapes(loaded: Architecture, architecture: Architecture, folder: pathlib.Path) -> None:

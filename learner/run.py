@@ -70,7 +70,9 @@ class Run:
 
     def checkpoint(self) -> Save:
         """The run as it is between two updates; its arrays are those of the moment when it is made."""
-        books = {"model": self.architecture.to_hf(), "mesh": self.config.mesh.axes} | self.stream.begin_save()
+        of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.books}
+        of_run = {"model": self.architecture.to_hf(), "mesh": self.config.mesh.axes} | of_base
+        books = of_run | self.stream.begin_save()
         return Save(self.step, books)
 
     def save_on_stop(self) -> None:

@@ -31,10 +31,10 @@ from learner.lead import Lead
 from learner.metrics import MetricsWriter
 from learner.model.config import Architecture
 from learner.objective import losses
-from learner.publish.opening import open_publisher
+from learner.publish.opening import open_publisher, published_names
 from learner.publish.outlet import Outlet
 from learner.publish.pinned import Pinned
-from learner.restore import Weights, restore, trainer_of
+from learner.restore import Weights, load_base, restore, trainer_of
 from learner.run import Run
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
@@ -135,11 +135,12 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         hosts=parts.lead.hosts,
     )
     weights = Weights(config, architecture)
-    step, state, books = restore(checkpoints, steps, weights, folder, model_folder)
+    base = load_base(weights, model_folder)
+    step, state, books = restore(checkpoints, steps, weights, folder, model_folder, base)
     store.record_restore(incarnation, step)
     timeouts = TimeoutAnchors(store)
     timeouts.resume(books)
-    put_run_card(store, config, folder, model_folder, architecture, state.params)
+    put_run_card(store, config, folder, model_folder, architecture, state.params, base)
 
     waiting = Waiting(heart)
     timeline = Timeline(RunFolder(folder).events, "learner")
@@ -150,7 +151,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         config,
         folder,
         tokenizer_hash=tokenizer.fingerprint,
-        names=architecture.param_names,
+        names=published_names(architecture, config),
         hosts=parts.lead.hosts,
         token=token,
         outlets=outlets,
@@ -174,7 +175,15 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     )
     stream.resume(books)
     trainer = trainer_of(
-        config, architecture, steps, state, weights, model_folder, publisher=publisher, checkpoints=checkpoints
+        config,
+        architecture,
+        steps,
+        state,
+        weights,
+        model_folder,
+        publisher=publisher,
+        checkpoints=checkpoints,
+        base=base,
     )
     run = Run(
         config=config,

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from bridge.store.protocol import LearnerStore
-from configs.sections import OptimizerConfig
-from learner.costs.flops import model_flops, peak_flops
+from configs.sections import LoraConfig, OptimizerConfig
+from learner.costs.flops import adapter_params, model_flops, peak_flops
 from learner.heart import live_actors
 from learner.metrics import LAST_PASS, SHOWN_OF_LAST_PASS
 from learner.model.config import Architecture
@@ -17,6 +17,9 @@ from learner.update.packing import MicroBatch
 
 _SHOWN_REASONS = ("stale", "early", "zero_variance", "overflow", *group_check.REASONS)
 """Why groups were kept out, of those that have a metric of their own."""
+
+
+NO_LORA = LoraConfig()
 
 
 class NotFiniteError(RuntimeError):
@@ -31,12 +34,14 @@ class StepBooks:
         config: OptimizerConfig,
         architecture: Architecture,
         *,
+        lora: LoraConfig = NO_LORA,
         stream: Stream,
         store: LearnerStore,
         num_skipped: int,
     ) -> None:
         """Starts at the run's first wait; `num_skipped` optimizer steps were left out before."""
         self._config, self._architecture, self._stream, self._store = config, architecture, stream, store
+        self._lora = lora
         self._ticket_ids: list[str] = []
         self._of_passes: list[Mapping[str, Any]] = []
         """The optimizer steps' metrics, one a pass over the batch."""
@@ -124,6 +129,7 @@ class StepBooks:
             num_tokens=float(metrics["real_tokens"]),
             num_scored_tokens=float(metrics["tokens"]),
             sum_squared_lengths=self._sum_squared_lengths,
+            num_adapter_params=adapter_params(self._architecture, self._lora),
         )
         per_s = flops / max(self._train_s, 1e-9)
         peak = self._peak_flops * jax.device_count() if self._peak_flops else float("nan")

@@ -17,9 +17,11 @@ from bridge.store.sample_tickets import SampleTickets
 from configs.overrides import to_json
 from configs.run_folder import run_id, store_url
 from configs.schema import Config
+from learner.lora.base import Base
 from learner.model.config import Architecture
 from learner.model.decoder import Params
 from learner.publish.card import make_card
+from learner.publish.opening import published_names
 
 _LOOK_S = 1.0
 
@@ -96,15 +98,22 @@ def put_run_card(
     model_folder: pathlib.Path,
     architecture: Architecture,
     params: Params,
+    base: Base | None = None,
 ) -> None:
-    """Tells actors that share no folder with this learner what they need to know."""
+    """Tells actors that share no folder with this learner what they need to know.
+
+    `params` are the learner's; where they are adapters, `base` is what they belong to.
+    """
+    is_merged = base is not None and not config.publishes_adapters
+    published = base.params if base is not None and is_merged else params
     card, blobs = make_card(
         run=run_id(folder),
         name=config.run.name,
         config=to_json(config),
         model_folder=model_folder,
-        names=architecture.param_names,
-        shapes={path: tuple(leaf.shape) for path, leaf in flatten(params).items()},
+        names=published_names(architecture, config),
+        shapes={path: tuple(leaf.shape) for path, leaf in flatten(published).items()},
         dtype=config.model.served_dtype,
+        base=base.books["base"] if base is not None and config.publishes_adapters else "",
     )
     store.put_card(card, blobs)

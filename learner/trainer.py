@@ -12,8 +12,12 @@ import jax
 import numpy as np
 from jaxtyping import Float32
 
+from configs.run_folder import RunFolder
 from configs.schema import Config
 from learner.checkpoint import Checkpoints
+from learner.lora import peft
+from learner.lora.adapters import merge
+from learner.lora.base import Base
 from learner.model.config import Architecture
 from learner.model.decoder import Params
 from learner.model.hf import io as hf_io
@@ -49,6 +53,13 @@ class Trainer:
     state: TrainState
     publisher: Publishing
     checkpoints: Checkpoints
+    base: Base | None = None
+    """What the state's adapters belong to; None where all parameters are trained."""
+
+    @property
+    def frozen(self) -> Params | None:
+        """The base's parameters."""
+        return None if self.base is None else self.base.params
 
     def accumulate(self, micro: MicroBatch) -> None:
         """Adds a micro-batch's gradient in the first pass over its batch.
@@ -59,7 +70,7 @@ class Trainer:
         before = self.steps.in_progress
         batch = self.steps.spread(micro.batch)
         anchors = self.anchors.score(batch)
-        self.state = self.steps.accumulate(self.state, batch, anchors)
+        self.state = self.steps.accumulate(self.state, batch, anchors, self.frozen)
         self.kept.add(dataclasses.replace(micro, batch=batch) if self.steps.spreads else micro, anchors)
         jax.block_until_ready(self.steps.in_progress if micro.ends_pack else before)
 
@@ -67,7 +78,7 @@ class Trainer:
         """Adds the gradient of the batch's micro-batch of that number, from 0, in a later pass."""
         micro, anchors = self.kept[index]
         before = self.steps.in_progress
-        self.state = self.steps.accumulate(self.state, micro.batch, anchors)
+        self.state = self.steps.accumulate(self.state, micro.batch, anchors, self.frozen)
         jax.block_until_ready(before)
 
     def apply(self, epoch: int) -> dict[str, Any]:
@@ -85,20 +96,43 @@ class Trainer:
 
     def score(self, batch: PackedBatch) -> Float32[np.ndarray, "B S"]:
         """Log pi of each trained token by the current weights, in nats, on the host."""
-        return whole_on_host(self.steps.score(self.state.params, self.steps.spread(batch)))
+        return whole_on_host(self.steps.score(self.state.params, self.steps.spread(batch), self.frozen))
 
     def publish(self, step: int, *, is_awaited: bool) -> None:
         """Hands the current weights over to the publisher; see there."""
-        self.publisher.publish(self.state.params, step=step, is_awaited=is_awaited)
+        self.publisher.publish(self.weights_out(), step=step, is_awaited=is_awaited)
         self.anchors.publish(self.state.params)
+
+    def weights_out(self) -> Params:
+        """What is published: the parameters; of a run with adapters these, or the base with them added to it."""
+        if self.base is None or self.config.publishes_adapters:
+            return self.state.params
+        return self._merged(self.base, self.config.model.served_dtype)
 
     def save(self, step: int, books: dict[str, Any]) -> None:
         """Starts a checkpoint of the state as it is between two updates; `books` are the leader's."""
         self.checkpoints.save(step, saved_part(self.state), books)
 
     def save_model(self, folder: pathlib.Path, tokenizer_from: pathlib.Path) -> None:
-        """Writes the model in Hugging Face's format."""
-        hf_io.save(folder, self.architecture, self.state.params, tokenizer_from=tokenizer_from)
+        """Writes the model in Hugging Face's format; one with adapters merged, and those in PEFT's format beside it."""
+        if self.base is None:
+            hf_io.save(folder, self.architecture, self.state.params, tokenizer_from=tokenizer_from)
+            return
+        adapters = jax.tree.map(whole_on_host, self.state.params)
+        if jax.process_index() == 0:
+            peft.save(
+                RunFolder(folder.parent).adapter(int(self.state.step)),
+                self.architecture,
+                self.config.lora,
+                adapters,
+                base=str(tokenizer_from),
+            )
+        dtype = self.config.model.param_dtype
+        merged = self._merged(self.base, dtype)
+        hf_io.save(folder, self.architecture, merged, dtype=dtype, tokenizer_from=tokenizer_from)
+
+    def _merged(self, base: Base, dtype: str) -> Params:
+        return merge(base.params, self.state.params, scale=self.config.lora.scale, dtype=dtype)
 
 
 def saved_part(state: TrainState) -> dict[str, Any]:

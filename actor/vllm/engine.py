@@ -4,6 +4,7 @@ vLLM is imported only by `VllmEngine.start`, since it reads its environment when
 """
 
 import asyncio
+import contextlib
 import pathlib
 import time
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from actor.engine.protocol import (
     SwapTimings,
     WeightLoadError,
 )
+from actor.vllm.adapters import Adapter, Adapters, engine_arguments
 from actor.vllm.control import Control, ControlLostError
 from actor.vllm.environment import set_environment
 from actor.vllm.stats import StatLogger
@@ -47,10 +49,19 @@ class VllmEngine:
     """An `actor.engine.protocol.Engine` on vLLM."""
 
     def __init__(
-        self, llm: "AsyncLLM", *, expected: TensorTable, counter: StatLogger, size: EngineSize, config: Config
+        self,
+        llm: "AsyncLLM",
+        *,
+        expected: TensorTable,
+        counter: StatLogger,
+        size: EngineSize,
+        config: Config,
+        adapters: Adapters | None = None,
     ) -> None:
         """See `start`."""
         self._llm = llm
+        self._adapters = adapters
+        """With publish.lora=adapter; a version is one of them then, beside weights that stay."""
         self._config = config
         self._expected = expected
         self._counter = counter
@@ -72,12 +83,15 @@ class VllmEngine:
         self._failure: EngineDeadError | None = None
 
     @classmethod
-    def start(cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable) -> "VllmEngine":
+    def start(
+        cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable, base: TensorTable | None = None
+    ) -> "VllmEngine":
         """Builds the model and starts the engine's processes; takes long and blocks, so do it before a loop.
 
-        Of the folder the config alone is read; its weights, if it has any, are not.
+        Of the folder the config alone is read; its weights, if it has any, are not. With publish.lora=adapter they are.
 
-        `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
+        `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`);
+        with publish.lora=adapter of the adapters, and `base` that of the folder's weights.
         """
         set_environment(config)
         from vllm import AsyncEngineArgs
@@ -93,11 +107,13 @@ class VllmEngine:
 
         weights.register()
         counter = StatLogger()
+        of_adapters = engine_arguments(config) if config.publishes_adapters else {}
+        # Nothing is sampled before the first snapshot, which has all: where the folder has weights, they are old.
+        load_format = of_adapters.pop("load_format", "dummy")
         arguments = AsyncEngineArgs(
             model=str(model_folder),
             skip_tokenizer_init=True,
-            # Nothing is sampled before the first snapshot, which has all: where the folder has weights, they are old.
-            load_format="dummy",
+            load_format=load_format,
             dtype=config.model.served_dtype,
             max_model_len=config.model.max_tokens,
             max_num_seqs=config.actor.max_num_seqs,
@@ -111,6 +127,7 @@ class VllmEngine:
             worker_extension_cls=f"{weights.__name__}.{weights.WorkerPlugin.__name__}",
             use_tqdm_on_load=False,
             disable_log_stats=True,
+            **of_adapters,
         )
         vllm_config = engine_config(arguments)
         with bound_threads(vllm_config):
@@ -122,9 +139,12 @@ class VllmEngine:
         size = EngineSize(
             max_num_seqs=config.actor.max_num_seqs,
             tensor_parallel_size=config.actor.tensor_parallel_size,
-            **kv_sizes(llm.vllm_config, expected),
+            **kv_sizes(llm.vllm_config, base or expected),
         )
-        return cls(llm, expected=expected, counter=counter, size=size, config=config)
+        adapters = None
+        if of_adapters:
+            adapters = Adapters(llm, config, expected=expected, base=base or {}, folder=model_folder)
+        return cls(llm, expected=expected, counter=counter, size=size, config=config, adapters=adapters)
 
     def for_run(self, config: Config) -> "VllmEngine":
         """The same engine for another run, after the one before has ended: no weights of its own are served yet.
@@ -132,12 +152,22 @@ class VllmEngine:
         Raises:
           ValueError: the engine was started for another model or with other limits.
         """
-        mine, wanted = ((c.model, c.actor) for c in (self._config, config))
+        mine, wanted = (
+            (c.model, c.actor, c.publishes_adapters and (c.lora, c.publish.max_adapters))
+            for c in (self._config, config)
+        )
         if mine != wanted:
-            raise ValueError("an engine serves another run only if its sections model and actor are the same")
+            raise ValueError("an engine serves another run only if its sections model, actor and lora are the same")
         if self._control is not None:
             self._control.close()
-        return VllmEngine(self._llm, expected=self._expected, counter=self._counter, size=self._size, config=config)
+        return VllmEngine(
+            self._llm,
+            expected=self._expected,
+            counter=self._counter,
+            size=self._size,
+            config=config,
+            adapters=None if self._adapters is None else self._adapters.for_run(config),
+        )
 
     @property
     def version(self) -> Version | None:
@@ -192,17 +222,23 @@ class VllmEngine:
             while True:
                 await self._may_start(request_id)
                 prompt, left = rest(prompt_tokens, sampling, parts)
-                completion = await self._generate(prompt, left, request_id=request_id, priority=priority)
+                with self._adapter(request_id) as adapter:
+                    completion = await self._generate(
+                        prompt, left, request_id=request_id, priority=priority, adapter=adapter
+                    )
                 reason = completion.finish_reason if completion is not None else "abort"
                 if completion is not None:
-                    parts.append(read_part(completion))
+                    parts.append(read_part(completion, None if adapter is None else adapter.version))
                 if reason in _FINISHES:
                     return join(parts, _FINISHES[reason])
                 if reason != "abort":
                     raise EngineDeadError(f"request {request_id} ended with {reason!r}")
-                if not self._resumes:
+                is_moved = self._adapters is not None and self._adapters.moves(request_id)
+                if not (self._resumes or is_moved):
                     raise AbortedError(f"request {request_id} was aborted")
         finally:
+            if self._adapters is not None:
+                self._adapters.moves(request_id)
             self._active.discard(request_id)
             self._aborted.discard(request_id)
 
@@ -213,8 +249,18 @@ class VllmEngine:
         if request_id in self._aborted:
             raise AbortedError(f"request {request_id} was aborted")
 
+    def _adapter(self, request_id: str) -> contextlib.AbstractContextManager[Adapter | None]:
+        """What a request runs under from here on."""
+        return contextlib.nullcontext() if self._adapters is None else self._adapters.used_by(request_id)
+
     async def _generate(
-        self, prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, *, request_id: str, priority: int
+        self,
+        prompt_tokens: Int32[np.ndarray, " P"],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        priority: int,
+        adapter: Adapter | None,
     ) -> "CompletionOutput | None":
         """One request of vLLM; None if it ended before there was anything of it."""
         from vllm.exceptions import VLLMClientError
@@ -224,11 +270,15 @@ class VllmEngine:
 
         # Keyed by version: cached keys and values of older weights never serve a request made after a swap.
         # (A reset can't do it: vLLM refuses one while running requests hold blocks.)
-        salt = str(self._version) if self._caches_prefixes else None
+        version = self._version if adapter is None else adapter.version
+        salt = str(version) if self._caches_prefixes else None
         prompt = tokens_input(prompt_tokens.tolist(), cache_salt=salt)
+        lora = None if adapter is None or self._adapters is None else self._adapters.request_of(adapter)
         output = None
         try:
-            async for one in self._llm.generate(prompt, to_params(sampling), request_id, priority=priority):
+            async for one in self._llm.generate(
+                prompt, to_params(sampling), request_id, lora_request=lora, priority=priority
+            ):
                 output = one  # there is only the final one
         except (VllmDeadError, EngineGenerateError) as e:
             raise EngineDeadError(f"request {request_id}: the engine failed: {e or type(e).__name__}") from e
@@ -252,6 +302,8 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         async with self._swap_lock:
+            if self._adapters is not None:
+                return await self._swap_adapter(self._adapters, path, manifest)
             start = time.perf_counter()
             try:
                 check_table(manifest, self._expected)
@@ -274,6 +326,14 @@ class VllmEngine:
             finally:
                 self._is_open.set()
             return SwapTimings(check_s=paused - start, pause_s=time.perf_counter() - paused, load_s=load_s)
+
+    async def _swap_adapter(self, adapters: Adapters, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
+        try:
+            timings = await adapters.swap(path, manifest)
+        finally:
+            self._version = adapters.version  # requests run under it, also where older ones could not be ended
+        self._counter.start_peak()
+        return timings
 
     async def _load(self, path: pathlib.Path, manifest: WeightManifest) -> float:
         """Pauses, loads, proves, resumes; returns the seconds that loading took.

@@ -33,8 +33,9 @@ def prove_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *,
       RuntimeError: a tensor is not served as it is in the snapshot, or is served by no layer.
     """
     proof = _Proof(model, tensors, seed)
-    for name, layer in model.named_modules():
+    for full_name, layer in model.named_modules():
         module: Any = layer  # what it has depends on its class
+        name = full_name.removesuffix(".base_layer")  # beside which it keeps adapters
         if isinstance(module, LinearBase | ParallelLMHead):
             proof.matrix(name, module)
         elif isinstance(module, VocabParallelEmbedding):

@@ -38,8 +38,10 @@ def to_params(sampling: Sampling) -> "SamplingParams":
     )
 
 
-def read_part(completion: "CompletionOutput") -> Part:
+def read_part(completion: "CompletionOutput", version: Version | None = None) -> Part:
     """The tokens of one request with their logprobs and versions, whether it ended by itself or not.
+
+    All of them are `version`'s, if it is given: of the adapter that the request ran under.
 
     Raises:
       EngineDeadError: logprobs or versions are not those of the tokens.
@@ -50,7 +52,7 @@ def read_part(completion: "CompletionOutput") -> Part:
     return Part(
         tokens=np.asarray(completion.token_ids, np.int32),
         logprobs=_sampled_logprobs(completion),
-        token_versions=_token_versions(completion),
+        token_versions=_token_versions(completion) if version is None else (version,) * num_tokens,
     )
 
 

@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import multiprocessing
 import os
+import pathlib
 import signal
 import socket
 from collections.abc import Mapping
@@ -167,10 +168,25 @@ class WorkerPlugin:
     """vLLM's worker extension: each worker process imports this module, and has this for the front end to call."""
 
     weight_transfer_engine: Any
+    model_runner: Any
 
     def drop_snapshot(self) -> None:
         """See `SnapshotTransfer.drop`."""
         self.weight_transfer_engine.drop()
+
+    def load_adapter(self, number: int, path: str, manifest: bytes, settings: dict[str, Any]) -> None:
+        """Takes an adapter from a verified snapshot; see `adapter_worker.load_adapter`, whose errors it raises."""
+        from actor.vllm import adapter_worker
+
+        arrays = map_tensors(path, codec.decode(WeightManifest, manifest))
+        tensors = {name: _as_torch(array) for name, array in arrays.items()}
+        adapter_worker.load_adapter(self.model_runner, number, tensors, settings)
+
+    def prove_base(self, folder: str, table: dict[str, Any]) -> None:
+        """Compares the base with its folder; see `adapter_worker.prove_base`, whose errors it raises."""
+        from actor.vllm import adapter_worker
+
+        adapter_worker.prove_base(self.model_runner.get_model(), pathlib.Path(folder), table)
 
 
 def register() -> None:

@@ -26,6 +26,10 @@ class ModelFolder:
     """What every snapshot must hold: exactly these names, dtypes and shapes."""
     tokenizer_hash: str
     """BLAKE3 of tokenizer.json: what the learner and an actor must agree on."""
+    base: TensorTable | None = None
+    """With publish.lora=adapter: the tensors of the weights that an engine reads itself."""
+    weights: pathlib.Path | None = None
+    """Where those are; None: in `path`."""
     decode: Callable[[Int32[np.ndarray, " T"]], str]
     """Tokens to text, special tokens left out."""
 

@@ -7,6 +7,7 @@ from configs.sections.environments import EnvironmentsConfig
 from configs.sections.evaluation import EvaluationConfig
 from configs.sections.judge import JudgeConfig
 from configs.sections.learner import LearnerConfig
+from configs.sections.lora import LoraConfig
 from configs.sections.loss import LossConfig
 from configs.sections.mesh import MeshConfig
 from configs.sections.model import ModelConfig
@@ -29,6 +30,7 @@ __all__ = [
     "EvaluationConfig",
     "JudgeConfig",
     "LearnerConfig",
+    "LoraConfig",
     "LossConfig",
     "MeshConfig",
     "ModelConfig",

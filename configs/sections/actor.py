@@ -33,6 +33,9 @@ class ActorConfig:
     """Keeps the keys and values of whole blocks of a prompt (16 tokens on a GPU, 128 on a CPU) for the next request
     that begins alike, under the same weights: a group's siblings, and an episode's next turn, whose prompt is all that
     was said. Without it each turn computes its history again."""
+    base_path: str = ""
+    """With publish.lora=adapter: the folder with the base's weights on this actor's machine; empty: model.path. They
+    must be the learner's own."""
     cpu_cores: str = ""
     """Cores the engine is pinned to on a CPU ("0" or "0-3"): a group for each of several engines, ";" between them, and
     "|" between the processes of a group with tensor_parallel_size ("0|1;2|3"). Empty: several engines share all cores

@@ -19,6 +19,12 @@ class PublishConfig:
     kv_cache: Literal["keep", "recompute"] = "keep"
     """With at_publish=keep: what running requests do with the keys and values of older weights (PipelineRL section
     5.1)."""
+    lora: Literal["merged", "adapter"] = "merged"
+    """With lora.rank: what goes out. Whole weights with the adapters added to them, or the adapters alone, which vLLM
+    serves beside the base; then a request ends under the adapter that it began with (at_publish=keep)."""
+    max_adapters: int = 4
+    """With lora=adapter: how many an engine holds. Where requests still use that many, those of the oldest end at a
+    publish and go on from their tokens under the new one."""
     probe_every_n_publishes: int = 10
     """After every n-th publish the learner compares the engine's logprobs of fresh samples with its own
     before the next step; 0 never."""
@@ -69,6 +75,7 @@ class PublishConfig:
         positive(
             "publish",
             every_n_steps=self.every_n_steps,
+            max_adapters=self.max_adapters,
             reader_wait_s=self.reader_wait_s,
             bucket_keep=self.bucket_keep,
             bucket_wait_s=self.bucket_wait_s,

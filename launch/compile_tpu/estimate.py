@@ -115,7 +115,11 @@ def estimate(answer: dict[str, Any], config: Config, model: Architecture, chip: 
     tokens, scored, squares = micro_batch_lengths(config)
     n, epochs = num_micro_batches(config), config.rounds.epochs
     trained = n * epochs
-    work: dict[str, Any] = dict(num_tokens=trained * tokens, sum_squared_lengths=trained * squares)
+    work: dict[str, Any] = dict(
+        num_tokens=trained * tokens,
+        sum_squared_lengths=trained * squares,
+        num_adapter_params=flops.adapter_params(model, config.lora),
+    )
     return Estimate(
         hbm_bytes=hbm_bytes(answer),
         programs={name: program_time(p, chip) for name, p in answer["programs"].items()},
@@ -146,15 +150,20 @@ def hbm_bytes(answer: dict[str, Any]) -> dict[str, int]:
     """What a chip holds at the fullest moment.
 
     The optimizer's state is no argument of `accumulate`, so the compiler doesn't see it there, but it stays where it
-    is: its size (padding included) is what `apply` takes more. A frozen model that scores stays as well.
+    is: its size (padding included) is what `apply` takes more. A frozen model that scores stays as well, and so does
+    the base of adapters, which `accumulate` has as an argument and `apply` has not; as a reference it is no second one.
     """
     state, programs = answer["state_bytes"], answer["programs"]
     memory = {name: p["memory"] for name, p in programs.items()}
-    optimizer = state["optimizer"]
+    optimizer, base = state["optimizer"], state.get("base", 0)
     if "apply" in memory:
-        optimizer = max(memory["apply"]["argument"] - memory["accumulate"]["argument"] + state["batch"], optimizer)
-    frozen = max(memory["score"]["argument"] - state["batch"], 0) if "score" in memory else 0
+        optimizer = max(
+            memory["apply"]["argument"] - memory["accumulate"]["argument"] + base + state["batch"], optimizer
+        )
+    frozen = max(memory["score"]["argument"] - base - state["batch"], 0) if "score" in memory else 0
+    frozen += state.get("reference", 0)
     parts = {"parameters": state["parameters"], "accumulator": state["accumulator"], "batch": state["batch"]}
+    parts |= {"frozen base": base} if base else {}
     padding = max(memory["accumulate"]["argument"] - sum(parts.values()), 0)
     own = {name: _own(m) for name, m in memory.items()}
     fullest = max(own, key=lambda name: own[name])

@@ -161,6 +161,9 @@ def state_bytes(steps: Steps, config: Config) -> dict[str, int]:
         "parameters": size(state.params),
         "optimizer": size(state.opt_state),
         "accumulator": size(state.accumulator),
+        "base": size(steps.abstract_base()),
+        # With adapters a reference is the base, and takes nothing more; one of its own is another model.
+        "reference": size(steps.abstract_base()) if steps.needs.reference and config.loss.reference_path else 0,
         "batch": batch // (config.mesh.batch_shards * config.mesh.sequence),
     }
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from bridge.types import Group, Rollout
 from configs.schema import Config
+from learner.model.decoder import Params
 from learner.update.anchors import Anchors
 from learner.update.packing import MicroBatch, pack_groups
 from learner.update.state import TrainState
@@ -18,7 +19,7 @@ _REPEATS = 5
 
 
 def profile_learner(
-    config: Config, steps: Steps, anchors: Anchors, state: TrainState
+    config: Config, steps: Steps, anchors: Anchors, state: TrainState, *, base: Params | None = None
 ) -> tuple[dict[str, float], TrainState]:
     """The `learner` part of a profile (`launch/plan/profiles.py`), timed on full micro-batches of the run's shape.
 
@@ -30,6 +31,7 @@ def profile_learner(
       steps: the run's.
       anchors: the run's.
       state: the run's, which is stepped on: a second one might not fit the devices.
+      base: what the state's adapters belong to, if it has adapters.
 
     Returns:
       The profile, and the state that takes the place of the one given.
@@ -38,7 +40,7 @@ def profile_learner(
 
     def accumulate() -> None:
         nonlocal state
-        state = steps.accumulate(state, batch, anchors.score(batch))
+        state = steps.accumulate(state, batch, anchors.score(batch), base)
         jax.block_until_ready(steps.in_progress)
 
     def apply() -> None:

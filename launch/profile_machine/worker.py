@@ -34,7 +34,7 @@ class LearnerSide:
 
     def publish(self) -> dict[str, Any]:
         """Exports and announces the weights as the next version."""
-        self._run.publisher.publish(self._run.trainer.state.params, step=self._num_publishes)
+        self._run.publisher.publish(self._run.trainer.weights_out(), step=self._num_publishes)
         self._run.publisher.finish()
         self._num_publishes += 1
         return {"export_s": self._run.publisher.last_publish_s}
@@ -44,7 +44,9 @@ class LearnerSide:
         from launch.profile_machine.learner import profile_learner
 
         trainer = self._run.trainer
-        profile, trainer.state = profile_learner(trainer.config, trainer.steps, trainer.anchors, trainer.state)
+        profile, trainer.state = profile_learner(
+            trainer.config, trainer.steps, trainer.anchors, trainer.state, base=trainer.frozen
+        )
         return profile
 
     def problems(self, count: int) -> dict[str, Any]:
@@ -68,15 +70,16 @@ class EngineSide:
     def __init__(self, prepared: command_line.Prepared) -> None:
         """Starts the engine."""
         from actor.vllm.engine import VllmEngine
+        from actor.weights.base_folder import for_adapters
         from actor.weights.client import WeightClient
         from actor.weights.local_copy import LocalCopy
         from actor.weights.model_folder import read_model_folder
         from actor.weights.source import LocalSource
 
         self._config = config = prepared.config
-        model = read_model_folder(prepared.model_folder, dtype=config.model.served_dtype)
+        model = for_adapters(read_model_folder(prepared.model_folder, dtype=config.model.served_dtype), config)
         self._copy = LocalCopy(snapshot_folder(config), _NAME)
-        self._engine = VllmEngine.start(model.path, config, expected=model.tensors)
+        self._engine = VllmEngine.start(model.path, config, expected=model.tensors, base=model.base)
         self._timeline = Timeline(RunFolder(prepared.folder).events, _NAME)
         self._weights = WeightClient(
             LocalSource(

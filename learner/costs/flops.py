@@ -15,6 +15,7 @@ Convention (Chowdhery et al., 2022, "PaLM", appendix B, with the differences nam
 
 import dataclasses
 
+from configs.sections.lora import LoraConfig
 from learner.model.config import Architecture
 
 
@@ -48,8 +49,12 @@ def model_flops(
     num_scored_tokens: float,
     sum_squared_lengths: float,
     causal: bool = True,
+    num_adapter_params: int = 0,
 ) -> float:
     """FLOPs that a training step can't do without: 3 x (2 N T + 2 D V T_scored + 2 L H hd sum_i n_i^2).
+
+    With adapters of M parameters in all matrices are frozen, whose own gradients nobody makes: 2 x (2 N T + 2 D V
+    T_scored) + 3 x (2 M T + 2 L H hd sum_i n_i^2). (The first layer's input needs no gradient either; that is counted.)
 
     Args:
       config: the model.
@@ -58,14 +63,25 @@ def model_flops(
       sum_squared_lengths: sum over the sequences of their squared length, prompt and response together.
       causal: count the L^2 / 2 pairs that a causal mask leaves; False counts all, as PaLM does. A sliding
         window makes fewer pairs than either, which is not taken off.
+      num_adapter_params: of low-rank adapters, where they alone are trained; 0: all parameters are.
     """
-    return 3 * forward_flops(
-        config,
-        num_tokens=num_tokens,
-        num_scored_tokens=num_scored_tokens,
-        sum_squared_lengths=sum_squared_lengths,
-        causal=causal,
-    )
+    layers, attention, head = _forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, causal)
+    if not num_adapter_params:
+        return 3 * (layers + attention + head)
+    return 2 * (layers + head) + 3 * (attention + 2.0 * num_adapter_params * num_tokens)
+
+
+def adapter_params(config: Architecture, lora: LoraConfig) -> int:
+    """Parameters of the adapters: rank x (in + out) of each matrix that has one; 0 where they are off."""
+    c = config
+    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    of_module = {
+        "q_proj": c.hidden_size + queries,
+        "k_proj": c.hidden_size + keys,
+        "v_proj": c.hidden_size + keys,
+        "o_proj": queries + c.hidden_size,
+    } | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), c.hidden_size + c.intermediate_size)
+    return c.num_layers * lora.rank * sum(of_module[module] for module in lora.modules)
 
 
 def _forward_parts(

@@ -52,6 +52,12 @@ RULES: dict[str, tuple[Axes, ...]] = {
     "layers/gate_proj/bias": (None, "tensor"),
     "layers/up_proj/bias": (None, "tensor"),
     "layers/down_proj/bias": (None, None),
+    # Adapters: A [layers, rank, in], B [layers, out, rank]. The rank is small and stays whole; what is split of a
+    # matrix's inputs or outputs over `tensor` is split of its adapter's too.
+    **{f"layers/{name}_proj/lora_a": (None, None, FSDP) for name in ("q", "k", "v", "gate", "up")},
+    **{f"layers/{name}_proj/lora_b": (None, ("tensor", *FSDP), None) for name in ("q", "k", "v", "gate", "up")},
+    **{f"layers/{name}_proj/lora_a": (None, None, ("tensor", *FSDP)) for name in ("o", "down")},
+    **{f"layers/{name}_proj/lora_b": (None, FSDP, None) for name in ("o", "down")},
     # [layers, experts, out, in], and the router's [layers, experts, in].
     "layers/router/kernel": (None, FSDP, None),
     "layers/experts_gate/kernel": (None, "expert", ("tensor", *EXPERT_FSDP), None),

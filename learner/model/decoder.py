@@ -28,6 +28,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from configs.sections.lora import LoraConfig
 from learner.model.attention.dispatch import attention
 from learner.model.config import Architecture
 from learner.model.moe import ExpertLayout, moe_mlp
@@ -45,12 +46,20 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
+NO_LORA = LoraConfig()
 INIT_STD = 0.02
 """Standard deviation of fresh kernels, as in Hugging Face's `initializer_range`."""
 
 
 class Linear(nnx.Module):
-    """y = x W^T + b with W stacked as [layers, out, in]; called inside the scan with one layer's W."""
+    """y = x W^T + b with W stacked as [layers, out, in]; called inside the scan with one layer's W.
+
+    With an adapter (`adapt`) y = x W^T + s (x A^T) B^T + b.
+    """
+
+    lora_a: nnx.Param | None = None
+    lora_b: nnx.Param | None = None
+    lora_scale = 0.0
 
     def __init__(self, stack: tuple[int, ...], d_out: int, d_in: int, *, bias: bool, dtype, rngs: nnx.Rngs):
         """Draws the kernel from N(0, 0.02^2); the bias is zero."""
@@ -58,10 +67,23 @@ class Linear(nnx.Module):
         self.kernel = nnx.Param(kernel.astype(dtype))
         self.bias = nnx.Param(jnp.zeros((*stack, d_out), dtype)) if bias else None
 
+    def adapt(self, rank: int, scale: float) -> None:
+        """Gives it an adapter (Hu et al., 2021, equation 3): A [layers, rank, in] and B [layers, out, rank], zero."""
+        *stack, d_out, d_in = self.kernel.shape
+        self.lora_a = nnx.Param(jnp.zeros((*stack, rank, d_in), self.kernel.dtype))
+        self.lora_b = nnx.Param(jnp.zeros((*stack, d_out, rank), self.kernel.dtype))
+        self.lora_scale = scale
+
     def __call__(self, x: Float[Array, "... d_in"]) -> Float[Array, "... d_out"]:
         """The product in x's dtype."""
-        y = jax.lax.dot_general(x, self.kernel[...].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
+        y = _product(x, self.kernel)
+        if self.lora_a is not None and self.lora_b is not None:
+            y += _product(self.lora_scale * _product(x, self.lora_a), self.lora_b)
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+
+def _product(x: Float[Array, "... d_in"], weight: nnx.Param) -> Float[Array, "... d_out"]:
+    return jax.lax.dot_general(x, weight[...].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
 
 
 class RMSNorm(nnx.Module):
@@ -186,12 +208,14 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """Embedding, layers, final norm, and the output head when it isn't the embedding."""
 
-    def __init__(self, config: Architecture, *, dtype, rngs: nnx.Rngs):
-        """Fresh weights in `dtype`."""
+    def __init__(self, config: Architecture, *, dtype, rngs: nnx.Rngs, lora: LoraConfig = NO_LORA):
+        """Fresh weights in `dtype`; with adapters that are zero, where `lora` has some."""
         c = config
         self.config = config
         self.embed = Embed(c.vocab_size, c.hidden_size, dtype=dtype, rngs=rngs)
         self.layers = Layer(c, dtype=dtype, rngs=rngs)
+        for module in lora.modules:
+            getattr(self.layers, module).adapt(lora.rank, lora.scale)
         self.final_norm = RMSNorm((), c.hidden_size, config=c, dtype=dtype)
         self.lm_head = (
             None
@@ -253,6 +277,16 @@ def abstract_params(config: Architecture, dtype: DTypeLike = jnp.float32) -> Par
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0), dtype))
 
 
+def _structure(config: Architecture, lora: LoraConfig) -> tuple[Any, Params]:
+    """What `make_apply` merges parameters into, and their shapes, those of adapters among them."""
+
+    def make() -> Decoder:
+        return Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(params=0), lora=lora)
+
+    decoder = nnx.eval_shape(make)
+    return nnx.graphdef(decoder), nnx.to_pure_dict(nnx.state(decoder))
+
+
 def output_head(params: Params) -> Float[Array, "V D"]:
     """The matrix that turns hidden states into logits: the head, or a tied model's embedding."""
     return params["lm_head"]["kernel"] if "lm_head" in params else params["embed"]["embedding"]
@@ -267,6 +301,7 @@ def make_apply(
     attention_block: int | None = None,
     max_segments: int = 128,
     mesh: Mesh | None = None,
+    lora: LoraConfig = NO_LORA,
 ) -> Apply:
     """Builds the pure forward `apply(params, tokens [B, S], positions [B, S], segment_ids [B, S])`.
 
@@ -282,15 +317,16 @@ def make_apply(
       max_segments: sequences that a row may hold; see `attention`.
       mesh: what jit's arrays are split over, by `learner.devices.mesh`; None is one device. Without it XLA may split
         the hidden dim of activations instead of gathering the weights of an fsdp mesh.
+      lora: the adapters that the parameters have beside the model's own (`bridge.adapter_names.combine`).
 
     Raises:
       ValueError: no such remat policy.
     """
     if remat not in REMAT:
         raise ValueError(f"remat: got {remat!r}, wanted one of {sorted(REMAT)}")
-    structure = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(params=0))))
+    structure, shapes = _structure(config, lora)
     split = mesh if mesh is not None and mesh.size > 1 else None
-    placement = Placement.of(abstract_params(config), split, compute_dtype)
+    placement = Placement.of(shapes, split, compute_dtype)
     options: dict[str, Any] = dict(
         scale=config.attention_scale,
         soft_cap=config.attention_soft_cap,

@@ -52,6 +52,8 @@ class Head:
     states as rows, and writes so large a sum 1.4 times as fast; elsewhere it is a transpose for nothing."""
     mesh: Mesh | None = None
     """None: everything is on one device."""
+    is_trained: bool = True
+    """False: the head is frozen, and no gradient of it is made or kept, which would be as large as the head."""
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
@@ -141,7 +143,7 @@ def token_loss_sum(
         return (value, outputs), (d_hidden, d_weight)
 
     def backward(gradients, cotangents):
-        return tuple(g * cotangents[0].astype(g.dtype) for g in gradients)
+        return tuple(None if g is None else g * cotangents[0].astype(g.dtype) for g in gradients)
 
     total.defvjp(forward, backward)
     return total(hidden, weight)
@@ -179,7 +181,7 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
                 value + chunk_value,
                 put(outputs, (Scores(logits.logprobs, logits.entropy), more)),
                 put(d_hidden, d_h.astype(d_hidden.dtype)),
-                d_weight + weight_gradient(d_logits, h),
+                None if d_weight is None else d_weight + weight_gradient(d_logits, h),
             )
 
         zeros = jnp.zeros(mask.size, jnp.float32)
@@ -188,16 +190,19 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
         more = jax.tree.map(lambda x: jnp.zeros(mask.size, x.dtype), jax.eval_shape(loss, one, one, one_each)[1])
         # Sums of d_hidden over the vocabulary's shards are taken in float32.
         h_dtype = jnp.float32 if _is_split(head, "tensor") else hidden.dtype
+        d_weight_shape = weight.shape[::-1] if head.words_last else weight.shape
         start = (
             jnp.float32(0),
             (Scores(zeros, zeros), more),
             jnp.zeros((mask.size, hidden.shape[-1]), h_dtype),
-            jnp.zeros(weight.shape[::-1] if head.words_last else weight.shape, jnp.float32),
+            jnp.zeros(d_weight_shape, jnp.float32) if head.is_trained else None,
         )
         value, outputs, d_hidden, d_weight = _walk(head.chunk, mask, start, visit)
-        d_weight = d_weight.T if head.words_last else d_weight
         d_hidden = _sum_over(head, "tensor", d_hidden).astype(hidden.dtype)
         value = _sum_over(head, (*BATCH_AXES, "sequence"), value)
+        if d_weight is None:
+            return value, _unflatten(outputs, mask.shape), d_hidden.reshape(hidden.shape), None
+        d_weight = d_weight.T if head.words_last else d_weight
         if scatter:
             d_weight = jax.lax.psum_scatter(d_weight, scatter, scatter_dimension=1, tiled=True)
             d_weight = jax.lax.psum(d_weight, "data")

@@ -1,14 +1,16 @@
 """The run's card: what an actor needs that shares no folder with the learner; the weights come as snapshots."""
 
+import json
 import pathlib
 from collections.abc import Mapping
 
 from blake3 import blake3
 
 from bridge import codec, versions
-from bridge.names import ParamNames
+from bridge.adapter_names import TensorNames
 from bridge.published import CardFile, RunCard
 from bridge.snapshots.tensors import lay_out
+from bridge.weights_digest import BASE_FILE
 
 ENGINE_FILES = (
     "config.json",
@@ -31,9 +33,10 @@ def make_card(
     name: str,
     config: str,
     model_folder: pathlib.Path,
-    names: ParamNames,
+    names: TensorNames,
     shapes: Mapping[str, tuple[int, ...]],
     dtype: str,
+    base: str = "",
 ) -> tuple[RunCard, dict[str, bytes]]:
     """A run's card, and its files by their hashes.
 
@@ -45,17 +48,19 @@ def make_card(
       names: the model's parameters under both names.
       shapes: of the learner's parameters by path, stacked as they are.
       dtype: what is served.
+      base: what the weights hash to that published adapters belong to (`bridge.weights_digest`); an actor must have
+        them. Empty: all weights are published.
 
     Raises:
       ValueError: a file is too large to be kept in a store.
     """
     blobs: dict[str, bytes] = {}
     files: list[CardFile] = []
-    for file in ENGINE_FILES:
-        path = model_folder / file
-        if not path.is_file():
-            continue
-        data = path.read_bytes()
+    found = {file: model_folder / file for file in ENGINE_FILES}
+    contents = {file: path.read_bytes() for file, path in found.items() if path.is_file()}
+    if base:
+        contents[BASE_FILE] = json.dumps({"blake3": base}).encode()
+    for file, data in contents.items():
         digest = blake3(data).hexdigest()
         blobs[digest] = data
         files.append(CardFile(name=file, num_bytes=len(data), blake3=digest))

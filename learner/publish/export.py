@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from bridge.names import ParamNames, flatten
+from bridge.adapter_names import TensorNames
+from bridge.names import flatten
 from bridge.snapshots.writer import SnapshotDraft
 from learner.model.decoder import Params
 from learner.publish.shares import Device, Share, Source, meet, relative, share_of
@@ -16,7 +17,7 @@ class Export:
     """What this host writes of one version's parameters. Who holds one keeps their memory; `let_go` gives it back."""
 
     def __init__(
-        self, params: Params, dtype: str, names: ParamNames, *, in_place: bool, share: Share | None = None
+        self, params: Params, dtype: str, names: TensorNames, *, in_place: bool, share: Share | None = None
     ) -> None:
         """Starts the way to the host and returns at once.
 

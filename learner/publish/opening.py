@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Callable, Sequence
 
-from bridge.names import ParamNames
+from bridge.adapter_names import TensorNames
 from bridge.published import Announcement
 from bridge.run_lock import place_of
 from bridge.secrets import Token
@@ -12,6 +12,8 @@ from bridge.timeline import Timeline
 from configs.run_folder import run_id, snapshot_folder
 from configs.schema import Config
 from learner.hosts.hosts import Hosts
+from learner.lora.adapters import names_of
+from learner.model.config import Architecture
 from learner.publish.agreement import WAIT_S
 from learner.publish.outlet import Outlet
 from learner.publish.outlets import outlets_of
@@ -28,7 +30,7 @@ def open_publisher(
     folder: pathlib.Path,
     *,
     tokenizer_hash: str,
-    names: ParamNames,
+    names: TensorNames,
     hosts: Hosts,
     token: Token | None,
     outlets: Sequence[Outlet],
@@ -84,6 +86,11 @@ def open_publisher(
         hosts=hosts,
         hosts_wait_s=max(WAIT_S, config.store.retry_s + _AFTER_STORE_S),
     )
+
+
+def published_names(architecture: Architecture, config: Config) -> TensorNames:
+    """The tensors of a version: the model's, or its adapters'."""
+    return names_of(architecture, config.lora) if config.publishes_adapters else architecture.param_names
 
 
 def _check_one_machine(snapshots: pathlib.Path, hosts: Hosts) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from absl import logging
 
-from bridge.names import ParamNames
+from bridge.adapter_names import TensorNames
 from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.cast import cast_all_into
 from bridge.snapshots.layout import SnapshotError
@@ -66,7 +66,7 @@ class Publisher:
     def __init__(
         self,
         writer: SnapshotWriter,
-        names: ParamNames,
+        names: TensorNames,
         config: PublishConfig,
         *,
         incarnation: int,

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from bridge.names import ParamNames
+from bridge.adapter_names import TensorNames
 from bridge.published import Block
 
 Device = Any
@@ -63,7 +63,7 @@ class Share:
 
 def share_of(
     leaves: Mapping[str, jax.Array],
-    names: ParamNames,
+    names: TensorNames,
     host: int,
     *,
     host_of: Callable[[Device], int] = lambda device: device.process_index,

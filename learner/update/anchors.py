@@ -2,6 +2,9 @@
 
 Each is a copy of parameters, split over the mesh like the learner's own, kernels in the compute dtype, which is what
 the learner multiplies with too. A micro-batch is scored by them once, in the first pass over its batch.
+
+With adapters the reference is the base with the adapters off, of which there is no second copy, and the policy last
+published is a copy of the adapters.
 """
 
 from collections.abc import Callable
@@ -19,7 +22,15 @@ from learner.update.step import Steps
 class Anchors:
     """The frozen policies that the configured loss needs; none for most."""
 
-    def __init__(self, steps: Steps, config: Config, *, load_reference: Callable[[], Params], params: Params) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        config: Config,
+        *,
+        load_reference: Callable[[], Params],
+        params: Params,
+        base: Params | None = None,
+    ) -> None:
         """Loads the reference and freezes the proximal policy, where the loss needs them.
 
         Args:
@@ -27,8 +38,9 @@ class Anchors:
           config: the run's.
           load_reference: reads the reference's parameters in the compute dtype, split like the learner's.
           params: the learner's, which are published next.
+          base: what they belong to, if they are adapters; it may be the reference.
         """
-        self._steps = steps
+        self._steps, self._base = steps, base
 
         def freeze(path: str, x: jax.Array) -> jax.Array:
             # A norm's scale is used as it is kept.
@@ -51,8 +63,12 @@ class Anchors:
 
     def score(self, batch: PackedBatch) -> AnchorLogprobs:
         """The batch's logprobs under each frozen policy, on the devices."""
+        reference, proximal = self._reference, self._proximal
+        return AnchorLogprobs(
+            reference=None if reference is None else self._score_reference(reference, batch),
+            proximal=None if proximal is None else self._steps.score(proximal, batch, self._base),
+        )
 
-        def one(params: Params | None) -> jax.Array | None:
-            return None if params is None else self._steps.score(params, batch)
-
-        return AnchorLogprobs(reference=one(self._reference), proximal=one(self._proximal))
+    def _score_reference(self, reference: Params, batch: PackedBatch) -> jax.Array:
+        score = self._steps.score if self._base is None else self._steps.score_base
+        return score(reference, batch)

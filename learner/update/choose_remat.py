@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from configs.schema import Config
 from learner.costs.activations import CHOICES, Policy, Share, micro_batch_bytes
+from learner.costs.flops import adapter_params
 from learner.devices.mesh import BATCH_AXES, axes_size
 from learner.model.config import Architecture
 from learner.model.decoder import abstract_params
@@ -48,7 +49,8 @@ def first_that_fits(
 ) -> Policy:
     """The first of `choices`, or the last, for a device of which the learner may use so many bytes."""
     shapes = jax.tree.leaves(abstract_params(architecture, config.model.param_dtype))
-    num_params = sum(math.prod(x.shape) for x in shapes)
+    num_all = sum(math.prod(x.shape) for x in shapes)
+    num_trained = adapter_params(architecture, config.lora) if config.lora.is_on else num_all
     share = Share(
         num_tokens=-(-config.packing.rows * config.packing.row_tokens // axes_size(mesh, (*BATCH_AXES, "sequence"))),
         activation_bytes=4 if config.model.compute_dtype == "float32" else 2,
@@ -56,9 +58,9 @@ def first_that_fits(
         param_shards=mesh.size // mesh.shape["data"],
         logit_chunk=logit_chunk,
     )
-    state = _state_bytes(config) * num_params / share.param_shards
+    state = (_state_bytes(config) * num_trained + _frozen_bytes(config) * num_all) / share.param_shards
     needs = {
-        policy: state + micro_batch_bytes(architecture, policy, share, num_params=num_params) for policy in choices
+        policy: state + micro_batch_bytes(architecture, policy, share, num_params=num_trained) for policy in choices
     }
     chosen: Policy = next((policy for policy in choices if needs[policy] <= usable), choices[-1])
     estimates = " ".join(f"{policy}={need / 2**30:.2f}" for policy, need in needs.items())
@@ -67,9 +69,18 @@ def first_that_fits(
 
 
 def _state_bytes(config: Config) -> int:
-    """Bytes a parameter of weights, optimizer moments and accumulator."""
-    width = 4 if config.model.param_dtype == "float32" else 2
-    first = 4 if config.optimizer.mu_dtype == "float32" else 2
-    moments = min(first, width) + width if config.optimizer.name == "adamw" else 0
-    frozen = 4 if config.model.compute_dtype == "float32" else 2
-    return width + moments + 4 + (frozen if config.loss.kl_coef > 0 else 0)
+    """Bytes a trained parameter of weights, optimizer moments and accumulator."""
+    width = _width(config.model.param_dtype)
+    moments = min(_width(config.optimizer.mu_dtype), width) + width if config.optimizer.name == "adamw" else 0
+    return width + moments + 4
+
+
+def _frozen_bytes(config: Config) -> int:
+    """Bytes a parameter of the model that are frozen: the base of adapters, which is the reference too, or that."""
+    if config.lora.is_on:
+        return _width(config.base_dtype)
+    return _width(config.model.compute_dtype) if config.loss.kl_coef > 0 else 0
+
+
+def _width(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2

@@ -10,9 +10,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32
 
 from configs.schema import Config
-from configs.sections import LossConfig
+from configs.sections import LoraConfig, LossConfig
+from learner.costs.activations import Policy
 from learner.model.config import Architecture
-from learner.model.decoder import Apply, Params, make_apply, output_head
+from learner.model.decoder import NO_LORA, Apply, Params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
 from learner.objective import losses
 from learner.objective.losses import TokenInputs
@@ -61,7 +62,7 @@ class LossSum:
     proximal: ProximalPolicy | None
     forward: Apply
     head: Head
-    remat: str
+    remat: Policy
     """What `forward`'s backward pass recomputes."""
 
     def __call__(
@@ -137,22 +138,34 @@ def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> Los
     """Of a run's model, loss and sampling, on its devices."""
     chunk = config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh)
     remat = choose_remat(model_config, config, mesh, logit_chunk=chunk)
-    forward = make_apply(
-        model_config,
-        compute_dtype=config.model.compute_dtype,
-        remat=remat,
-        attention_path=config.model.attention,
-        max_segments=config.packing.max_row_sequences,
-        mesh=mesh,
-    )
     head = Head(
         temperature=config.sampling.temperature,
         soft_cap=model_config.logit_soft_cap,
         chunk=chunk,
         words_last=mesh.devices.flat[0].platform == "cpu",
         mesh=mesh,
+        is_trained=not config.lora.is_on,
     )
+    forward = _forward(model_config, config, mesh, config.lora, remat=remat)
     return LossSum(config=config.loss, proximal=proximal_policy(config), forward=forward, head=head, remat=remat)
+
+
+def without_adapters(loss_sum: LossSum, model_config: Architecture, config: Config, mesh: Mesh) -> LossSum:
+    """The same of the model's own parameters, with its adapters off."""
+    forward = _forward(model_config, config, mesh, NO_LORA, remat=loss_sum.remat)
+    return dataclasses.replace(loss_sum, forward=forward)
+
+
+def _forward(model_config: Architecture, config: Config, mesh: Mesh, lora: LoraConfig, *, remat: Policy) -> Apply:
+    return make_apply(
+        model_config,
+        compute_dtype=config.model.compute_dtype,
+        remat=remat,
+        attention_path=config.model.attention,
+        max_segments=config.packing.max_row_sequences,
+        mesh=mesh,
+        lora=lora,
+    )
 
 
 def default_logit_chunk(model: Architecture, mesh: Mesh) -> int:

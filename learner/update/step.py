@@ -25,17 +25,26 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32
 
+from bridge.adapter_names import combine
 from configs.schema import Config
 from learner.devices.compiler_options import compiler_options
 from learner.devices.host_memory import give_back_free_memory
 from learner.devices.mesh import BATCH_AXES, batch_sharding, param_shardings, replicated
+from learner.lora.adapters import abstract_adapters, init_adapters
+from learner.lora.check import check_lora
 from learner.model.attention.dispatch import choose_path
 from learner.model.config import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.objective import losses
 from learner.update import diagnostics
 from learner.update.adamw import adamw_step, clip_scale
-from learner.update.loss_sum import NO_ANCHORS, AnchorLogprobs, make_loss_sum, proximal_policy
+from learner.update.loss_sum import (
+    NO_ANCHORS,
+    AnchorLogprobs,
+    make_loss_sum,
+    proximal_policy,
+    without_adapters,
+)
 from learner.update.optimizer import learning_rate, make_optimizer
 from learner.update.packing import PackedBatch, empty_batch
 from learner.update.placement import abstract, placed, put, shardings
@@ -64,6 +73,7 @@ class Steps:
         self._num_steps = config.run.num_updates * self._epochs
         self._optimizer = make_optimizer(config.optimizer, num_steps=self._num_steps)
         self._loss_sum = make_loss_sum(model_config, config, mesh)
+        self._loss_sum_of_base = without_adapters(self._loss_sum, model_config, config, mesh)
         self._num_traces: collections.Counter[str] = collections.Counter()
         self._num_tidied = 0
         self.in_progress: Array | None = None
@@ -76,7 +86,12 @@ class Steps:
     def _shape_arguments(self, mesh: Mesh) -> None:
         """What the functions below are called with, as `jax.ShapeDtypeStruct` with shardings."""
         rows, whole = batch_sharding(mesh), replicated(mesh)
-        params = abstract_params(self._model_config, self._config.model.param_dtype)
+        lora, dtype = self._config.lora, self._config.model.param_dtype
+        params = abstract_params(self._model_config, self._config.base_dtype if lora.is_on else dtype)
+        self._base = placed(params, param_shardings(params, mesh)) if lora.is_on else None
+        """The frozen parameters beside the state's, which are adapters then; None where all are trained."""
+        if lora.is_on:
+            params = abstract_adapters(self._model_config, lora, dtype)
         state = jax.eval_shape(lambda p: init_state(p, self._optimizer), params)
         self._state = placed(state, param_shardings(state, mesh))
         batch = jax.tree.map(abstract, empty_batch(self._config.packing))
@@ -93,6 +108,11 @@ class Steps:
     def _jit(self, mesh: Mesh) -> None:
         rows, whole, options = batch_sharding(mesh), replicated(mesh), compiler_options(mesh)
         state, batch, anchors = (shardings(tree) for tree in (self._state, self._batch, self._anchors))
+        base = None if self._base is None else shardings(self._base)
+        lora, dtype = self._config.lora, self._config.model.param_dtype
+        self._init_adapters = jax.jit(
+            lambda key: init_adapters(self._model_config, lora, key, dtype), out_shardings=state.params
+        )
         self._init_rest = jax.jit(
             lambda p: dataclasses.replace(init_state(p, self._optimizer), params=None),
             out_shardings=dataclasses.replace(state, params=None),
@@ -100,7 +120,7 @@ class Steps:
         self._zeros = jax.jit(lambda: Accumulator.zeros(self._state.params), out_shardings=state.accumulator)
         self._jit_accumulate = jax.jit(
             self._accumulate,
-            in_shardings=(state.accumulator, state.params, whole, batch, anchors, whole),
+            in_shardings=(state.accumulator, state.params, base, whole, batch, anchors, whole),
             out_shardings=(state.accumulator, whole, rows),
             donate_argnums=0,
             compiler_options=options,
@@ -113,7 +133,13 @@ class Steps:
             compiler_options=options,
         )
         self._jit_score = jax.jit(
-            self._loss_sum.score, in_shardings=(state.params, batch), out_shardings=rows, compiler_options=options
+            self._loss_sum.score,
+            in_shardings=(_whole(base, state.params), batch),
+            out_shardings=rows,
+            compiler_options=options,
+        )
+        self._jit_score_base = jax.jit(
+            self._loss_sum_of_base.score, in_shardings=(base, batch), out_shardings=rows, compiler_options=options
         )
 
     def fits(self, model_config: Architecture, config: Config) -> bool:
@@ -138,9 +164,17 @@ class Steps:
         spread = jax.device_put(params, shardings(self._state.params))
         return dataclasses.replace(self._init_rest(spread), params=spread)
 
+    def init_adapters(self) -> Params:
+        """Adapters that change nothing yet, spread over the mesh; the same for one `run.seed`."""
+        return self._init_adapters(jax.random.key(self._config.run.seed))
+
     def abstract_state(self) -> TrainState:
         """The state as `jax.ShapeDtypeStruct` with shardings: what a checkpoint is restored into."""
         return self._state
+
+    def abstract_base(self) -> Params | None:
+        """The frozen parameters beside the state's, where those are adapters, as `jax.ShapeDtypeStruct`."""
+        return self._base
 
     def zero_accumulator(self) -> Accumulator:
         """An empty accumulator, for a state restored from a checkpoint that left it out."""
@@ -160,10 +194,17 @@ class Steps:
         """Spreads a batch over the mesh; every process passes the same one."""
         return jax.tree.map(put, batch, shardings(self._batch))
 
-    def accumulate(self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = NO_ANCHORS) -> TrainState:
+    def accumulate(
+        self,
+        state: TrainState,
+        batch: PackedBatch,
+        anchors: AnchorLogprobs = NO_ANCHORS,
+        base: Params | None = None,
+    ) -> TrainState:
         """Adds a micro-batch to the optimizer step that is being filled; donates the accumulator.
 
-        Without proximal logprobs, where `keeps_logprobs`, this is the first pass over the batch.
+        Without proximal logprobs, where `keeps_logprobs`, this is the first pass over the batch. `base` is what the
+        state's adapters belong to, where it has adapters.
 
         Raises:
           ValueError: the loss needs the logprobs of a frozen policy, and `anchors` has none (or the other way round).
@@ -180,7 +221,7 @@ class Steps:
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))
         accumulator, self.in_progress, self.logprobs = self._jit_accumulate(
-            state.accumulator, state.params, state.step, batch, anchors, np.bool_(is_first)
+            state.accumulator, state.params, base, state.step, batch, anchors, np.bool_(is_first)
         )
         self._tidy()
         return dataclasses.replace(state, accumulator=accumulator)
@@ -204,9 +245,16 @@ class Steps:
         """Throws away what is accumulated; the update is filled anew."""
         return dataclasses.replace(state, accumulator=self._zeros())
 
-    def score(self, params: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
-        """Scores the trained tokens: log pi of each given those before it, at its own position; 0 elsewhere."""
-        return self._jit_score(params, self.put(batch))
+    def score(self, params: Params, batch: PackedBatch, base: Params | None = None) -> Float32[Array, "B S"]:
+        """Scores the trained tokens: log pi of each given those before it, at its own position; 0 elsewhere.
+
+        `params` is like the state's; `base` what it belongs to, if it is adapters.
+        """
+        return self._jit_score(_whole(base, params), self.put(batch))
+
+    def score_base(self, base: Params, batch: PackedBatch) -> Float32[Array, "B S"]:
+        """The same with the adapters off: a reference's, which is the base or another of its shape."""
+        return self._jit_score_base(base, self.put(batch))
 
     def lower(self) -> dict[str, jax.stages.Lowered]:
         """What a run executes, lowered for the mesh's devices from shapes alone.
@@ -216,14 +264,16 @@ class Steps:
         state = self._state
         lowered = {
             "accumulate": self._jit_accumulate.lower(
-                state.accumulator, state.params, state.step, self._batch, self._anchors, np.bool_(True)
+                state.accumulator, state.params, self._base, state.step, self._batch, self._anchors, np.bool_(True)
             ),
             "apply": self._jit_apply.lower(state, np.int32(0)),
         }
-        if self.scores_proximal or self.needs.reference:
+        if self._base is not None and self.needs.reference:
+            lowered["score"] = self._jit_score_base.lower(self._base, self._batch)
+        elif self.scores_proximal or self.needs.reference:
             dtype = jnp.dtype(self._config.model.compute_dtype)
             frozen = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), state.params)
-            lowered["score"] = self._jit_score.lower(frozen, self._batch)
+            lowered["score"] = self._jit_score.lower(_whole(self._base, frozen), self._batch)
         return lowered
 
     def _tidy(self) -> None:
@@ -236,15 +286,18 @@ class Steps:
         self,
         accumulator: Accumulator,
         params: Params,
+        base: Params | None,
         step: Array,
         batch: PackedBatch,
         anchors: AnchorLogprobs,
         is_first: Array,
     ) -> tuple[Accumulator, Array, Float[Array, "B S"] | None]:
         self._num_traces["accumulate"] += 1
-        (loss, (stats, logprobs)), grads = jax.value_and_grad(self._loss_sum, has_aux=True)(
-            params, step, batch, anchors, is_first
-        )
+
+        def loss_sum(params: Params) -> Any:
+            return self._loss_sum(_whole(base, params), step, batch, anchors, is_first)
+
+        (loss, (stats, logprobs)), grads = jax.value_and_grad(loss_sum, has_aux=True)(params)
         # Split like the parameters from here on, so that XLA reduces and scatters instead of reducing to all.
         grads = jax.lax.with_sharding_constraint(grads, shardings(self._state.params))
         total = Accumulator(
@@ -315,11 +368,16 @@ class Steps:
         return params, opt_state, Accumulator.zeros(params).grads
 
 
+def _whole(base: Params | None, params: Params) -> Params:
+    """What the decoder applies: the trained parameters, with the frozen ones where those are adapters."""
+    return params if base is None else combine(base, params)
+
+
 def _traced(config: Config) -> tuple[Any, ...]:
     """All of a configuration that `Steps` depends on."""
     # A constant learning rate is the same however long the run.
     num_updates = config.run.num_updates if config.optimizer.schedule != "constant" else None
-    of_sections = (config.loss, config.optimizer, config.model, config.packing, config.mesh)
+    of_sections = (config.loss, config.optimizer, config.model, config.lora, config.packing, config.mesh)
     of_passes = (config.rounds.epochs, config.steps_per_proximal)
     return (*of_sections, *of_passes, config.sampling.temperature, num_updates)
 
@@ -329,8 +387,9 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps
 
     Raises:
       ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
-        model.attention can't serve this model on these devices.
+        model.attention can't serve this model on these devices; or the model can't have the adapters.
     """
+    check_lora(config.lora, model_config, publishes_adapters=config.publishes_adapters)
     for name, size, parts in (
         ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),
         ("packing.row_tokens", config.packing.row_tokens, mesh.shape["sequence"]),

@@ -28,6 +28,13 @@ ELASTIC: dict[str, Any] = dict(actor=sections.ActorConfig(elastic=True))
         ("PromptsConfig", dict(path="a.jsonl", verifier="reasoning_gym"), "reasoning-gym"),
         ("PromptsConfig", dict(pattern="no group"), "group in parentheses"),
         ("PromptsConfig", dict(pattern="("), "no regular expression"),
+        ("LoraConfig", dict(rank=-1), "lora.rank must be >= 0"),
+        ("LoraConfig", dict(rank=513), "lora.rank must be at most 512"),
+        ("LoraConfig", dict(alpha=0.0), "lora.alpha must be > 0"),
+        ("LoraConfig", dict(targets="q,lm_head"), "lora.targets: no matrix 'lm_head', wanted some of q,k,v"),
+        ("LoraConfig", dict(targets=""), "lora.targets: no matrix ''"),
+        ("LoraConfig", dict(targets="q,q"), "lora.targets names one twice"),
+        ("PublishConfig", dict(max_adapters=0), "publish.max_adapters must be > 0"),
         ("SamplingConfig", dict(top_p=0.9), "top_p=0.9"),
         ("SamplingConfig", dict(temperature=0.0), r"sampling.temperature must be in \[0.01, 2.0\]"),
         ("SamplingConfig", dict(temperature=0.005), "sampling.temperature.*got 0.005"),
@@ -406,3 +413,25 @@ def test_optimizer_field_that_adafactor_does_not_read_is_refused(field, value):
     sections.OptimizerConfig(**{field: value})
     with pytest.raises(ValueError, match=f"optimizer.{field}={value} has no effect with optimizer.name=adafactor"):
         sections.OptimizerConfig(name="adafactor", **{field: value})
+
+
+def test_adapters_are_published_alone_only_where_there_are_some_and_their_keys_stay():
+    alone = sections.PublishConfig(lora="adapter")
+    with pytest.raises(ValueError, match="publish.lora=adapter needs adapters: give lora.rank"):
+        Config(preset="t", publish=alone)
+    lora = sections.LoraConfig(rank=8)
+    with pytest.raises(ValueError, match="kv_cache=recompute has no effect with publish.lora=adapter"):
+        Config(preset="t", publish=dataclasses.replace(alone, kv_cache="recompute"), lora=lora)
+    assert Config(preset="t", publish=alone, lora=lora).publishes_adapters
+    assert not Config(preset="t", lora=lora).publishes_adapters
+
+
+def test_lora_scale_modules_and_the_dtype_of_the_base():
+    lora = sections.LoraConfig(rank=16, alpha=8.0, targets="down,q")
+    assert lora.scale == 0.5 and lora.modules == ("q_proj", "down_proj")
+    assert dataclasses.replace(lora, rank_stabilized=True).scale == 2.0
+    assert dataclasses.replace(lora, rank=0).modules == ()
+    served = {("float32", "bfloat16"): "float32", ("bfloat16", "bfloat16"): "bfloat16"}
+    for (compute, out), wanted in served.items():
+        model = sections.ModelConfig(compute_dtype=compute, served_dtype=out)
+        assert Config(preset="t", model=model).base_dtype == wanted

@@ -14,6 +14,7 @@ import pytest
 from actor.engine.protocol import Sample
 from actor.vllm.engine import VllmEngine
 from actor.vllm.environment import set_environment
+from actor.weights.base_folder import for_adapters
 from actor.weights.client import WeightClient
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.source import LocalSource
@@ -23,13 +24,14 @@ from bridge.snapshots.writer import SnapshotWriter
 from bridge.timeline import Timeline
 from bridge.types import Sampling, Version
 from configs.schema import Config
-from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
+from configs.sections import ActorConfig, LoraConfig, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
 from launch.placement import spread_cores
 from tests.integration.support import models
 
 T = TypeVar("T")
 DEADLINE_S = 300.0
 MAX_NUM_SEQS = 8
+LORA = LoraConfig(rank=3, alpha=6.0, targets="q,v,o,gate,down")  # of k and up vLLM's layers have nothing
 TEMPERATURE = 0.7
 
 
@@ -45,10 +47,13 @@ class EngineKind:
     num_kv_blocks: int | None = None
     """Makes a small KV cache."""
     tensor_parallel_size: int = 1
+    max_adapters: int = 0
+    """0: whole weights are published."""
 
     def __str__(self) -> str:
         told = ["prefix_caching"] * self.prefix_caching + [f"{self.num_kv_blocks}_blocks"] * bool(self.num_kv_blocks)
         told += [f"tp{self.tensor_parallel_size}"] * (self.tensor_parallel_size > 1)
+        told += [f"{self.max_adapters}_adapters"] * bool(self.max_adapters)
         return "-".join([self.family, "tied" if self.tied else "untied", self.kv_cache, self.at_publish, *told])
 
 
@@ -98,8 +103,13 @@ class Bench:
         """Publishes random weights, the folder's plus noise (a version's own if no seed), as the next version."""
         version = version or self.next_version()
         seed = 1000 * version.incarnation + version.step if seed is None else seed
-        weights = models.perturbed(models.read_weights(self.folder), seed=seed)
-        manifest = self.writer.write(version, weights, dtype=self.config.model.served_dtype)
+        weights = base = models.read_weights(self.folder)
+        if self.config.publishes_adapters:
+            published = models.random_adapters(self.model.tensors, seed=seed)
+            weights = models.merged(base, published, scale=LORA.alpha / LORA.rank)
+        else:
+            published = weights = models.perturbed(base, seed=seed)
+        manifest = self.writer.write(version, published, dtype=self.config.model.served_dtype)
         self.weights[version] = weights
         return manifest
 
@@ -148,7 +158,13 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
         model=ModelConfig(max_tokens=512, served_dtype="float32"),
         packing=PackingConfig(row_tokens=512),
         sampling=SamplingConfig(temperature=TEMPERATURE),
-        publish=PublishConfig(kv_cache=kind.kv_cache, at_publish=kind.at_publish),
+        publish=PublishConfig(
+            kv_cache=kind.kv_cache,
+            at_publish=kind.at_publish,
+            lora="adapter" if kind.max_adapters else "merged",
+            max_adapters=kind.max_adapters or 4,
+        ),
+        lora=LORA if kind.max_adapters else LoraConfig(),
         actor=ActorConfig(
             enforce_eager=True,
             max_num_seqs=MAX_NUM_SEQS,
@@ -157,7 +173,7 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
             cpu_cores=spread_cores(_cores(), kind.tensor_parallel_size) if kind.tensor_parallel_size > 1 else "",
         ),
     )
-    model = read_model_folder(folder, dtype=config.model.served_dtype)
+    model = for_adapters(read_model_folder(folder, dtype=config.model.served_dtype), config)
     with pytest.MonkeyPatch.context() as patch:
         if kind.num_kv_blocks is not None:
             set_environment(config)
@@ -165,7 +181,7 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
 
             small = functools.partial(vllm.AsyncEngineArgs, num_gpu_blocks_override=kind.num_kv_blocks)
             patch.setattr(vllm, "AsyncEngineArgs", small)
-        engine = VllmEngine.start(folder, config, expected=model.tensors)
+        engine = VllmEngine.start(folder, config, expected=model.tensors, base=model.base)
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash=model.tokenizer_hash)
     client = WeightClient(
         LocalSource(

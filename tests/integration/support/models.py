@@ -106,6 +106,25 @@ def perturbed(weights: Mapping[str, np.ndarray], *, seed: int, scale: float = 0.
     return {name: (w + scale * random.standard_normal(w.shape)).astype(w.dtype) for name, w in weights.items()}
 
 
+def random_adapters(table: Mapping[str, tuple[str, tuple[int, ...]]], *, seed: int) -> dict[str, np.ndarray]:
+    """Adapters that change much, by PEFT's names."""
+    random = np.random.default_rng(seed)
+    return {name: random.normal(0, 0.2, shape).astype(np.float32) for name, (_, shape) in table.items()}
+
+
+def merged(
+    base: Mapping[str, np.ndarray], adapters: Mapping[str, np.ndarray], *, scale: float
+) -> dict[str, np.ndarray]:
+    """W + s B A, in float64."""
+    found = dict(base)
+    for name, a in adapters.items():
+        if name.endswith(".lora_A.weight"):
+            b = adapters[name.replace("lora_A", "lora_B")].astype(np.float64)
+            weight = name.removeprefix("base_model.model.").replace(".lora_A", "")
+            found[weight] = (base[weight] + scale * b @ a.astype(np.float64)).astype(np.float32)
+    return found
+
+
 def reference_logprobs(
     path: Path, weights: Mapping[str, np.ndarray], tokens: np.ndarray, *, temperature: float = 1.0
 ) -> np.ndarray:

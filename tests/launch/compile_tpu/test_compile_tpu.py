@@ -179,6 +179,27 @@ def test_seconds_are_busy_time_and_what_blocks():
     assert slow_links.step_s == pytest.approx(9.25)
 
 
+def test_memory_of_adapters_has_their_frozen_base_once_also_where_it_is_the_reference():
+    found = answer()
+    # The base is an argument of accumulate and of score, and none of apply: adapters of 1/8 GiB, moments of 1/4.
+    state = dict(parameters=GIB // 8, accumulator=GIB // 8, optimizer=GIB // 4, base=2 * GIB, batch=1024)
+    programs = found["programs"]
+    assert isinstance(programs, dict)
+    programs["accumulate"]["memory"] |= dict(argument=GIB // 4 + 2 * GIB + 1024, output=GIB // 8, alias=GIB // 8)
+    programs["apply"]["memory"] |= dict(argument=GIB // 2, output=GIB // 2, alias=GIB // 2)
+    programs["score"] = programs["accumulate"] | {"memory": dict(programs["accumulate"]["memory"])}
+    programs["score"]["memory"] |= dict(argument=2 * GIB + 1024, output=0, alias=0, temp=0, generated_code=0)
+    model = Architecture.from_hf(MODEL_SIZES["Qwen3-1.7B"])
+    small = config(**{"lora.rank": "16", "loss.kl_coef": "0.1"})
+    of = estimate(found | {"state_bytes": state}, small, model, V5E)
+    assert of.hbm_bytes["frozen base"] == 2 * GIB and of.hbm_bytes["optimizer"] == GIB // 4
+    assert "frozen model" not in of.hbm_bytes
+    assert of.total_hbm_bytes == GIB // 8 * 2 + GIB // 4 + 2 * GIB + 1024 + 5 * GIB + GIB // 4
+    another = estimate(found | {"state_bytes": state | {"reference": 2 * GIB}}, small, model, V5E)
+    assert another.total_hbm_bytes == of.total_hbm_bytes + 2 * GIB
+    assert 2 / 3 < of.model_flops / small_estimate().model_flops < 0.85
+
+
 def test_mfu_is_model_flops_over_seconds_chips_and_peak():
     found = small_estimate(packing__rows="16", packing__row_tokens="16384")
     # 1024 samples of one row of 16384 tokens each, 16 rows a micro-batch.

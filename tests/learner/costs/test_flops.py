@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from configs.model_sizes import MODEL_SIZES
-from learner.costs.flops import TPU_CHIPS, forward_flops, matmul_params, model_flops, peak_flops
+from configs.sections import LoraConfig
+from learner.costs.flops import TPU_CHIPS, adapter_params, forward_flops, matmul_params, model_flops, peak_flops
 from learner.model.config import Architecture
 
 QWEN3_0_6B = Architecture.from_hf(MODEL_SIZES["Qwen3-0.6B"])
@@ -115,3 +116,17 @@ def test_tpu_chips_peaks_agree_with_peak_flops():
     assert {family: chip.flops_per_s for family, chip in TPU_CHIPS.items()} == {
         f: peak_flops(k) for f, k in kinds.items()
     }
+
+
+def test_model_flops_of_adapters_leave_out_the_gradients_of_what_is_frozen():
+    lora = LoraConfig(rank=16, targets="q,v,down")
+    q, v, down = 1024 + 2048, 1024 + 1024, 3072 + 1024
+    num = adapter_params(QWEN3_0_6B, lora)
+    assert num == 28 * 16 * (q + v + down) == 4128768
+    assert adapter_params(QWEN3_0_6B, LoraConfig()) == 0
+    of = dict(num_tokens=1000.0, num_scored_tokens=800.0, sum_squared_lengths=0.0)
+    # Forward and the inputs' gradients through 440,401,920 parameters and the head; the adapters' own on top.
+    layers, head, adapters = 2e3 * 440401920, 2 * 800 * 1024 * 151936, 2e3 * num
+    assert model_flops(QWEN3_0_6B, **of, num_adapter_params=num) == pytest.approx(2 * (layers + head) + 3 * adapters)
+    attention = dict(num_tokens=0.0, num_scored_tokens=0.0, sum_squared_lengths=1e6)
+    assert model_flops(QWEN3_0_6B, **attention, num_adapter_params=num) == model_flops(QWEN3_0_6B, **attention) > 0

@@ -61,13 +61,15 @@ def watch_engine() -> None:
     start, call, swap = VllmEngine.start.__func__, VllmEngine._call, VllmEngine.swap_weights  # pyright: ignore[reportFunctionMemberAccess]
     num_swaps = 0
 
-    def started(cls: type[VllmEngine], path: pathlib.Path, config: Config, *, expected: TensorTable) -> VllmEngine:
+    def started(
+        cls: type[VllmEngine], path: pathlib.Path, config: Config, *, expected: TensorTable, base: TensorTable | None
+    ) -> VllmEngine:
         set_environment(config)
         import vllm
 
         arguments: Any = vllm.AsyncEngineArgs
         vllm.AsyncEngineArgs = lambda **given: arguments(**(given | {"worker_extension_cls": EXTENSION}))
-        doom.engine = start(cls, path, config, expected=expected)
+        doom.engine = start(cls, path, config, expected=expected, base=base)
         return doom.engine
 
     async def called(self: VllmEngine, action: str, path: pathlib.Path, manifest: WeightManifest) -> None:

@@ -31,9 +31,11 @@ class Engine:
     """Stands where `VllmEngine` does."""
 
     @staticmethod
-    def start(path: pathlib.Path, config: Config, *, expected: TensorTable) -> SimulatedEngine:
+    def start(
+        path: pathlib.Path, config: Config, *, expected: TensorTable, base: TensorTable | None
+    ) -> SimulatedEngine:
         """As `VllmEngine.start`, at once."""
-        del path
+        del path, base
         token_s = float(os.environ.get(TOKEN_S, DEFAULT_TOKEN_S))
         return SimulatedEngine(expected=expected, max_num_seqs=config.actor.max_num_seqs, token_s=token_s)
 

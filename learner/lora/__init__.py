@@ -1,0 +1,1 @@
+"""Low-rank adapters: their shapes and start, how they are merged and written, and the base that they belong to."""

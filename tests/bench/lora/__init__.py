@@ -1,0 +1,1 @@
+"""Adapters against full training at the same samples: reward, bytes of a publish, memory; see `__main__`."""

@@ -1,0 +1,105 @@
+"""What a run with adapters leaves: the merged model, and the adapters in PEFT's format, in transformers the same."""
+
+import json
+import types
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from bridge.adapter_names import combine
+from configs.run_folder import RunFolder
+from configs.sections import LoraConfig
+from learner.lora.adapters import init_adapters
+from learner.lora.base import Base
+from learner.model.decoder import init_params, make_apply, output_head
+from learner.model.hf import io as hf_io
+from learner.trainer import Trainer
+from tests.learner.model.tiny import config_of, row
+from tests.learner.streams import config_of as run_config
+
+TOKENS = np.random.default_rng(0).integers(0, 61, (2, 9))
+LORAS = {
+    "all": LoraConfig(rank=4, alpha=6.0),
+    "some": LoraConfig(rank=3, alpha=5.0, targets="q,v,down", rank_stabilized=True),
+}
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.from_numpy(TOKENS)).logits.numpy()
+
+
+@pytest.fixture(params=[("qwen2-untied", "all"), ("llama-tied", "some")], ids="-".join)
+def saved(request, tmp_path):
+    """A run folder with both, the base's folder, and the logits of the learner's own decoder."""
+    name, lora = request.param[0], LORAS[request.param[1]]
+    architecture = config_of(name)
+    fresh = init_params(architecture, jax.random.key(1))
+    base = jax.tree_util.tree_map_with_path(lambda path, x: x if "scale" in str(path) else x * 5, fresh)
+    random = np.random.default_rng(2)
+    adapters = jax.tree.map(
+        lambda x: jax.numpy.asarray(random.normal(0, 0.2, x.shape), "float32"),
+        init_adapters(architecture, lora, jax.random.key(0)),
+    )
+    hf_io.save(tmp_path / "base", architecture, base)
+    run = RunFolder(tmp_path / "run")
+    config = run_config()
+    trainer: Any = types.SimpleNamespace(
+        config=types.SimpleNamespace(lora=lora, model=config.model),
+        architecture=architecture,
+        base=Base(base, {}),
+        state=types.SimpleNamespace(params=adapters, step=7),
+        _merged=lambda base, dtype: Trainer._merged(trainer, base, dtype),
+    )
+    Trainer.save_model(trainer, run.model(7), tmp_path / "base")
+    params = combine(base, adapters)
+    own = make_apply(architecture, lora=lora)(params, *row(TOKENS)) @ output_head(params).T
+    return run, tmp_path / "base", np.asarray(own)
+
+
+def test_the_merged_model_is_what_the_learner_computes(saved):
+    run, base, own = saved
+    model = AutoModelForCausalLM.from_pretrained(run.model(7), attn_implementation="eager").float()
+    np.testing.assert_allclose(logits(model), own, atol=1e-4)
+    plain = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
+    assert np.abs(logits(plain) - own).max() > 0.05
+
+
+def test_the_adapter_folder_added_to_the_base_by_hand_is_what_the_learner_computes(saved):
+    run, base, own = saved
+    config = json.loads((run.adapter(7) / "adapter_config.json").read_text())
+    tensors = load_file(run.adapter(7) / "adapter_model.safetensors")
+    assert config["peft_type"] == "LORA" and config["base_model_name_or_path"] == str(base)
+    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
+    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
+    num_added = 0
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in config["target_modules"]:
+            a, b = (tensors.pop(f"base_model.model.{name}.lora_{x}.weight") for x in "AB")
+            module.weight.data += scale * b @ a
+            num_added += 1
+    assert not tensors and num_added == len(config["target_modules"]) * model.config.num_hidden_layers
+    np.testing.assert_allclose(logits(model), own, atol=1e-4)
+
+
+def test_the_adapter_folder_loads_in_transformers_by_peft(saved):
+    pytest.importorskip("peft")
+    run, base, own = saved
+    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
+    model.load_adapter(str(run.adapter(7)))
+    np.testing.assert_allclose(logits(model), own, atol=1e-4)
+
+
+def test_saving_again_replaces_the_adapters_that_a_killed_save_left(saved):
+    run, base, _ = saved
+    from learner.lora import peft
+
+    (run.adapter(7) / "adapter_model.safetensors").write_bytes(b"half")
+    lora, architecture = LORAS["all"], config_of("qwen2-untied")
+    peft.save(run.adapter(7), architecture, lora, init_adapters(architecture, lora, jax.random.key(0)), base=str(base))
+    assert load_file(run.adapter(7) / "adapter_model.safetensors")
