@@ -100,7 +100,7 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     """
     size = config.actor.max_num_seqs
     notes: list[str] = []
-    if config.prompts.environments and not config.actor.prefix_caching:
+    if config.environments_played and not config.actor.prefix_caching:
         notes.append(
             "warning: without actor.prefix_caching each turn of an episode computes all that was said before it again; "
             "turn it on"
@@ -195,12 +195,12 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
         if own:
             _try_objective(config)
     if "actor" in roles:
-        own += [f"prompts.verifier={name}" for name in config.prompts.own_verifiers]
-        own += [f"prompts.environment={name}" for name in config.prompts.own_environments]
+        own += [f"prompts.verifier={name}" for name in config.own_verifiers]
+        own += [f"prompts.environment={name}" for name in config.own_environments]
         if config.rewards.cpu_cores:
             pool.check_cores(core_ids(config.rewards.cpu_cores))
-        pool.check_own(config.prompts.own_verifiers)
-        check_environments(config.prompts.environments, config.environments)
+        pool.check_own(config.own_verifiers)
+        check_environments(config.environments_played, config.environments)
         notes += check_sandbox(config)
     return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])
 
