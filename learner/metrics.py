@@ -165,8 +165,9 @@ FAMILIES: dict[str, str] = {
     "eval/rewards/?*": "the same over the evaluation's responses",
     # or of an evaluation set; `@k` is the number of samples (docs/evaluation.md)
     "eval/?*/rewards/?*": "the same over the responses of an evaluation set",
-    "eval/?*/???@*_stderr": "standard error of the estimate so named, clustered by problem; NaN of one problem",
-    "eval/?*/????@*_stderr": "likewise",
+    "eval/?*/avg@*_stderr": "standard error of the estimate so named, clustered by problem; NaN of one problem",
+    "eval/?*/pass@*_stderr": "likewise",
+    "eval/?*/maj@*_stderr": "likewise",
     "eval/?*/avg@*": "mean reward over a set's problems and their k samples",
     "eval/?*/pass@*": "chance that of so many samples of a problem one passes (evaluation.pass_reward), unbiased",
     "eval/?*/maj@*": "fraction of a set's problems whose most frequent answer of k samples passes",
@@ -256,7 +257,11 @@ class MetricsWriter:
 
     def last_step(self, kind: str) -> int | None:
         """The step of the last row of a kind; None if there is none."""
-        return max((r["step"] for r in read_rows(self._path) if r["kind"] == kind), default=None)
+        return max(self.steps(kind), default=None)
+
+    def steps(self, kind: str) -> set[int]:
+        """The steps that have a row of a kind."""
+        return {r["step"] for r in read_rows(self._path) if r["kind"] == kind}
 
     def close(self) -> None:
         """Flushes and closes both."""

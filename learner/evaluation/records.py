@@ -1,4 +1,4 @@
-"""What is kept of evaluations: one JSON object an evaluation of a set, a line of evaluations.jsonl (docs/evaluation.md)."""
+"""What is kept of evaluations: a line of evaluations.jsonl for each evaluation of a set (docs/evaluation.md)."""
 
 import json
 import math
