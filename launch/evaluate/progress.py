@@ -75,6 +75,5 @@ class Progress:
         is_last = self._num_done == self._totals[self._name]
         if not self._console.is_terminal and (is_last or self._clock() - self._said_s >= LINE_S):
             self._said_s = self._clock()
-            self.say(
-                f"{self._name}: {self._num_done}/{self._totals[self._name]} samples, reward {reward}, {rate} tokens/s"
-            )
+            total = self._totals[self._name]
+            self.say(f"{self._name}: {self._num_done}/{total} samples, reward {reward}, {rate} tokens/s")

@@ -1,4 +1,4 @@
-"""What is evaluated, and how: the command line to one config whose `evaluation.sets` are the sets. Pure but for files."""
+"""What is evaluated, and how: the command line to one config, whose `evaluation.sets` are the sets."""
 
 import dataclasses
 import json
@@ -107,9 +107,7 @@ def settle(base: Config, asked: Asked, given: Mapping[str, str], model: pathlib.
     response_tokens = asked.max_tokens or base.sampling.max_response_tokens
     longest = max([response_tokens, *(one.max_tokens for one in sets.values() if not asked.max_tokens)])
     if longest >= window:
-        raise ValueError(
-            f"responses of {longest} tokens leave no room for a prompt: {model} has {window} tokens in all"
-        )
+        raise ValueError(f"responses of {longest} tokens leave no room for a prompt: {model} takes {window} tokens")
     room = base.model.max_tokens - base.sampling.max_response_tokens
     raw = dataclasses.asdict(base)
     raw["model"] |= {"path": str(model), "max_tokens": max(base.model.max_tokens, min(window, longest + room))}
