@@ -28,6 +28,7 @@ from configs.schema import Config
 from launch import command_line
 from launch.evaluate import export, problems, results, serving, settings
 from launch.evaluate.progress import Progress
+from launch.evaluate.runner import leaves
 from launch.judge import JudgeService
 from launch.processes.lifeline import die_with_parent
 from launch.sandbox_check import check_sandbox
@@ -88,7 +89,7 @@ def main() -> int:
             print("interrupted: nothing is written", file=sys.stderr)
             return 130
         except Exception as e:
-            told = "; ".join(str(one) for one in getattr(e, "exceptions", [e]))
+            told = "; ".join(dict.fromkeys(leaves(e)))
             print(f"error: {command_line.one_line(RuntimeError(told))}", file=sys.stderr)
             return 1
     found = results.results_of(

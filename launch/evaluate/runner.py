@@ -100,3 +100,10 @@ def tickets_of(one: ProblemSet, *, version: Version, stop_token_ids: tuple[int, 
     )
     problems = [(p, how.k) for p in one.problems]
     return pinned_tickets("eval", problems, sampling, version=version, round=0, name=one.name, place=place)
+
+
+def leaves(error: BaseException) -> list[str]:
+    """What an error says; of a group what each of its errors says."""
+    if isinstance(error, BaseExceptionGroup):
+        return [said for one in error.exceptions for said in leaves(one)]
+    return [str(error) or type(error).__name__]

@@ -24,7 +24,7 @@ from configs.sections.prompt_source import HUGGING_FACE
 DEFAULT_RESPONSE_TOKENS = 1024
 DEFAULT_PROMPT_TOKENS = 3072
 """Room for prompts beside the longest response, as far as the model has it."""
-_NAMED = re.compile(r"([A-Za-z0-9_-]{1,64})=(.+)")
+_NAMED = re.compile(r"([A-Za-z0-9_-]{1,64})=(.*)")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
