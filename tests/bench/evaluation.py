@@ -1,8 +1,8 @@
 """`launch.evaluate` against a plain loop of transformers: `python -m tests.bench.evaluation --model=FOLDER`.
 
 Both answer the same problems greedily, in float32, and one verifier judges both: the numbers must be the same. Then k
-samples a problem, with their standard errors and the engine's speed. The problems are two-digit sums and differences in the
-model's chat template, or rows of a file.
+samples a problem, with their standard errors and the engine's speed. The problems are two-digit sums and differences in
+the model's chat template.
 """
 
 import argparse

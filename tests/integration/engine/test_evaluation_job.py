@@ -19,7 +19,7 @@ NUM_UPDATES = 12
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
-    """By window, so that weights change under evaluations; `many` has 4 samples a problem, `greedy` one, `own` a file."""
+    """By window, so that weights change under evaluations; `many` has 4 samples a problem, `own` a file of its own."""
     here = tmp_path_factory.mktemp("here")
     rows = [{"prompt": f"{a}+{b}=", "answer": a + b} for a, b in ((1, 2), (3, 4), (5, 1), (2, 2), (9, 9))]
     (here / "own.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
