@@ -59,6 +59,26 @@ def test_settle_waits_for_all_and_returns_them_in_order(store):
     assert store.counts() | {"acknowledged": 3, "open": 1, "reissued": 0} == store.counts()
 
 
+def test_start_sends_no_more_than_its_limit_and_settle_the_rest(store):
+    actor = Actor(store, (1, 3, 3))
+    pinned = Pinned("eval", store, while_waiting=actor)
+    pinned.start(problems(4), Sampling(max_tokens=4), version=V3, round=0, limit=5)
+    assert (store.counts()["open"], pinned.num_out, pinned.num_unsent) == (2, 4, 2)  # of two samples each
+    actor()
+    assert not pinned.poll() and pinned.num_out == 2
+    pinned.send(2)
+    assert (pinned.num_out, pinned.num_unsent) == (4, 1)
+    assert [g.prompt_tokens[0] for g in pinned.settle()] == [0, 1, 2, 3] and len(actor.served) == 4
+
+
+def test_ticket_of_more_samples_than_there_is_room_for_goes_out_alone(store):
+    pinned = Pinned("eval", store, while_waiting=lambda: None)
+    pinned.start(problems(2, samples=8), Sampling(max_tokens=4), version=V3, round=0, limit=3)
+    assert (store.counts()["open"], pinned.num_out) == (1, 8)
+    pinned.send(3)
+    assert store.counts()["open"] == 1
+
+
 def test_poll_gives_up_what_an_actor_made_before_it_was_fenced(store):
     actor, fenced = Actor(store, (1, 3, 3)), set[str]()
     pinned = Pinned("eval", store, while_waiting=lambda: None, fenced_actors=lambda: fenced)
