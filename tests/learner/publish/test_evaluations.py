@@ -73,8 +73,8 @@ class Job:
         )
 
     def wait(self):
-        self.evaluations.look()  # as a learner that waits does
         assert self.serve(1), "the learner waits for a ticket that was never offered"
+        self.evaluations.look()  # as a learner that waits does
 
     def serve(self, limit, *, step=None):
         """Claims and serves up to so many tickets; returns how many there were."""
