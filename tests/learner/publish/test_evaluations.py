@@ -283,6 +283,14 @@ def test_restart_from_before_an_evaluation_makes_it_again_once(start):
     assert sorted(again.records()) == [("hard", 0), ("hard", 4), ("heldout", 0), ("heldout", 4)]
 
 
+def test_sets_that_are_waited_for_while_it_is_looked_for_them_are_settled_once(start, caplog):
+    job = start()
+    job.publish(0)
+    job.evaluations.settle()
+    assert job.rows() == job_rows([("heldout", 0)], [("hard", 0)]) and not job.evaluations.is_out
+    assert not [r for r in caplog.records if "no response could be judged" in r.getMessage()]
+
+
 def test_kill_between_a_record_and_its_row_leaves_one_of_each(start, monkeypatch):
     job = start(sets={})
     job.publish(0)
