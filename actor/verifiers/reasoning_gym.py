@@ -7,7 +7,7 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.utils import extract_answer
 
-from actor.verifiers.judged import Context, Response, Score
+from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import Task
 
 _GRIDS = {"arc_agi": ("input", "output"), "rearc": ("input", "output")}
@@ -33,8 +33,10 @@ def score(response: Response, task: Task, context: Context) -> Score:
     for grid in _GRIDS.get(family, ()):
         entry["metadata"][grid] = tuple(map(tuple, entry["metadata"][grid]))
     stated = extract_answer(response.text)
-    value = float(_score_answer(family)(response.text.strip() if stated is None else stated, entry))
-    return Score(value=value, verdict="ok" if value >= 1 else "wrong")
+    if stated is None:
+        stated = response.text.strip()
+    value = float(_score_answer(family)(stated, entry))
+    return Score(value=value, verdict="ok" if value >= 1 else "wrong", answer=answer_key(stated))
 
 
 @functools.cache

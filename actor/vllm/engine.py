@@ -27,7 +27,7 @@ from actor.vllm.adapters import Adapter, Adapters, engine_arguments
 from actor.vllm.control import Control, ControlLostError
 from actor.vllm.environment import set_environment
 from actor.vllm.stats import StatLogger
-from actor.vllm.types import kv_sizes, read_part, to_params
+from actor.vllm.types import kv_sizes, read_part, seed_of, to_params
 from bridge import codec
 from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
@@ -57,6 +57,8 @@ class VllmEngine:
         size: EngineSize,
         config: Config,
         adapters: Adapters | None = None,
+        has_own_weights: bool = False,
+        seed: int | None = None,
     ) -> None:
         """See `start`."""
         self._llm = llm
@@ -69,6 +71,7 @@ class VllmEngine:
         self._recomputes = config.publish.kv_cache == "recompute"
         self._resumes = config.publish.at_publish == "abort_and_resume"
         self._caches_prefixes = config.actor.prefix_caching
+        self._has_own_weights, self._seed = has_own_weights, seed
         self._version: Version | None = None
         self._control: Control | None = None
         """Its processes, asked past its steps; from the first update on."""
@@ -84,14 +87,26 @@ class VllmEngine:
 
     @classmethod
     def start(
-        cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable, base: TensorTable | None = None
+        cls,
+        model_folder: pathlib.Path,
+        config: Config,
+        *,
+        expected: TensorTable,
+        base: TensorTable | None = None,
+        has_own_weights: bool = False,
+        seed: int | None = None,
     ) -> "VllmEngine":
         """Builds the model and starts the engine's processes; takes long and blocks, so do it before a loop.
 
-        Of the folder the config alone is read; its weights, if it has any, are not. With publish.lora=adapter they are.
-
-        `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`);
-        with publish.lora=adapter of the adapters, and `base` that of the folder's weights.
+        Args:
+          model_folder: of which the config alone is read, unless it has the weights that are served, or what adapters
+            belong to (publish.lora=adapter).
+          config: the run's.
+          expected: the tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
+          base: with publish.lora=adapter the folder's tensors; `expected` are the adapters' then.
+          has_own_weights: the folder's are served, from `serve_own_weights` on.
+          seed: each request draws by a seed of its own, made of this one and its id; None: they share one state, so
+            that what is drawn depends on what runs beside it.
         """
         set_environment(config)
         from vllm import AsyncEngineArgs
@@ -109,7 +124,7 @@ class VllmEngine:
         counter = StatLogger()
         of_adapters = engine_arguments(config) if config.publishes_adapters else {}
         # Nothing is sampled before the first snapshot, which has all: where the folder has weights, they are old.
-        load_format = of_adapters.pop("load_format", "dummy")
+        load_format = of_adapters.pop("load_format", "auto" if has_own_weights else "dummy")
         arguments = AsyncEngineArgs(
             model=str(model_folder),
             skip_tokenizer_init=True,
@@ -144,7 +159,16 @@ class VllmEngine:
         adapters = None
         if of_adapters:
             adapters = Adapters(llm, config, expected=expected, base=base or {}, folder=model_folder)
-        return cls(llm, expected=expected, counter=counter, size=size, config=config, adapters=adapters)
+        return cls(
+            llm,
+            expected=expected,
+            counter=counter,
+            size=size,
+            config=config,
+            adapters=adapters,
+            has_own_weights=has_own_weights,
+            seed=seed,
+        )
 
     def for_run(self, config: Config) -> "VllmEngine":
         """The same engine for another run, after the one before has ended: no weights of its own are served yet.
@@ -168,6 +192,17 @@ class VllmEngine:
             config=config,
             adapters=None if self._adapters is None else self._adapters.for_run(config),
         )
+
+    async def serve_own_weights(self, version: Version) -> None:
+        """Serves the folder's weights, as those of a version.
+
+        Raises:
+          ValueError: the engine was started without them.
+        """
+        if not self._has_own_weights:
+            raise ValueError("the engine was started without the folder's weights; it serves snapshots")
+        await self._llm.update_weight_version(str(version))
+        self._version = version
 
     @property
     def version(self) -> Version | None:
@@ -276,9 +311,8 @@ class VllmEngine:
         lora = None if adapter is None or self._adapters is None else self._adapters.request_of(adapter)
         output = None
         try:
-            async for one in self._llm.generate(
-                prompt, to_params(sampling), request_id, lora_request=lora, priority=priority
-            ):
+            params = to_params(sampling, seed=seed_of(self._seed, request_id))
+            async for one in self._llm.generate(prompt, params, request_id, lora_request=lora, priority=priority):
                 output = one  # there is only the final one
         except (VllmDeadError, EngineGenerateError) as e:
             raise EngineDeadError(f"request {request_id}: the engine failed: {e or type(e).__name__}") from e

@@ -23,6 +23,7 @@ PATHS = {
     "supervisor_lock": "supervisor.lock",
     "checkpoints": "checkpoints",
     "metrics": "metrics.jsonl",
+    "evaluations": "evaluations.jsonl",
     "abandoned_metrics": "metrics.abandoned.jsonl",
     "tensorboard": "tensorboard",
     "events": "events",
