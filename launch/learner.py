@@ -123,7 +123,9 @@ def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
     from learner.heart import Stopped
     from learner.loop import train
     from learner.start import open_run
+    from launch.tracker_service import TrackerService
     from learner.step_books import NotFiniteError
+    from learner.trackers.shelf import KINDS
 
     parts = contextlib.ExitStack()
     try:
@@ -132,6 +134,9 @@ def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
             run = open_run(
                 prepared.config, prepared.folder, prepared.model_folder, pulse=pulse, outlets=outlets, lead=lead
             )
+            if any(name in KINDS for name in prepared.config.run.tracker_names):
+                # After the record is cut back to where it goes on from.
+                parts.callback(TrackerService(prepared.config, prepared.folder).close)
         with contextlib.closing(run):
             train(run)
     except Stopped:

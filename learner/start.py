@@ -28,7 +28,7 @@ from learner.devices.mesh import make_mesh
 from learner.heart import Heart
 from learner.hosts.hosts import OneHost
 from learner.lead import Lead
-from learner.metrics import MetricsWriter
+from learner.metrics import MetricsWriter, View
 from learner.model.config import Architecture
 from learner.objective import losses
 from learner.publish.opening import open_publisher
@@ -40,6 +40,7 @@ from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from learner.store import announcer, by_samples, open_run_store, put_run_card, take_lead
 from learner.timeouts import TimeoutAnchors
+from learner.trackers.tracker import table
 from learner.update.step import Steps, build_steps
 from learner.waiting import LostGroups, Waiting, readmission_of
 
@@ -144,7 +145,9 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     waiting = Waiting(heart)
     timeline = Timeline(RunFolder(folder).events, "learner")
     timeline.instant("restored", incarnation=incarnation, step=step)
-    metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
+    metrics = MetricsWriter(
+        folder, restored_step=step, incarnation=incarnation, view=_board(config, folder, step, incarnation)
+    )
     token = read_token() if config.publish.leaves_the_machine else None
     publisher = open_publisher(
         config,
@@ -211,6 +214,15 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     heart.worked()
     _say_ready(run, incarnation)
     return run
+
+
+def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) -> View | None:
+    """TensorBoard's files, where they are wanted; other trackers follow the record in processes of their own."""
+    if "tensorboard" not in config.run.tracker_names:
+        return None
+    from learner.trackers.tensorboard import Board
+
+    return Board(RunFolder(folder).tensorboard, restored_step=step, incarnation=incarnation, about=table())
 
 
 def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> tuple[PromptStream, list[Problem]]:

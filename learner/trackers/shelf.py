@@ -1,0 +1,50 @@
+"""The trackers by name: what each needs to be installed, and how it is opened."""
+
+import dataclasses
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+
+from learner.trackers.tracker import Told, Tracker
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A tracker that rows are brought to by a process of its own."""
+
+    module: str
+    """Ours, which has `open_tracker`; it is imported in that process alone."""
+    packages: tuple[str, ...]
+    """What must be importable."""
+    extra: str
+    """Of the project, which installs them."""
+
+
+KINDS = {
+    "wandb": Kind("learner.trackers.wandb", ("wandb",), "wandb"),
+    "mlflow": Kind("learner.trackers.mlflow", ("mlflow", "sqlalchemy", "alembic"), "mlflow"),
+    "trackio": Kind("learner.trackers.trackio", ("trackio",), "trackio"),
+}
+"""All but TensorBoard, which the learner writes itself."""
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Checks, without importing anything, that the trackers can be opened on this machine.
+
+    Raises:
+      ValueError: one can't; says what to install.
+    """
+    for name in names:
+        kind = KINDS.get(name)
+        missing = [p for p in kind.packages if importlib.util.find_spec(p) is None] if kind else []
+        if kind and missing:
+            raise ValueError(
+                f"run.trackers has {name}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
+                f"installed: pip install 'sluice[{kind.extra}]', or leave it out"
+            )
+
+
+def opener(name: str, told: Told) -> Callable[[], Tracker]:
+    """What opens a tracker; importing its library is part of it."""
+    module = KINDS[name].module
+    return lambda: importlib.import_module(module).open_tracker(told)
