@@ -69,6 +69,8 @@ class RunView:
         self.rounds: list[dict[str, Any]] = []
         self.status: dict[str, str] = {}
         """Process -> what it is doing."""
+        self._since_s: dict[str, tuple[str, float]] = {}
+        """Process -> that, and since when."""
 
     def update(self) -> list[dict[str, Any]]:
         """Reads new metrics; returns the rows."""
@@ -84,9 +86,7 @@ class RunView:
         return rows
 
     def line(self) -> str:
-        """The latest step in one line."""
-        if not self.steps:
-            return f"starting ({', '.join(told(self.status))})"
+        """The latest step in one line; there must be one."""
         s = self.steps[-1]
         return (
             f"step {s['step']}/{self._config.run.num_updates} reward {_number(s, 'reward/mean')} "
@@ -104,7 +104,7 @@ class RunView:
         head.add_column(justify="right", width=28)
         elapsed = datetime.timedelta(seconds=int(time.monotonic() - self._started_s))
         head.add_row(f"step {step}/{total}", ProgressBar(total=total, completed=step), f"{elapsed}  eta {self._eta()}")
-        status = Text("   ".join(told(self.status)), style="dim", overflow="fold")
+        status = Text("   ".join(self._timed()), style="dim" if self.steps else "", overflow="fold")
         return Panel(
             Group(head, self._numbers(), self._curves(), status),
             # Text: in a plain string square brackets are markup.
@@ -112,6 +112,17 @@ class RunView:
             subtitle=Text(str(self._folder)),
             box=rich.box.ROUNDED,
         )
+
+    def _timed(self) -> list[str]:
+        """What each process does; before the first step also for how long, so that one sees that it goes on."""
+        if self.steps or len(self.status) > _MAX_APART:
+            return told(self.status)
+        now_s = time.monotonic()
+        self._since_s = {
+            name: known if (known := self._since_s.get(name, ("", 0.0)))[0] == doing else (doing, now_s)
+            for name, doing in self.status.items()
+        }
+        return [f"{one}, {now_s - since_s:.0f} s" for one, (_, since_s) in zip(told(self.status), self._since_s.values(), strict=True)]
 
     def _numbers(self) -> Table:
         table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box has a space between columns

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from bridge.phases import end_phase, say_phase
 from bridge.pulse import Pulse
 from bridge.run_lock import RunLock
 from bridge.secrets import read_token
@@ -72,10 +73,12 @@ def open_run(
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
       CheckpointError: there are checkpoints, and none is intact or fits.
     """
+    say_phase("reading the prompts")
     architecture = Architecture.from_hf(model_folder)
     tokenizer = load_tokenizer(model_folder, vocab_size=architecture.vocab_size)
     prompts, held_out = _open_prompts(config, folder, tokenizer)
     if steps is None:
+        say_phase("setting up the devices")
         steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None))
     elif not steps.fits(architecture, config):
         raise ValueError("the steps given were built for another model or configuration; let open_run build them")
@@ -136,6 +139,8 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         hosts=parts.lead.hosts,
     )
     weights = Weights(config, architecture)
+    has_saves = any(RunFolder(folder).checkpoints.glob("[0-9]*"))
+    say_phase("restoring the last checkpoint" if has_saves else "reading the model's weights")
     step, state, books = restore(checkpoints, steps, weights, folder, model_folder)
     store.record_restore(incarnation, step)
     timeouts = TimeoutAnchors(store)
@@ -212,6 +217,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     lost = LostGroups(whole_store, bucket=config.store.bucket, keep_out=readmission.keep_out)
     waiting.looks += [readmission.look, lost.look]
     heart.worked()
+    end_phase()
     _say_ready(run, incarnation)
     return run
 

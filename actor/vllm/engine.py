@@ -25,6 +25,7 @@ from actor.vllm.environment import set_environment
 from actor.vllm.stats import StatLogger
 from actor.vllm.types import kv_sizes, read_part, to_params
 from bridge import codec
+from bridge.phases import say_phase
 from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
 from bridge.types import Finish, Sampling, Version
@@ -75,6 +76,7 @@ class VllmEngine:
         `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
         """
         set_environment(config)
+        say_phase("importing vLLM")
         from vllm import AsyncEngineArgs
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -108,6 +110,7 @@ class VllmEngine:
             disable_log_stats=True,
         )
         vllm_config = engine_config(arguments)
+        say_phase("engine: starting its process")
         with bound_threads(vllm_config):
             llm = OwnedLLM.from_vllm_config(
                 vllm_config,

@@ -89,8 +89,7 @@ def test_new_rows_of_a_file_cut_short_starts_over(file):
 def test_render_before_anything_happened(view):
     view.status = {"learner": "compiling", "actor": "loading"}
     text = shown(view)
-    assert "mine" in text and "step 0/40" in text and "learner: compiling   actor: loading" in text
-    assert view.line() == "starting (learner: compiling, actor: loading)"
+    assert "mine" in text and "step 0/40" in text and "learner: compiling, 0 s   actor: loading, 0 s" in text
 
 
 def test_update_and_render_show_the_latest_numbers(view, file):

@@ -1,0 +1,27 @@
+"""What a process is at while nothing is to be seen of it yet: a line on stderr, which its log keeps.
+
+Whoever shows a run reads it there, so a process that others started says the same as one started by hand.
+"""
+
+import sys
+
+_MARK = "phase: "
+_OVER = "over"
+
+
+def say_phase(what: str) -> None:
+    """Says what begins now, in a few words; it lasts until the next one, or until `end_phase`."""
+    print(f"{_MARK}{what}", file=sys.stderr, flush=True)
+
+
+def end_phase() -> None:
+    """Says that what was begun is done, and nothing that takes long follows."""
+    say_phase(_OVER)
+
+
+def read_phase(line: str) -> str | None:
+    """What a line of a log says has begun; empty where something ended, None if it is any other line."""
+    if not line.startswith(_MARK):
+        return None
+    what = line.removeprefix(_MARK).strip()
+    return "" if what == _OVER else what
