@@ -1,9 +1,7 @@
-"""What a process is at while nothing is to be seen of it yet: a line on stderr, which its log keeps.
+"""What a process is at while nothing is to be seen of it yet: a line on stdout, which its log keeps.
 
 Whoever shows a run reads it there, so a process that others started says the same as one started by hand.
 """
-
-import sys
 
 _MARK = "phase: "
 _OVER = "over"
@@ -11,7 +9,7 @@ _OVER = "over"
 
 def say_phase(what: str) -> None:
     """Says what begins now, in a few words; it lasts until the next one, or until `end_phase`."""
-    print(f"{_MARK}{what}", file=sys.stderr, flush=True)
+    print(f"{_MARK}{what}", flush=True)
 
 
 def end_phase() -> None:

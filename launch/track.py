@@ -25,6 +25,8 @@ _FOLLOW = flags.DEFINE_bool("follow", False, "Go on with what comes, until stand
 END_S = 20.0
 """How long it may take to hand over the rest when the run ends: rows that are left wait in metrics.jsonl."""
 _LOOK_S = 0.5
+SHARED_FLAGS = ("run_dir",)
+"""Of all commands' those that this one takes."""
 
 
 def main() -> int:
@@ -32,8 +34,6 @@ def main() -> int:
     with command_line.usage_errors():
         if flags.FLAGS.run_dir is None or _TRACKER.value is None:
             raise ValueError(f"give --run_dir=FOLDER of a run and --tracker={'|'.join(sorted(KINDS))}")
-        if flags.FLAGS.config is not None or command_line.given_overrides():
-            raise ValueError("a tracker is told of a run as it is: give --run_dir and no --config")
         prepared = command_line.open_prepared(flags.FLAGS.run_dir)
         check_installed([_TRACKER.value])
         config, run = prepared.config, RunFolder(prepared.folder)

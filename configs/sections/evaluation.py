@@ -12,7 +12,7 @@ class EvaluationConfig:
     num_problems: int = 256
     """0: no evaluation at all; the publish section's probes, which take held-out problems, must be off too."""
     every_n_steps: int = 50
-    """Also at the start and at the end; 0 only there."""
+    """Updates between two evaluations. Also at the start and at the end; 0 only there."""
     temperature: float = 1.0
     """0 is greedy."""
 

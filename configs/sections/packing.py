@@ -10,7 +10,9 @@ class PackingConfig:
     """The one shape a training micro-batch has: rows of packed sequences."""
 
     rows: int = 4
+    """Of a micro-batch, on all devices together."""
     row_tokens: int = 256
+    """Prompt and response tokens that a row holds."""
     max_row_sequences: int = 128
     """Sequences in a row at most; cuDNN's attention keeps statistics for as many."""
 

@@ -14,9 +14,11 @@ class RunConfig:
     """Where a run lives and when it ends."""
 
     name: str = "run"
+    """Names its folder, and the run in its store and its trackers."""
     dir: str = ""
     """The run's folder; empty means runs/<name>. A folder of the same config is resumed."""
     seed: int = 0
+    """Of the order of prompts, and of what is sampled from them."""
     num_updates: int = 100
     """Optimizer steps to train for."""
     trackers: str = "tensorboard"
