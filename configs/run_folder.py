@@ -14,7 +14,16 @@ from configs.schema import Config
 
 _Json = dict[str, Any]
 _MAY_DIFFER = (
-    *("run.num_updates ", "run.dir ", "run.trackers ", "run.project ", "supervision ", "supervision.", "actor.leave_s ", "actor.max_unstored_groups "),
+    *(
+        "run.num_updates ",
+        "run.dir ",
+        "run.trackers ",
+        "run.project ",
+        "supervision ",
+        "supervision.",
+        "actor.leave_s ",
+        "actor.max_unstored_groups ",
+    ),
     *("checkpoint.max_failed_in_a_row ", "checkpoint.on_stop ", "learner ", "learner.", "mesh."),
     *("store.bucket ", "store.inline_bytes ", "store.actor_role ", "store.lead_s ", "store.retry_s "),
     *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_wait_s "),

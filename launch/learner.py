@@ -122,11 +122,11 @@ def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
 
     from bridge.snapshots.layout import SnapshotBusyError, SnapshotError
     from bridge.store.protocol import SupersededLearnerError
+    from launch.tracker_service import TrackerService
     from learner.checkpoint import CheckpointError
     from learner.heart import Stopped
     from learner.loop import train
     from learner.start import open_run
-    from launch.tracker_service import TrackerService
     from learner.step_books import NotFiniteError
     from learner.trackers.shelf import KINDS
 

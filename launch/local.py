@@ -17,11 +17,10 @@ CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSA
 
 def main() -> int:
     """Runs to the end; 0 when the run is complete, 130 if it was interrupted, 1 if it failed, 2 if it can't start."""
-    with command_line.usage_errors():
-        with contextlib.closing(SetUp()) as at:
-            prepared = command_line.prepare(("learner", "actor"), at)
-            at("starting the learner and the actors")
-            supervisor = Supervisor(prepared)
+    with command_line.usage_errors(), contextlib.closing(SetUp()) as at:
+        prepared = command_line.prepare(("learner", "actor"), at)
+        at("starting the learner and the actors")
+        supervisor = Supervisor(prepared)
     ending = supervisor.run()
     try:
         finish(prepared, ending)

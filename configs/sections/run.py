@@ -5,7 +5,6 @@ import re
 
 from configs.checks import not_negative, positive
 
-
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 

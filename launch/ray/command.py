@@ -14,8 +14,8 @@ from rich.console import Console
 
 from launch import command_line
 from launch.local import CODES
-from launch.summary import finish
 from launch.set_up import SetUp
+from launch.summary import finish
 from launch.supervisor import Supervisor
 from launch.trust import check_no_password
 

@@ -11,11 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
-
-# Its log lines are of a database's first use. What fails is tried again by the feed, which says so; by itself MLflow
-# would be silent for minutes.
-for name, value in (("LOGGING_LEVEL", "WARNING"), ("HTTP_REQUEST_MAX_RETRIES", "1"), ("HTTP_REQUEST_TIMEOUT", "30")):
-    os.environ.setdefault(f"MLFLOW_{name}", value)
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException

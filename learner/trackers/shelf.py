@@ -3,7 +3,8 @@
 import dataclasses
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 from learner.trackers.tracker import Told, Tracker
 
@@ -18,11 +19,20 @@ class Kind:
     """What must be importable."""
     extra: str
     """Of the project, which installs them."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What its library finds set when it is imported, where the user set nothing else."""
 
+
+_MLFLOW = {
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # the lines below are of a database's first use
+    # What fails is tried again by the feed, which says so; by itself MLflow would be silent for minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
 
 KINDS = {
     "wandb": Kind("learner.trackers.wandb", ("wandb",), "wandb"),
-    "mlflow": Kind("learner.trackers.mlflow", ("mlflow", "sqlalchemy", "alembic"), "mlflow"),
+    "mlflow": Kind("learner.trackers.mlflow", ("mlflow", "sqlalchemy", "alembic"), "mlflow", _MLFLOW),
     "trackio": Kind("learner.trackers.trackio", ("trackio",), "trackio"),
 }
 """All but TensorBoard, which the learner writes itself."""
@@ -46,5 +56,10 @@ def check_installed(names: Sequence[str]) -> None:
 
 def opener(name: str, told: Told) -> Callable[[], Tracker]:
     """What opens a tracker; importing its library is part of it."""
-    module = KINDS[name].module
-    return lambda: importlib.import_module(module).open_tracker(told)
+
+    def open_tracker() -> Tracker:
+        for variable, value in KINDS[name].environment.items():
+            os.environ.setdefault(variable, value)
+        return importlib.import_module(KINDS[name].module).open_tracker(told)
+
+    return open_tracker

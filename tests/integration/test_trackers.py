@@ -66,7 +66,9 @@ def write(run: pathlib.Path, steps, *, restored_step: int, value: float) -> None
     """What a learner writes that goes on from a step: every metric there is, and an evaluation of an earlier step."""
     writer = MetricsWriter(run, restored_step=restored_step, incarnation=0)
     for step in steps:
-        writer.write("step", step, dict.fromkeys(METRICS, value) | {"rewards/my.judges:style": value, "mfu": float("nan")})
+        writer.write(
+            "step", step, dict.fromkeys(METRICS, value) | {"rewards/my.judges:style": value, "mfu": float("nan")}
+        )
     writer.write("eval", steps[-1] - 1, {"eval/rewards/math": value}, problems=3)
     writer.close()
 

@@ -28,7 +28,9 @@ def commands() -> list[str]:
 
 
 def names(folder: str) -> set[str]:
-    return {f.stem for f in (pathlib.Path(REPO) / "configs" / folder).glob("*.py") if "\ndef get_config" in f.read_text()}
+    return {
+        f.stem for f in (pathlib.Path(REPO) / "configs" / folder).glob("*.py") if "\ndef get_config" in f.read_text()
+    }
 
 
 @functools.cache
@@ -75,7 +77,9 @@ def test_flag_that_is_not_known_is_one_line_and_exit_code_two(name):
 def test_commands_that_start_runs_show_presets_recipes_and_common_fields():
     assert {"local", "learner", "ray", "deploy", "plan"} <= {name for name in commands() if takes_config(name)}
     for name in filter(takes_config, commands()):
-        shown = {line.split()[0].partition("=")[0] for line in said()[name, "--help"].stdout.splitlines() if line.strip()}
+        shown = {
+            line.split()[0].partition("=")[0] for line in said()[name, "--help"].stdout.splitlines() if line.strip()
+        }
         assert {*names(""), *names("recipes"), *help.COMMON} - shown == set()
 
 
