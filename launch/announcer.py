@@ -1,5 +1,6 @@
 """What is said of a run where there is no terminal: each thing once, when it begins, and now and then that it lasts."""
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,10 @@ STEP_LINE_S = 5.0
 """Between two lines of steps, and of many processes' states."""
 FIRST_STILL_S, MAX_STILL_S = 60.0, 1800.0
 """After so long without a line it is said what is waited for; doubled each time."""
+
+
+_ID = re.compile(r"pid \d+, (?!starting$)")
+"""Of a process that was announced with it."""
 
 
 class Announcer:
@@ -49,6 +54,7 @@ class Announcer:
             return
         self._is_first, self._states_s = False, now_s
         for state in states:
+            state = _ID.sub("", state)
             if state not in self._said:
                 self._said.add(state)
                 self._say(state)

@@ -122,10 +122,8 @@ class RunView:
             name: known if (known := self._since_s.get(name, ("", 0.0)))[0] == doing else (doing, now_s)
             for name, doing in self.status.items()
         }
-        return [
-            f"{one}, {now_s - since_s:.0f} s"
-            for one, (_, since_s) in zip(told(self.status), self._since_s.values(), strict=True)
-        ]
+        timed = zip(told(self.status), self._since_s.values(), strict=True)
+        return [f"{one}, {now_s - since_s:.0f} s" for one, (_, since_s) in timed]
 
     def _numbers(self) -> Table:
         table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box has a space between columns

@@ -219,7 +219,7 @@ class Steps:
 
     @contextlib.contextmanager
     def _compiling(self, name: str, batch: PackedBatch | None = None) -> Iterator[None]:
-        """Says that a function is compiled, which may take minutes, where its first call comes; and how long it took."""
+        """Says that a function is compiled, which may take minutes, at its first call; and then how long it took."""
         if self._num_traces[name]:
             yield
             return

@@ -1,7 +1,7 @@
 """What a tracker shows of a run, read with its own library: `python tracker_reader.py NAME FOLDER PROJECT RUN`.
 
-Prints JSON: the scalars by name as [step, value] pairs, what the run was told of its config and of `loss`, how many runs
-there are, and whether the library imported torch.
+Prints JSON: the scalars by name as [step, value] pairs, what the run was told of its config and of `loss`, how many
+runs there are, and whether the library imported torch.
 """
 
 import glob
