@@ -22,8 +22,8 @@ class RunConfig:
     """Optimizer steps to train for."""
     trackers: str = "tensorboard"
     """Where metrics are shown besides metrics.jsonl: of tensorboard, wandb, mlflow and trackio those wanted, with
-    commas between them; empty for none. Each but the first is an extra of its name, and takes its server and its key from
-    its own environment (docs/trackers.md)."""
+    commas between them; empty for none. Each but the first is an extra of its name, and takes its server and its key
+    from its own environment (docs/trackers.md)."""
     project: str = "sluice"
     """The trackers' project, or MLflow's experiment."""
 

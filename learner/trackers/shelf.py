@@ -31,9 +31,9 @@ _MLFLOW = {
 }
 
 KINDS = {
-    "wandb": Kind("learner.trackers.wandb", ("wandb",), "wandb"),
-    "mlflow": Kind("learner.trackers.mlflow", ("mlflow", "sqlalchemy", "alembic"), "mlflow", _MLFLOW),
-    "trackio": Kind("learner.trackers.trackio", ("trackio",), "trackio"),
+    "wandb": Kind("learner.trackers.wandb_run", ("wandb",), "wandb"),
+    "mlflow": Kind("learner.trackers.mlflow_run", ("mlflow", "sqlalchemy", "alembic"), "mlflow", _MLFLOW),
+    "trackio": Kind("learner.trackers.trackio_run", ("trackio",), "trackio"),
 }
 """All but TensorBoard, which the learner writes itself."""
 

@@ -7,7 +7,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-import wandb
+import wandb  # pyright: ignore[reportMissingImports]
 
 from learner.trackers.tracker import Row, Told, meanings, scalars
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
-from mlflow.exceptions import MlflowException
+from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
 
 from learner.trackers.tracker import Row, Told, scalars, table
 

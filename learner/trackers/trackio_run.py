@@ -23,7 +23,7 @@ class Trackio:
         """
         is_local = not any(os.environ.get(name) for name in _ELSEWHERE)
         folder = os.environ.setdefault("TRACKIO_DIR", str(told.folder.resolve() / "trackio"))
-        import trackio  # reads where to write when it is imported
+        import trackio  # pyright: ignore[reportMissingImports]  # reads where to write when it is imported
 
         self._run: Any = trackio.init(
             project=told.project,
