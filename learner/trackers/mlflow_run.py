@@ -11,9 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
-from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
-from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
-from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
 
 from learner.trackers.tracker import Row, Told, scalars, table
 
@@ -33,11 +30,15 @@ class MLflow:
         Raises:
           MlflowException: the server is away, or refuses.
         """
+        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  # an extra
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         local = told.folder / "mlflow.db"
         if not uri:
             told.folder.mkdir(parents=True, exist_ok=True)
-        self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{local.resolve()}")
+        self._metric = Metric
+        self._client: Any = MlflowClient(tracking_uri=uri or f"sqlite:///{local.resolve()}")
         experiment = self._experiment(told.project, None if uri else str(told.folder.resolve() / "artifacts"))
         found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{told.run}'", max_results=1)
         if found:
@@ -60,7 +61,7 @@ class MLflow:
         """Logs them, as many at once as a request holds."""
         now_ms = int(time.time() * 1e3)
         metrics = [
-            Metric(name, value, now_ms, row["step"])
+            self._metric(name, value, now_ms, row["step"])
             for row in rows
             for name, value in scalars(row).items()
             if self._may_be_named(name)
@@ -73,6 +74,8 @@ class MLflow:
         self._client.set_terminated(self._run)
 
     def _experiment(self, project: str, artifacts: str | None) -> str:
+        from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
+
         found = self._client.get_experiment_by_name(project)
         if found is not None:
             return found.experiment_id

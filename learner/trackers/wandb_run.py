@@ -5,9 +5,8 @@ Whatever wandb reads from its environment holds: WANDB_API_KEY, WANDB_MODE, WAND
 
 import os
 import pathlib
-from collections.abc import Sequence
-
-import wandb  # pyright: ignore[reportMissingImports]
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from learner.trackers.tracker import Row, Told, meanings, scalars
 
@@ -24,9 +23,11 @@ class Wandb:
         Raises:
           Exception: the server is away, or refuses the key.
         """
+        import wandb  # pyright: ignore[reportMissingImports]  # an extra
+
         told.folder.mkdir(parents=True, exist_ok=True)
-        is_offline = _is_offline()
-        self._run = wandb.init(
+        is_offline = _is_offline(wandb.login)
+        self._run: Any = wandb.init(
             project=told.project,
             name=told.name,
             id=told.run,
@@ -62,11 +63,11 @@ class Wandb:
         self._run.finish()
 
 
-def _is_offline() -> bool:
+def _is_offline(login: Callable[..., bool]) -> bool:
     """Whether nothing says how to reach a server: without a key wandb would ask for one."""
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"] in ("offline", "dryrun")
-    return not wandb.login(prompt=False, verify=False)  # looks where wandb does, and asks nobody
+    return not login(prompt=False, verify=False)  # looks where wandb does, and asks nobody
 
 
 open_tracker = Wandb

@@ -22,8 +22,8 @@ def add(row: dict, step: int) -> None:
 if name == "wandb":
     import struct
 
-    import wandb  # noqa: F401  # for what it imports
-    from wandb.proto import wandb_internal_pb2
+    import wandb  # noqa: F401  # pyright: ignore[reportMissingImports]  # for what it imports
+    from wandb.proto import wandb_internal_pb2  # pyright: ignore[reportMissingImports]
 
     def records(data: bytes):
         """The records of a transaction log: LevelDB's log format (blocks of 32 KiB) after a header of 7 bytes."""
@@ -52,7 +52,7 @@ if name == "wandb":
                 add({k: v for k, v in row.items() if not k.startswith("_") and k != "step"}, row["step"])
     told = {"seed": config["run"]["seed"], "loss": config["metrics"]["loss"], "runs": sorted(runs)}
 elif name == "mlflow":
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
     (experiment,) = [e for e in client.search_experiments() if e.name == project]
@@ -67,7 +67,7 @@ elif name == "mlflow":
         "runs": [[project, r.data.tags["sluice.run"], r.info.run_name] for r in runs],
     }
 else:
-    import trackio  # noqa: F401  # for what it imports
+    import trackio  # noqa: F401  # pyright: ignore[reportMissingImports]  # for what it imports
 
     db = sqlite3.connect(pathlib.Path(folder) / "trackio" / f"{project}.db")
     names = set()
