@@ -3,7 +3,11 @@
 Whoever shows a run reads it there, so a process that others started says the same as one started by hand.
 """
 
+import re
+
 _MARK = "phase: "
+_LINE = re.compile(rf"(?:\([^()]*\) )?{_MARK}(.*)")
+"""What an engine's process prints may begin with who it is, in parentheses."""
 _OVER = "over"
 
 
@@ -19,7 +23,8 @@ def end_phase() -> None:
 
 def read_phase(line: str) -> str | None:
     """What a line of a log says has begun; empty where something ended, None if it is any other line."""
-    if not line.startswith(_MARK):
+    found = _LINE.match(line)
+    if found is None:
         return None
-    what = line.removeprefix(_MARK).strip()
+    what = found[1].strip()
     return "" if what == _OVER else what

@@ -45,7 +45,7 @@ class MLflow:
             self._run = found[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
         else:
-            tags = {TAG: told.run, "mlflow.note.content": table()[:MAX_TAG]}
+            tags = {TAG: told.run, **_about()}
             self._run = self._client.create_run(experiment, run_name=told.name, tags=tags).info.run_id
             params = [Param(name, text[:MAX_VALUE]) for name, text in _leaves(told.config)]
             for start in range(0, len(params), MAX_PARAMS):
@@ -95,6 +95,16 @@ class MLflow:
             self._left_out.add(name)
             logging.warning("mlflow takes no metric of the name %r; its values are in metrics.jsonl alone", name)
         return False
+
+
+def _about() -> dict[str, str]:
+    """The table of metrics, as the run's description, and in tags of its own what is too long for that."""
+    parts = [""]
+    for line in table().splitlines(keepends=True):
+        if len(parts[-1]) + len(line) > MAX_TAG:
+            parts.append("")
+        parts[-1] += line
+    return {f"sluice.metrics.{i}" if i else "mlflow.note.content": part for i, part in enumerate(parts)}
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

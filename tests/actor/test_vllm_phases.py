@@ -47,4 +47,4 @@ def test_phases_are_said_once_each_and_the_log_shows_no_more_than_before(vllm_lo
     inside.info("Something else")
     inside.warning("Triton is missing")
     assert shown == ["Triton is missing"]
-    assert capfd.readouterr().err == "phase: engine: building the model\n"
+    assert capfd.readouterr().out == "phase: engine: building the model\n"

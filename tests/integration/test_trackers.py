@@ -19,7 +19,7 @@ import pytest
 from configs import overrides
 from configs.run_folder import run_id, set_up_run
 from launch import command_line
-from learner.metrics import METRICS, MetricsWriter
+from learner.metrics import FAMILIES, METRICS, MetricsWriter
 from learner.trackers.feed import Marks
 from learner.trackers.shelf import KINDS
 from tests.integration.support.processes import REPO, wait_until
@@ -117,7 +117,7 @@ def test_restarted_run_is_one_run_with_each_step_once_and_every_metric_by_its_na
     assert got["scalars"]["loss"] == [[1, 0.25], [2, 0.25], [3, 0.25], [4, 0.5]]
     assert got["scalars"]["eval/rewards/math"] == [[2, 0.25], [3, 0.5]]
     assert set(got["scalars"]) == {*METRICS, "rewards/my.judges:style", "eval/rewards/math"} - {"mfu"}
-    assert (got["seed"], got["loss"], got["torch"]) == (7, METRICS["loss"], False)
+    assert (got["seed"], got["about"], got["torch"]) == (7, METRICS | FAMILIES, False)
     id_ = run_id(run)
     assert got["runs"] == ([f"tiny-{id_}"] if name == "trackio" else [["sums", id_, "tiny"]])
     assert {p.name for p in run.parent.iterdir() if not p.name.startswith(".")} <= {"run"}  # nothing elsewhere

@@ -95,6 +95,12 @@ def test_common_fields_are_fields_and_each_has_a_meaning():
     assert [path for path in help.COMMON if not docs[path].meaning] == []
 
 
+def test_configs_of_a_folder_are_those_files_that_give_one_with_their_first_sentence(tmp_path):
+    (tmp_path / "sums.py").write_text('"""Learns sums (2.5 minutes). More of it.\n"""\n\ndef get_config():\n    pass\n')
+    (tmp_path / "shared.py").write_text('"""What recipes share."""\n')
+    assert [" ".join(line.split()) for line in help._configs(tmp_path)] == ["sums Learns sums (2.5 minutes)"]
+
+
 def test_meaning_is_the_text_below_the_field():
     assert field_docs()["run.num_updates"].meaning == "Optimizer steps to train for."
     assert (field_docs()["actor.num_engines"].default, field_docs()["actor.num_engines"].kind) == (1, "int")

@@ -1,6 +1,6 @@
 """What a tracker shows of a run, read with its own library: `python tracker_reader.py NAME FOLDER PROJECT RUN`.
 
-Prints JSON: the scalars by name as [step, value] pairs, what the run was told of its config and of `loss`, how many
+Prints JSON: the scalars by name as [step, value] pairs, what the run was told of its config and of metrics, how many
 runs there are, and whether the library imported torch.
 """
 
@@ -50,7 +50,7 @@ if name == "wandb":
             if record.HasField("history"):
                 row = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
                 add({k: v for k, v in row.items() if not k.startswith("_") and k != "step"}, row["step"])
-    told = {"seed": config["run"]["seed"], "loss": config["metrics"]["loss"], "runs": sorted(runs)}
+    told = {"seed": config["run"]["seed"], "about": config["metrics"], "runs": sorted(runs)}
 elif name == "mlflow":
     from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
@@ -60,10 +60,11 @@ elif name == "mlflow":
     for key in runs[0].data.metrics:
         for one in client.get_metric_history(runs[0].info.run_id, key):
             add({key: one.value}, one.step)
-    note = runs[0].data.tags["mlflow.note.content"]
+    tags = runs[0].data.tags
+    lines = "".join(tags[t] for t in sorted(tags) if t in ("mlflow.note.content",) or t.startswith("sluice.metrics"))
     told = {
         "seed": int(runs[0].data.params["run.seed"]),
-        "loss": next(line.split(" | ")[1][:-2] for line in note.splitlines() if line.startswith("| `loss`")),
+        "about": {line[3:].split("` | ")[0]: line.split("` | ")[1][:-2] for line in lines.splitlines()[2:]},
         "runs": [[project, r.data.tags["sluice.run"], r.info.run_name] for r in runs],
     }
 else:
@@ -76,5 +77,5 @@ else:
         add(json.loads(values), step)
     (config,) = db.execute("select config from configs").fetchone()
     config = json.loads(config)
-    told = {"seed": config["run"]["seed"], "loss": config["metrics"]["loss"], "runs": sorted(names)}
+    told = {"seed": config["run"]["seed"], "about": config["metrics"], "runs": sorted(names)}
 print(json.dumps({"scalars": scalars, "torch": "torch" in sys.modules, **told}))

@@ -7,12 +7,12 @@ def test_phase_is_the_last_one_said_among_other_lines(tmp_path, capfd):
     log = PhaseLog(file)
     assert log.phase() == ""  # there is no log yet
     say_phase("reading the prompts")
-    file.write_text(f"I1 learner.py something\n{capfd.readouterr().err}W2 other\n")
+    file.write_text(f"I1 learner.py something\n{capfd.readouterr().out}W2 other\n")
     assert log.phase() == "reading the prompts"
     say_phase("compiling apply")
     end_phase()
     with open(file, "a") as out:
-        out.write(capfd.readouterr().err)
+        out.write(capfd.readouterr().out)
     assert log.phase() == ""
 
 
@@ -47,3 +47,4 @@ def test_log_that_was_cut_short_is_read_anew(tmp_path):
 def test_other_lines_are_no_phases():
     assert read_phase("I1123 phase: one") is None and read_phase("phases: one") is None
     assert read_phase("phase: over") == ""
+    assert read_phase("(EngineCore pid=27263) phase: engine: building the model") == "engine: building the model"
