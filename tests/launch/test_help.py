@@ -97,7 +97,7 @@ def test_common_fields_are_fields_and_each_has_a_meaning():
 
 def test_configs_of_a_folder_are_those_files_that_give_one_with_their_first_sentence(tmp_path):
     (tmp_path / "sums.py").write_text('"""Learns sums (2.5 minutes). More of it.\n"""\n\ndef get_config():\n    pass\n')
-    (tmp_path / "shared.py").write_text('"""What recipes share."""\n')
+    (tmp_path / "shared.py").write_text('"""What recipes share."""\n\ndef schedule():\n    pass\n')
     assert [" ".join(line.split()) for line in help._configs(tmp_path)] == ["sums Learns sums (2.5 minutes)"]
 
 
