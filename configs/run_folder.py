@@ -14,7 +14,8 @@ from configs.schema import Config
 
 _Json = dict[str, Any]
 _MAY_DIFFER = (
-    *("run.num_updates ", "run.dir ", "supervision ", "supervision.", "actor.leave_s ", "actor.max_unstored_groups "),
+    *("run.num_updates ", "run.dir ", "run.trackers ", "run.project ", "supervision ", "supervision."),
+    *("actor.leave_s ", "actor.max_unstored_groups "),
     *("checkpoint.max_failed_in_a_row ", "checkpoint.on_stop ", "learner ", "learner.", "mesh."),
     *("store.bucket ", "store.inline_bytes ", "store.actor_role ", "store.lead_s ", "store.retry_s "),
     *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_wait_s "),
@@ -90,6 +91,10 @@ class RunFolder:
         """The same scalars for TensorBoard."""
         return self.path / "tensorboard"
 
+    def tracker(self, name: str) -> pathlib.Path:
+        """What a tracker keeps on this machine: a folder, and beside it what it has of the run, NAME.json."""
+        return self.path / "trackers" / name
+
     @property
     def events(self) -> pathlib.Path:
         """The event log, a file a process."""
@@ -140,9 +145,9 @@ class RunFolder:
 def check_run_folder(config: Config) -> None:
     """Checks that the run folder is new, or belongs to this very config.
 
-    A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ; so may how many
-    processes and devices train (`learner`, `mesh`), what is taken for a hang (`supervision`), where the store's
-    database is reached, and how weights go to other machines.
+    A run may be continued for longer or elsewhere, so `run.num_updates` and `run.dir` may differ; so may where it is
+    shown (`run.trackers`, `run.project`), how many processes and devices train (`learner`, `mesh`), what is taken for a
+    hang (`supervision`), where the store's database is reached, and how weights go to other machines.
 
     Raises:
       ValueError: the folder holds another config (the fields that differ are named), or other files.

@@ -37,6 +37,7 @@ from actor.verifiers.judge import Judge, read_template
 from actor.verifiers.pool import VerifierPool, check_cores, check_own
 from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
+from bridge.phases import end_phase, say_phase
 from bridge.pulse import BEAT_S, Doing, Pulse
 from bridge.store.open import FinishedRunError
 from bridge.store.protocol import StoreLostError
@@ -109,6 +110,7 @@ def main() -> int:
     command_line.log_to_stderr()
     for number in (signal.SIGTERM, signal.SIGINT):  # while the engine is being built there is nothing to bring in order
         signal.signal(number, lambda *_: sys.exit(0))
+    say_phase("joining the run")
     with contextlib.ExitStack() as parts:
         with command_line.start_errors():
             try:
@@ -241,6 +243,7 @@ async def _serve(
     rewards = _rewards(joined, judge)
     episodes = _episodes(joined, engine)
     weights = WeightClient(joined.source, engine, timeline=timeline)
+    end_phase()
     logging.info("actor ready name=%s run=%s model=%s", _NAME.value, joined.run, joined.model.path)
     actor = Actor(
         _NAME.value,

@@ -2,23 +2,29 @@
 
 import json
 import pathlib
-import sys
 
-from absl import app, flags
+from absl import flags
 
 from bridge.files import replace_file
 from configs.code_tasks import row
+from launch import command_line
 
 _NUM = flags.DEFINE_integer("num", 20_000, "Rows; those whose question was there before are left out.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Another file for each.")
 
 
-def main(argv: list[str]) -> None:
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
+
+
+def main() -> int:
     """Writes it, whole or not at all."""
-    if len(argv) != 2:
-        sys.exit("error: give one FILE, as in python -m launch.code_tasks code_tasks.jsonl")
-    file = pathlib.Path(argv[1])
-    print(f"{file}: {write(file, num=_NUM.value, seed=_SEED.value)} functions to write, with test cases")
+    with command_line.usage_errors():
+        if len(command_line.given_arguments()) != 1:
+            raise ValueError("give one FILE, as in python -m launch.code_tasks code_tasks.jsonl")
+        file = pathlib.Path(command_line.given_arguments()[0])
+        print(f"{file}: {write(file, num=_NUM.value, seed=_SEED.value)} functions to write, with test cases")
+    return 0
 
 
 def write(file: pathlib.Path, *, num: int, seed: int) -> int:
@@ -29,4 +35,4 @@ def write(file: pathlib.Path, *, num: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main, max_arguments=1)

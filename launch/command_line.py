@@ -14,10 +14,12 @@ from typing import NoReturn
 from absl import app, flags, logging
 
 from bridge.files import replace_file
+from bridge.phases import say_phase
 from configs import overrides
 from configs.run_folder import RunFolder, check_run_folder, set_up_run
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
+from launch import help
 from launch.network_check import check_network
 
 _CONFIG = flags.DEFINE_string(
@@ -27,6 +29,8 @@ _CONFIG = flags.DEFINE_string(
 )
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "The folder of a run that was set up before.")
 
+_SHARED_FLAGS = ("config", "run_dir")
+_HELP = {"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"}
 _PROJECT = pathlib.Path(__file__).resolve().parent.parent
 USAGE_ERROR = 2
 """Exit code of a process that was started with something it can't use; starting it again is no help."""
@@ -53,37 +57,52 @@ class Prepared:
 
 
 def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
-    """`app.run` of a command, however it was started: `--help` shows its module's docstring and flags, and ours.
+    """`app.run` of a command, however it was started.
 
-    What is no flag is refused, but for `max_arguments` of them, which `given_arguments` returns.
+    `--help` shows its module's docstring, its flags, and those it shares with others: its module's `SHARED_FLAGS`, or
+    `--config` and `--run_dir`. What is no flag is refused, but for `max_arguments` of them, which `given_arguments`
+    returns.
     """
-    sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    for module in (main.__module__, __name__):
-        for flag in flags.FLAGS.get_flags_for_module(module):
-            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-    app.run(lambda argv: main(), flags_parser=functools.partial(parse, max_arguments=max_arguments))
+    module = main.__module__
+    shared = getattr(sys.modules[module], "SHARED_FLAGS", _SHARED_FLAGS)
+    reading = functools.partial(parse, max_arguments=max_arguments, module=module, shared=shared)
+    app.run(lambda argv: main(), flags_parser=reading)
 
 
 _overrides: dict[str, str] = {}
 _arguments: list[str] = []
 
 
-def parse(argv: Sequence[str], *, max_arguments: int = 0) -> list[str]:
+def parse(
+    argv: Sequence[str], *, max_arguments: int = 0, module: str = "", shared: Collection[str] = _SHARED_FLAGS
+) -> list[str]:
     """Sets the flags and takes the --config.section.field=value and the arguments aside; returns the program's name.
 
     Ends the process with one line and `USAGE_ERROR` where a flag is not known, its value can't be, or more is given
-    that is no flag than `max_arguments`.
+    that is no flag than `max_arguments`; with its help and 0 where that is asked for and there is a `module` to show.
     """
     global _overrides, _arguments
+    asked = _HELP & set(_before_the_end(argv[1:]))
+    if asked and module:
+        print(help.render(module, shared, is_full="--helpfull" in asked), end="")
+        sys.exit(0)
     try:
         rest, _overrides = overrides.split_argv(argv)
         rest = flags.FLAGS(rest)
         _arguments = rest[1:]
         if len(_arguments) > max_arguments:
             raise ValueError(f"unexpected argument {_arguments[max_arguments]!r}")
+        foreign = [name for name in _SHARED_FLAGS if name not in shared and flags.FLAGS[name].present]
+        foreign += ["config.*"] if _overrides and "config" not in shared else []
+        if foreign:
+            raise ValueError(f"this command takes no --{foreign[0]}; --help shows what it takes")
     except (ValueError, flags.Error) as e:
         _end(e)
     return rest[:1]
+
+
+def _before_the_end(argv: Sequence[str]) -> Sequence[str]:
+    return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def given_arguments() -> list[str]:
@@ -96,18 +115,20 @@ def given_overrides() -> dict[str, str]:
     return dict(_overrides)
 
 
-def prepare(roles: Collection[str]) -> Prepared:
+def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Prepared:
     """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
 
     With --run_dir alone the run's own config.json is read.
 
     Args:
       roles: "learner", "actor" or both: whose functions of the user's own must be found on this machine.
+      at: told what begins, in a few words.
 
     Raises:
       ValueError: one line that says what is wrong; nothing was changed.
       OSError: a disk fails, or has no room for a run that has begun.
     """
+    at("looking at the config")
     from launch import preflight  # the learner's reading code: not for an actor's process
     from launch.own_answers import check_answers
     from launch.tiny_model import cached_tiny_model
@@ -119,6 +140,7 @@ def prepare(roles: Collection[str]) -> Prepared:
         if _overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(_RUN_DIR.value)
+        at("looking for devices, folders and room")
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder)
         preflight.check_run_room(prepared.config, prepared.model_folder)
@@ -133,12 +155,15 @@ def prepare(roles: Collection[str]) -> Prepared:
     check_run_folder(config)
     _check_tiny_model_fits(config)
     model_folder = (
-        pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config)
+        pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config, at)
     )
+    at("looking for devices, and trying what is imported")
     notes = check_network(config) + preflight.check_engines(config, roles)
     notes += preflight.check_functions(config, roles)  # first: verifiers are asked next
+    at("reading the model's config and tokenizer")
     preflight.check_model(config, model_folder)
     answers = check_answers(config, roles, show=functools.partial(print, flush=True))
+    at("reading the prompts")
     notes += answers.notes + preflight.check(config, model_folder, set_aside=answers.set_aside)
     for note in notes:
         print(note, flush=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
+from bridge.phases import say_phase
 from bridge.pulse import Pulse
 from launch import command_line
 from launch.processes.lifeline import die_with_parent
@@ -37,6 +38,7 @@ def main() -> int:
     pulse = Pulse.of_this_process()
     pulse.start()
     command_line.log_to_stderr()
+    say_phase("looking at the run")
     with command_line.start_errors():
         prepared, hosts = _join()
     if not hosts.is_leader:
@@ -115,15 +117,18 @@ def _set_up(hosts: "Hosts", *, start_s: float) -> command_line.Prepared:
 
 def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
     """The first process's part; the exit code that all are to have."""
+    say_phase("importing JAX")
     import jax
 
     from bridge.snapshots.layout import SnapshotBusyError, SnapshotError
     from bridge.store.protocol import SupersededLearnerError
+    from launch.tracker_service import TrackerService
     from learner.checkpoint import CheckpointError
     from learner.heart import Stopped
     from learner.loop import train
     from learner.start import open_run
     from learner.step_books import NotFiniteError
+    from learner.trackers.shelf import KINDS
 
     parts = contextlib.ExitStack()
     try:
@@ -132,6 +137,9 @@ def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
             run = open_run(
                 prepared.config, prepared.folder, prepared.model_folder, pulse=pulse, outlets=outlets, lead=lead
             )
+            if any(name in KINDS for name in prepared.config.run.tracker_names):
+                # After the record is cut back to where it goes on from.
+                parts.callback(TrackerService(prepared.config, prepared.folder).close)
         with contextlib.closing(run):
             train(run)
     except Stopped:
@@ -159,6 +167,7 @@ def _lead(prepared: command_line.Prepared, lead: "Lead", pulse: Pulse) -> int:
 
 def _follow(prepared: command_line.Prepared, hosts: "Hosts", pulse: Pulse) -> int:
     """The part of any other process; the exit code that the first one says."""
+    say_phase("importing JAX")
     import jax
 
     from learner.checkpoint import CheckpointError

@@ -4,9 +4,11 @@ Starts a learner and an actor for each engine (`actor.num_engines`), watches the
 whatever ends it.
 """
 
+import contextlib
 import sys
 
 from launch import command_line
+from launch.set_up import SetUp
 from launch.summary import finish
 from launch.supervisor import Ending, Supervisor
 
@@ -15,8 +17,9 @@ CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSA
 
 def main() -> int:
     """Runs to the end; 0 when the run is complete, 130 if it was interrupted, 1 if it failed, 2 if it can't start."""
-    with command_line.usage_errors():
-        prepared = command_line.prepare(("learner", "actor"))
+    with command_line.usage_errors(), contextlib.closing(SetUp()) as at:
+        prepared = command_line.prepare(("learner", "actor"), at)
+        at("starting the learner and the actors")
         supervisor = Supervisor(prepared)
     ending = supervisor.run()
     try:

@@ -15,6 +15,8 @@ _OUT = flags.DEFINE_string("out", None, "The folder that gets the files; made if
 _HOST = flags.DEFINE_multi_string("host", [], "A name or address that clients dial; give it once for each.")
 _DAYS = flags.DEFINE_integer("days", 30, "For how many days the certificate is good.")
 _FORCE = flags.DEFINE_boolean("force", False, "Replace what is there, the token among it.")
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
 
 
 def main() -> int:

@@ -27,6 +27,7 @@ from learner.data.sets import all_sets, open_own_sets, questions_of
 from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.lora.check import check_lora
 from learner.model.config import Architecture
+from learner.trackers.shelf import check_installed
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROBE_BYTES = 2**16
@@ -191,7 +192,7 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
     """Tries the user's own functions, each in a process like the one that will call it; returns what to know.
 
     Where an actor is to judge programs the sandbox is tried, too, and environments are imported, ours as well: their
-    libraries may not be there.
+    libraries may not be there. The learner's trackers are looked for.
 
     Args:
       config: the run's; costs nothing where it names nothing to try.
@@ -204,6 +205,7 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
     own: list[str] = []
     notes: list[str] = []
     if "learner" in roles:
+        check_installed(config.run.tracker_names)
         objective = {"loss.name": config.loss.name, "loss.advantage": config.loss.advantage}
         own += [f"{field}={name}" for field, name in objective.items() if extension.is_own(name)]
         if own:

@@ -17,6 +17,7 @@ from absl import app, flags
 
 from bridge.files import replace_file
 from bridge.pulse import Doing, Pulse, Sign
+from launch import help
 from launch.processes.vigil import Bounds, Memory, Vigil
 
 _PULSE = flags.DEFINE_string("pulse", None, "The file that SLUICE_PULSE_FILE names for the process.")
@@ -28,16 +29,32 @@ _READY = flags.DEFINE_bool("ready", False, "Look only whether it has started.")
 
 HUNG = 3
 """Exit code; of a probe that fails itself it is another."""
+USAGE_ERROR = 2
 MAX_LOOK_S = 60.0
 """Between two probes no more than this counts: whoever sends them may have been away."""
 
 
+def parse(argv: Sequence[str]) -> list[str]:
+    """Sets the flags as `command_line.parse` does, without what a run's config needs to be imported."""
+    if {"--help", "-h", "--helpfull"} & set(argv[1:]):
+        print(help.render("__main__"), end="")
+        sys.exit(0)
+    try:
+        program, *rest = flags.FLAGS(argv)
+        if rest:
+            raise flags.Error(f"unexpected argument {rest[0]!r}")
+        if _PULSE.value is None:
+            raise flags.Error("give --pulse=FILE")
+    except flags.Error as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    return [program]
+
+
 def main(argv: Sequence[str] = ()) -> int:
     """Looks once; what is wrong is said on stderr, which a cluster shows among its events."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    if _PULSE.value is None:
-        raise app.UsageError("give --pulse=FILE")
+    del argv
+    assert _PULSE.value is not None
     sign = Pulse.feel_file(_PULSE.value)
     if _READY.value:
         return HUNG if sign.num_beats == 0 or sign.doing is Doing.STARTING else 0
@@ -66,4 +83,4 @@ def _read(file: pathlib.Path, sign: Sign) -> Memory | None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse)

@@ -21,6 +21,8 @@ _UNFENCE = flags.DEFINE_string(
     "unfence", None, "An actor that is fenced for good: probed again when it is started, and let in if it is clean."
 )
 _RUN = flags.DEFINE_string("run", None, "With --unfence: the run's name or id.")
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
 
 
 def main() -> int:

@@ -36,7 +36,26 @@ fail() {
 }
 trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 
-pip_install() { "$python" -m pip install --progress-bar off --no-compile "$@" >>"$log" 2>&1; }
+# On a terminal the log's last line, in one line that changes, for as long as this shell lives: pip is silent for minutes.
+show_log() {
+  local columns
+  columns="$(tput cols 2>/dev/null || echo 80)"
+  while sleep 1 && kill -0 $$ 2>/dev/null; do
+    printf '\r\033[K%.*s' "$((columns - 1))" "[setup ${SECONDS}s]   $(tail -n 1 "$log" | tr -d '\r')"
+  done
+}
+
+pip_install() {
+  local watcher="" code=0
+  if [ -t 1 ]; then show_log & watcher=$!; fi
+  "$python" -m pip install --progress-bar off --no-compile "$@" >>"$log" 2>&1 || code=$?
+  if [ -n "$watcher" ]; then
+    kill "$watcher" 2>/dev/null || true
+    wait "$watcher" 2>/dev/null || true
+    printf '\r\033[K'
+  fi
+  return "$code"
+}
 
 # What pip would do on one core, and half of its time. Some packages bring files that no Python compiles.
 compile_all() { "$python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true; }

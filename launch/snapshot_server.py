@@ -34,6 +34,8 @@ _SLOW_READER_S = flags.DEFINE_float(
 )
 _START_S = 30.0
 _END_S = 10.0
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """What is left when a run ends: the merged event log, summary.json, and a few lines to read."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -15,6 +16,8 @@ from configs.sections.evaluation import HELD_OUT
 from launch.command_line import Prepared
 from launch.supervisor import Ending
 from launch.view import MetricsTail
+from learner.trackers.feed import Marks
+from learner.trackers.shelf import KINDS
 
 _RESTART = re.compile(r"-r\d+$")
 
@@ -130,6 +133,12 @@ def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
     console.print(f"metrics      {run.metrics}   (tensorboard --logdir {run.tensorboard})", soft_wrap=True)
     console.print(f"event log    {run.trace}   (open it at https://ui.perfetto.dev)", soft_wrap=True)
     console.print(f"checkpoints  {run.checkpoints}", soft_wrap=True)
+    for name in filter(KINDS.__contains__, prepared.config.run.tracker_names):
+        with contextlib.suppress(ValueError):
+            marks = Marks.read(run.tracker(name).with_suffix(".json"))
+            again = f"; python -m launch.track --run_dir={run.path} --tracker={name} sends the rest"
+            left = f"   ({marks.num_left} rows are not there: {marks.problem}{again})" if marks.problem else ""
+            console.print(f"{name:<12} {marks.where}{left}", soft_wrap=True, markup=False, highlight=False)
     model = run.model(summary["steps"])
     if model.is_dir():
         console.print(f"model        {model}   (Hugging Face format)", soft_wrap=True)

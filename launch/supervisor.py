@@ -16,13 +16,13 @@ from bridge.pulse import Doing
 from bridge.run_lock import RunLock
 from configs.run_folder import RunFolder
 from launch import command_line
+from launch.announcer import Announcer
 from launch.crew import Crew, LocalCrew
 from launch.processes.group import Process
-from launch.view import OF_SET, RunView, told, told_estimates
+from launch.view import RunView, told
 
 WATCH_EVERY_S = 0.1
 """How often the processes, their signs of life and the run's metrics are looked at."""
-PLAIN_LINE_S = 5.0
 ENDING_S = 30.0
 """How long a learner may take to end after its actor did: the actor ends as soon as it hears that the run is done. And
 how long an actor that was told to end may take once the learner has ended."""
@@ -65,7 +65,6 @@ class Supervisor:
         self._view = RunView(prepared.config, prepared.folder)
         self._console = console or Console()
         self._interrupted = self._in_haste = False
-        self._said_s = 0.0
         self._best_step = 0
         self._is_alone = False
         self._ended_s: dict[Process, float] = {}
@@ -85,7 +84,7 @@ class Supervisor:
             if self._console.is_terminal:
                 with rich.live.Live(console=self._console, refresh_per_second=4, screen=False) as live:
                     return self._watch(lambda rows: live.update(self._view.render()))
-            return self._watch(self._say)
+            return self._watch(Announcer(self._view, self._plain).look)
         except InterruptedError:  # while it waited for places
             return Ending.INTERRUPTED
         except OSError as e:  # a log that can't be written, a process that not even SIGKILL ends
@@ -203,16 +202,8 @@ class Supervisor:
     def _tell(self, line: str) -> None:
         self._console.print(line, style="yellow", markup=False, soft_wrap=True)
 
-    def _say(self, rows: list[dict]) -> None:
-        for row in rows:
-            if row["kind"] == "eval":
-                self._console.print(f"held-out reward {row['eval/reward']:.3f} at step {row['step']}")
-            if row["kind"].startswith(OF_SET):
-                line = f"evaluation {row['set']} {told_estimates(row)} at step {row['step']}"
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        if time.monotonic() - self._said_s > PLAIN_LINE_S:
-            self._said_s = time.monotonic()
-            self._console.print(self._view.line(), soft_wrap=True)
+    def _plain(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._in_haste = self._in_haste or (self._interrupted and number == signal.SIGINT)

@@ -1,5 +1,6 @@
 """The tiny model, made once and cached; `python -m launch.tiny_model` makes it in a process of its own."""
 
+import contextlib
 import dataclasses
 import fcntl
 import hashlib
@@ -8,16 +9,21 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
+from bridge.phases import say_phase
 from configs import extension, overrides
 from configs.schema import Config
 from configs.sections import PromptsConfig
 from configs.tiny_model import TinyModelRecipe
+from launch import help
 from launch.cache import cache_folder
 
 
-def cached_tiny_model(config: Config) -> pathlib.Path:
+def cached_tiny_model(config: Config, at: Callable[[str], None] = say_phase) -> pathlib.Path:
     """The folder of the tiny model for this task; made first if it is not there (about a minute).
+
+    `at` is told how far that is.
 
     Raises:
       ValueError: it could not be made; the log says why.
@@ -40,7 +46,7 @@ def cached_tiny_model(config: Config) -> pathlib.Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes while it is being made waits for it
-        _make_unless_there(folder, config)
+        _make_unless_there(folder, config, at)
     return folder
 
 
@@ -52,36 +58,55 @@ def _hash_of_rows(prompts: PromptsConfig) -> str:
         raise ValueError(f"no prompts file {prompts.path!r} (prompts.path): {e.strerror}") from e
 
 
-def _make_unless_there(folder: pathlib.Path, config: Config) -> None:
-    if not (folder / "config.json").is_file():
-        print(f"making the tiny model in {folder} (once, about a minute)", flush=True)
-        # In a process of its own: this one never loads jax.
-        made = subprocess.run(
-            [sys.executable, "-P", "-m", "launch.tiny_model", str(folder)],
-            input=overrides.to_json(config),
-            text=True,
-            env=os.environ | {"PYTHONPATH": extension.python_path()},
-        )
-        if made.returncode != 0:
-            raise ValueError(f"the tiny model could not be made (exit code {made.returncode}; see above)")
+def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str], None]) -> None:
+    if (folder / "config.json").is_file():
+        return
+    at(f"making the tiny model in {folder} (once, about a minute)")
+    # In a process of its own: this one never loads jax.
+    making = subprocess.Popen(
+        [sys.executable, "-P", "-m", "launch.tiny_model", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": extension.python_path()},
+    )
+    assert making.stdin is not None and making.stdout is not None
+    with making:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+            making.stdin.write(overrides.to_json(config))
+            making.stdin.close()
+        for line in making.stdout:
+            at(f"making the tiny model: {line.strip()}")
+    if making.returncode != 0:
+        raise ValueError(f"the tiny model could not be made (exit code {making.returncode}; see above)")
 
 
 def main() -> None:
     """Makes the model in the folder named on the command line, for the config on standard input."""
+    if {"--help", "-h", "--helpfull"} & set(sys.argv[1:]):
+        print(help.render("__main__"), end="")
+        return
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print("error: give one FOLDER, and a config on standard input; launch.local does", file=sys.stderr)
+        sys.exit(2)
     from learner.warmup import make_tiny_model
 
     config = overrides.from_dict(json.load(sys.stdin))
     recipe = TinyModelRecipe()
 
+    total = recipe.num_clean_steps + recipe.num_typo_steps
+    said: set[int] = set()
+
     def show(step: int, loss: float) -> None:
-        total = recipe.num_clean_steps + recipe.num_typo_steps
-        print(f"\r  supervised step {step}/{total}  loss {loss:.3f}", end="", flush=True)
+        eighth = 8 * step // total
+        if eighth not in said:
+            said.add(eighth)
+            print(f"step {step} of {total}, loss {loss:.3f}", flush=True)
 
     try:
         make_tiny_model(pathlib.Path(sys.argv[1]), recipe, config.prompts, on_progress=show)
     except ValueError as e:
         sys.exit(f"error: {e}")
-    print()
 
 
 if __name__ == "__main__":

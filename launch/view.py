@@ -73,6 +73,8 @@ class RunView:
         self.rounds: list[dict[str, Any]] = []
         self.status: dict[str, str] = {}
         """Process -> what it is doing."""
+        self._since_s: dict[str, float] = {}
+        """What a process was last shown to be at -> since when."""
 
     def update(self) -> list[dict[str, Any]]:
         """Reads new metrics; returns the rows."""
@@ -90,9 +92,7 @@ class RunView:
         return rows
 
     def line(self) -> str:
-        """The latest step in one line."""
-        if not self.steps:
-            return f"starting ({', '.join(told(self.status))})"
+        """The latest step in one line; there must be one."""
         s = self.steps[-1]
         return (
             f"step {s['step']}/{self._config.run.num_updates} reward {_number(s, 'reward/mean')} "
@@ -110,14 +110,29 @@ class RunView:
         head.add_column(justify="right", width=28)
         elapsed = datetime.timedelta(seconds=int(time.monotonic() - self._started_s))
         head.add_row(f"step {step}/{total}", ProgressBar(total=total, completed=step), f"{elapsed}  eta {self._eta()}")
-        status = Text("   ".join(told(self.status)), style="dim", overflow="fold")
+        parts = (head, self._starting()) if not self.steps else (head, self._numbers(), self._curves(), self._doing())
         return Panel(
-            Group(head, self._numbers(), self._curves(), status),
+            Group(*parts),
             # Text: in a plain string square brackets are markup.
             title=Text(f"sluice  {self._config.run.name}  [{self._config.preset}]"),
             subtitle=Text(str(self._folder)),
             box=rich.box.ROUNDED,
         )
+
+    def _starting(self) -> Table:
+        """What each process is at and for how long, so that one sees that it goes on; before there are numbers."""
+        now_s = time.monotonic()
+        states = told(self.status)
+        self._since_s = {state: self._since_s.get(state, now_s) for state in states}
+        table = Table.grid(expand=True, padding=(0, 1))
+        table.add_column(ratio=1)
+        table.add_column(justify="right")
+        for state in states:
+            table.add_row(Text(state), f"{now_s - self._since_s[state]:.0f} s")
+        return table
+
+    def _doing(self) -> Text:
+        return Text("   ".join(told(self.status)), style="dim", overflow="fold")
 
     def _numbers(self) -> Table:
         table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box has a space between columns

@@ -1,17 +1,12 @@
-"""Every metric's name and unit, and the writers: JSONL (the record) and TensorBoard (the view)."""
+"""Every metric's name and unit, and who writes the record; what shows it is in `trackers/`."""
 
 import fnmatch
 import json
 import math
 import os
 import pathlib
-import time
 from collections.abc import Mapping
-from typing import Any
-
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from typing import Any, Protocol
 
 from bridge.files import replace_file
 from configs.run_folder import RunFolder
@@ -67,12 +62,12 @@ METRICS: dict[str, str] = {
     "lag/share_1": "fraction of trained tokens of lag 1",
     "lag/share_2-3": "fraction of trained tokens of lag 2 or 3",
     "lag/share_4-7": "fraction of trained tokens of lag 4 to 7",
-    "lag/share_8+": "fraction of trained tokens of lag 8 and more",
+    "lag/share_8_up": "fraction of trained tokens of lag 8 and more",
     "lag/ess_0": "effective sample size over the tokens of lag 0, 0 to 1; NaN if there is none",
     "lag/ess_1": "effective sample size over the tokens of lag 1, 0 to 1; NaN if there is none",
     "lag/ess_2-3": "effective sample size over the tokens of lag 2 or 3, 0 to 1; NaN if there is none",
     "lag/ess_4-7": "effective sample size over the tokens of lag 4 to 7, 0 to 1; NaN if there is none",
-    "lag/ess_8+": "effective sample size over the tokens of lag 8 and more, 0 to 1; NaN if there is none",
+    "lag/ess_8_up": "effective sample size over the tokens of lag 8 and more, 0 to 1; NaN if there is none",
     "mismatch_kl": "nats, mean of log mu - log pi (k1)",
     "mismatch_kl_k3": "nats, Schulman's k3 estimate of KL(mu, pi)",
     "reference_kl": "nats, mean of the configured KL estimate against the reference; 0 without one",
@@ -204,28 +199,35 @@ def meaning(name: str) -> str | None:
     return next((said for family, said in FAMILIES.items() if fnmatch.fnmatchcase(name, family)), None)
 
 
+class View(Protocol):
+    """What shows rows as they are written, in this process."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Shows a row's scalars; some may not be finite."""
+        ...
+
+    def close(self) -> None:
+        """Shows no more."""
+        ...
+
+
 class MetricsWriter:
-    """Appends one row a step to metrics.jsonl and TensorBoard.
+    """Appends rows to metrics.jsonl, the record, and hands them to a view.
 
     A restarted learner goes back to its checkpoint's step: rows after it belong to an abandoned future and
     are moved to metrics.abandoned.jsonl, so that the steps of metrics.jsonl are contiguous.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, restored_step: int, incarnation: int) -> None:
-        """Opens the files for rows after `restored_step`."""
+    def __init__(
+        self, folder: str | os.PathLike[str], *, restored_step: int, incarnation: int, view: View | None = None
+    ) -> None:
+        """Opens the record for rows after `restored_step`; `view` is closed with it."""
         self._folder = pathlib.Path(folder)
         self._incarnation = incarnation
         self._path = RunFolder(self._folder).metrics
         self._set_aside_after(restored_step)
         self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  # open as long as the run
-        # tensorboard's own writer: the usual wrappers around it import torch. The suffix keeps files of one
-        # second apart.
-        self._board = EventFileWriter(
-            str(RunFolder(self._folder).tensorboard), flush_secs=10, filename_suffix=f".{incarnation}"
-        )
-        # Whatever an earlier process wrote from this step on is void.
-        start = SessionLog(status=SessionLog.START)
-        self._board.add_event(Event(wall_time=time.time(), step=restored_step + 1, session_log=start))
+        self._view = view
 
     def write(self, kind: str, step: int, values: Mapping[str, Any], **extra: Any) -> None:
         """Writes a row.
@@ -252,8 +254,8 @@ class MetricsWriter:
             **extra,
         }
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        finite = [Summary.Value(tag=k, simple_value=v) for k, v in scalars.items() if math.isfinite(v)]
-        self._board.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=finite)))
+        if self._view is not None:
+            self._view.write(step, scalars)
 
     def last_step(self, kind: str) -> int | None:
         """The step of the last row of a kind; None if there is none."""
@@ -266,7 +268,8 @@ class MetricsWriter:
     def close(self) -> None:
         """Flushes and closes both."""
         self._file.close()
-        self._board.close()
+        if self._view is not None:
+            self._view.close()
 
     def _set_aside_after(self, step: int) -> None:
         if not self._path.is_file():

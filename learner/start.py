@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from bridge.phases import end_phase, say_phase
 from bridge.pulse import Pulse
 from bridge.run_lock import RunLock
 from bridge.secrets import read_token
@@ -29,7 +30,7 @@ from learner.devices.mesh import make_mesh
 from learner.heart import Heart
 from learner.hosts.hosts import OneHost
 from learner.lead import Lead
-from learner.metrics import MetricsWriter
+from learner.metrics import MetricsWriter, View
 from learner.model.config import Architecture
 from learner.objective import losses
 from learner.publish.evaluations import open_evaluations
@@ -42,6 +43,7 @@ from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from learner.store import announcer, by_samples, open_run_store, put_run_card, take_lead
 from learner.timeouts import TimeoutAnchors
+from learner.trackers.tracker import table
 from learner.update.step import Steps, build_steps
 from learner.waiting import LostGroups, Waiting, readmission_of
 
@@ -73,10 +75,12 @@ def open_run(
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
       CheckpointError: there are checkpoints, and none is intact or fits.
     """
+    say_phase("reading the prompts")
     architecture = Architecture.from_hf(model_folder)
     tokenizer = load_tokenizer(model_folder, vocab_size=architecture.vocab_size)
     prompts, held_out, sets = _open_prompts(config, folder, tokenizer)
     if steps is None:
+        say_phase("setting up the devices")
         steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None))
     elif not steps.fits(architecture, config):
         raise ValueError("the steps given were built for another model or configuration; let open_run build them")
@@ -138,6 +142,8 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         hosts=parts.lead.hosts,
     )
     weights = Weights(config, architecture)
+    has_saves = any(RunFolder(folder).checkpoints.glob("[0-9]*"))
+    say_phase("restoring the last checkpoint" if has_saves else "reading the model's weights")
     base = load_base(weights, model_folder)
     step, state, books = restore(checkpoints, steps, weights, folder, model_folder, base)
     store.record_restore(incarnation, step)
@@ -148,7 +154,9 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     waiting = Waiting(heart)
     timeline = Timeline(RunFolder(folder).events, "learner")
     timeline.instant("restored", incarnation=incarnation, step=step)
-    metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
+    metrics = MetricsWriter(
+        folder, restored_step=step, incarnation=incarnation, view=_board(config, folder, step, incarnation)
+    )
     token = read_token() if config.publish.leaves_the_machine else None
     publisher = open_publisher(
         config,
@@ -224,8 +232,18 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     lost = LostGroups(whole_store, bucket=config.store.bucket, keep_out=readmission.keep_out)
     waiting.looks += [readmission.look, lost.look, run.evaluations.look]
     heart.worked()
+    end_phase()
     _say_ready(run, incarnation)
     return run
+
+
+def _board(config: Config, folder: pathlib.Path, step: int, incarnation: int) -> View | None:
+    """TensorBoard's files, where they are wanted; other trackers follow the record in processes of their own."""
+    if "tensorboard" not in config.run.tracker_names:
+        return None
+    from learner.trackers.tensorboard import Board
+
+    return Board(RunFolder(folder).tensorboard, restored_step=step, incarnation=incarnation, about=table())
 
 
 def _open_prompts(

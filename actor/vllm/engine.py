@@ -29,6 +29,7 @@ from actor.vllm.environment import set_environment
 from actor.vllm.stats import StatLogger
 from actor.vllm.types import kv_sizes, read_part, seed_of, to_params
 from bridge import codec
+from bridge.phases import say_phase
 from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
 from bridge.types import Finish, Sampling, Version
@@ -109,6 +110,7 @@ class VllmEngine:
             that what is drawn depends on what runs beside it.
         """
         set_environment(config)
+        say_phase("importing vLLM")
         from vllm import AsyncEngineArgs
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -145,6 +147,7 @@ class VllmEngine:
             **of_adapters,
         )
         vllm_config = engine_config(arguments)
+        say_phase("engine: starting its process")
         with bound_threads(vllm_config):
             llm = OwnedLLM.from_vllm_config(
                 vllm_config,

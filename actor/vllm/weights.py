@@ -31,6 +31,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actor.vllm.control import listen
+from actor.vllm.phases import say_phases
 from actor.vllm.preparing import PreparedSnapshot
 from actor.vllm.processes import end_quickly
 from actor.vllm.proof import has_experts, prove_served
@@ -198,6 +199,7 @@ def register() -> None:
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
     parent = multiprocessing.parent_process()
     if os.environ.get(ENGINE_VARIABLE) and parent is not None:
+        say_phases()
         # An engine must not outlive a killed actor: it holds the cores, the memory and the port.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent.pid:  # it died while this process was being imported

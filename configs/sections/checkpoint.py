@@ -10,7 +10,8 @@ class CheckpointConfig:
     """When the learner saves, and how many saves are kept."""
 
     every_n_steps: int = 50
-    """With publish.when=round_end a save that falls due inside a round waits for the round's end."""
+    """Updates between two checkpoints. With publish.when=round_end a save that falls due inside a round waits for the
+    round's end."""
     keep: int = 2
     max_failed_in_a_row: int = 3
     """The run ends when so many saves in a row failed, as on a full disk. Until then training goes on, and the store

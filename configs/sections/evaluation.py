@@ -88,7 +88,7 @@ class EvaluationConfig:
     num_problems: int = 256
     """Held-out problems. 0: none; the publish section's probes, which take held-out problems, must be off too."""
     every_n_steps: int = 50
-    """Also at the start and at the end; 0 only there."""
+    """Updates between two evaluations. Also at the start and at the end; 0 only there."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0

@@ -16,6 +16,7 @@ class OptimizerConfig:
     mu_dtype: Dtype = "float32"
     """What adamw keeps its first moment in."""
     learning_rate: float = 1e-6
+    """The highest, after the warm-up."""
     warmup_steps: int = 0
     """Optimizer steps, rounds.epochs of them an update."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"

@@ -10,7 +10,9 @@ class PackingConfig:
     """The shape of a training micro-batch: rows of packed sequences."""
 
     rows: int = 4
+    """Of a micro-batch, on all devices together."""
     row_tokens: int = 256
+    """Prompt and response tokens that a row holds."""
     auto: bool = False
     """Rows and tokens are chosen from the lengths of the first groups, and up to three times anew as lengths change;
     rows x row_tokens is then the most slots that a micro-batch may have."""

@@ -11,6 +11,7 @@ class PublishConfig:
     """When new weights go to the engines, and what happens to running requests then."""
 
     when: Literal["round_end", "every"] = "round_end"
+    """When new weights go out: at the end of a round, or every `every_n_steps` updates, while responses go on."""
     every_n_steps: int = 1
     """With when=every."""
     at_publish: Literal["keep", "abort_and_resume", "drain"] = "keep"

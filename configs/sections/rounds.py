@@ -12,11 +12,11 @@ class RoundsConfig:
     """Rounds of R groups of K samples, U groups an optimizer step (RolloutPipe, section 3)."""
 
     groups_per_round: int = 32
-    """R. With publish.when=every, R only numbers the rounds."""
+    """R: prompts, of a group of responses each, in a round. With publish.when=every, R only numbers the rounds."""
     samples_per_group: int = 8
-    """K."""
+    """K: responses to a prompt."""
     groups_per_update: int = 8
-    """U = B / K."""
+    """U = B / K: groups behind one update."""
     epochs: int = 1
     """E: passes over each update's batch of U groups, an optimizer step each (PPO's epochs). The first takes groups as
     they arrive; the later ones repeat its micro-batches, which wait in host memory until then (29 bytes a place of a

@@ -5,17 +5,27 @@ import re
 
 from configs.checks import not_negative, positive
 
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Where a run lives and when it ends."""
 
     name: str = "run"
+    """Names its folder, and the run in its store and its trackers."""
     dir: str = ""
     """The run's folder; empty means runs/<name>. A folder of the same config is resumed."""
     seed: int = 0
+    """Of the order of prompts, and of what is sampled from them."""
     num_updates: int = 100
     """Optimizer steps to train for."""
+    trackers: str = "tensorboard"
+    """Where metrics are shown besides metrics.jsonl: of tensorboard, wandb, mlflow and trackio those wanted, with
+    commas between them; empty for none. Each but the first is an extra of its name, and takes its server and its key
+    from its own environment (docs/trackers.md)."""
+    project: str = "sluice"
+    """The trackers' project, or MLflow's experiment."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -24,3 +34,13 @@ class RunConfig:
             )
         positive("run", num_updates=self.num_updates)
         not_negative("run", seed=self.seed)
+        unknown = [name for name in self.tracker_names if name not in TRACKERS]
+        if unknown:
+            raise ValueError(f"run.trackers knows {', '.join(TRACKERS)}, got {unknown[0]!r}")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.project):
+            raise ValueError(f"run.project must be letters, digits, '.', '_' or '-', got {self.project!r}")
+
+    @property
+    def tracker_names(self) -> tuple[str, ...]:
+        """`trackers`, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.trackers.split(",") if name.strip()))

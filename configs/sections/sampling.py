@@ -10,6 +10,7 @@ class SamplingConfig:
     """How the actors sample."""
 
     max_response_tokens: int = 16
+    """Tokens that a response, or a turn of an episode, may have."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0

@@ -14,6 +14,7 @@ from bridge.pulse import VARIABLE, Doing, Pulse
 from configs import extension
 from launch.processes.lifeline import end_marked
 from launch.processes.lifeline import environment as lifeline
+from launch.processes.phase_log import PhaseLog
 from launch.processes.vigil import Bounds, Vigil
 
 END_S = 30.0
@@ -67,6 +68,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._pulse: Pulse | None = None
         self._vigil = Vigil(bounds, clock)
+        self._phases: PhaseLog | None = None
 
     @property
     def name(self) -> str:
@@ -97,6 +99,7 @@ class Child:
           more: arguments of this start besides those of every one.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._phases = PhaseLog(self._log)
         self.hung = ""
         pulse = Pulse.create()
         output: IO[bytes] = open(self._log, "ab")  # noqa: SIM115  # the child keeps it
@@ -172,7 +175,8 @@ class Child:
         if code is not None:
             return f"ended ({code})"
         restarts = [f"restarted {self.num_restarts}x"] if self.num_restarts else []
-        return ", ".join([f"pid {self.pid}", *restarts, *filter(None, [SAID.get(self.doing)])])
+        phase = self._phases.phase() if self._phases is not None else ""
+        return ", ".join([f"pid {self.pid}", *restarts, *filter(None, [phase or SAID.get(self.doing)])])
 
     def last_error(self) -> str:
         """The line of its log that says most about its end."""

@@ -5,6 +5,7 @@ streams their logs and the live view to this terminal, and stops all of them wha
 through its store and its snapshots: store.url is a database, publish.serve or publish.bucket is set.
 """
 
+import contextlib
 import os
 import sys
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from launch import command_line
 from launch.local import CODES
+from launch.set_up import SetUp
 from launch.summary import finish
 from launch.supervisor import Supervisor
 from launch.trust import check_no_password
@@ -42,7 +44,8 @@ def main() -> int:
     with command_line.usage_errors():
         learner_on = parse(_LEARNER_ON.value, flag="learner_on")
         actors_on = parse(_ACTORS_ON.value, flag="actors_on")
-        prepared = command_line.prepare(("learner",))
+        with contextlib.closing(SetUp(console)) as at:
+            prepared = command_line.prepare(("learner",), at)
         check_spread(prepared.config)
         if _ACTOR_STORE.value:
             check_no_password(_ACTOR_STORE.value)

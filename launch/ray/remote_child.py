@@ -15,6 +15,7 @@ from bridge.pulse import Doing
 from configs.extension import one_line
 from launch.processes.child import END_S, SAID, telling_line
 from launch.processes.group import LostError
+from launch.processes.phase_log import PhaseLog
 from launch.ray.station import Look
 
 LOOK_EVERY_S = 0.5
@@ -73,6 +74,7 @@ class RemoteChild:
         self._lost = ""
         self._is_begun = False
         self._rest = b""
+        self._phases = PhaseLog(log)
 
     @property
     def name(self) -> str:
@@ -124,6 +126,7 @@ class RemoteChild:
         """Starts it where it was, or, where that is gone, in another place."""
         station = self.station()
         self.hung, self._seen, self._asked = "", _WAITING, None
+        self._phases = PhaseLog(self._log)
         self._began_s, self._is_begun = self._clock(), True
         self._starting = station.start.remote([*self._arguments, *more], num_restarts=self.num_restarts)
 
@@ -169,7 +172,8 @@ class RemoteChild:
         if code is not None:
             return f"ended ({code})"
         restarts = [f"restarted {self.num_restarts}x"] if self.num_restarts else []
-        return ", ".join([f"pid {self._seen.pid}", *restarts, *filter(None, [SAID.get(self.doing)])])
+        phase = self._phases.phase()
+        return ", ".join([f"pid {self._seen.pid}", *restarts, *filter(None, [phase or SAID.get(self.doing)])])
 
     def last_error(self) -> str:
         """The line that says most about its end."""

@@ -25,6 +25,8 @@ _KEY = flags.DEFINE_string("key", None, "PEM file of its key.")
 _PRINT_SQL = flags.DEFINE_boolean("print_sql", False, "Print the schema and the roles' rights, and start nothing.")
 
 _LOOK_S = 0.5
+SHARED_FLAGS = ()
+"""Of all commands' those that this one takes."""
 
 
 class _StopError(Exception):

@@ -24,7 +24,7 @@ from learner.update.moments import Moments
 from learner.update.packing import PackedBatch
 from learner.update.segments import segment_sums
 
-LAG_BUCKETS: dict[str, int] = {"0": 0, "1": 1, "2-3": 2, "4-7": 4, "8+": 8}
+LAG_BUCKETS: dict[str, int] = {"0": 0, "1": 1, "2-3": 2, "4-7": 4, "8_up": 8}
 """Name of each lag bucket -> its lowest lag, in steps."""
 
 

@@ -13,8 +13,11 @@ read them meanwhile. `apply` donates the whole state: nobody may hold its parame
 """
 
 import collections
+import contextlib
 import dataclasses
 import math
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,6 +29,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32
 
 from bridge.adapter_names import combine
+from bridge.phases import end_phase, say_phase
 from configs.schema import Config
 from learner.devices.compiler_options import compiler_options
 from learner.devices.host_memory import give_back_free_memory
@@ -220,9 +224,10 @@ class Steps:
                 "see learner.update.anchors"
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))
-        accumulator, self.in_progress, self.logprobs = self._jit_accumulate(
-            state.accumulator, state.params, base, state.step, batch, anchors, np.bool_(is_first)
-        )
+        with self._compiling("accumulate", batch):
+            accumulator, self.in_progress, self.logprobs = self._jit_accumulate(
+                state.accumulator, state.params, base, state.step, batch, anchors, np.bool_(is_first)
+            )
         self._tidy()
         return dataclasses.replace(state, accumulator=accumulator)
 
@@ -233,7 +238,8 @@ class Steps:
         optimizer state bit-identical and count in `skipped_updates`; the step advances in any case, with the last of
         rounds.epochs passes over a batch, of which this is number `epoch`, from 0. Metrics stay on the device.
         """
-        result = self._jit_apply(state, np.int32(epoch))
+        with self._compiling("apply"):
+            result = self._jit_apply(state, np.int32(epoch))
         self._tidy()
         return result
 
@@ -275,6 +281,19 @@ class Steps:
             frozen = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), state.params)
             lowered["score"] = self._jit_score.lower(_whole(self._base, frozen), self._batch)
         return lowered
+
+    @contextlib.contextmanager
+    def _compiling(self, name: str, batch: PackedBatch | None = None) -> Iterator[None]:
+        """Says that a function is compiled, which may take minutes, at its first call; and then how long it took."""
+        if self._num_traces[name]:
+            yield
+            return
+        shape = "" if batch is None else f" ({' x '.join(map(str, batch.tokens.shape))} tokens)"
+        say_phase(f"compiling {name}{shape}")
+        start_s = time.monotonic()
+        yield
+        logging.info("compiled %s%s compile_s=%.1f", name, shape, time.monotonic() - start_s)
+        end_phase()
 
     def _tidy(self) -> None:
         """After a call that compiled, frees what the compiler left."""

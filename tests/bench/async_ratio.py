@@ -39,7 +39,7 @@ LENGTHS = Lengths(kind="lognormal", max_tokens=MAX_RESPONSE, median=20, prompt_s
 AIM = 2.24
 """ROLL Flash on RLVR tasks, against a synchronous baseline on as many GPUs."""
 TASK_RESPONSE, TASK_LEARNING_RATE, NUM_EVAL_PROBLEMS = 6, 4e-4, 256
-LAG_SHARES = ("lag/share_0", "lag/share_1", "lag/share_2-3", "lag/share_4-7", "lag/share_8+")
+LAG_SHARES = ("lag/share_0", "lag/share_1", "lag/share_2-3", "lag/share_4-7", "lag/share_8_up")
 
 
 def config_of(name: str, num_updates: int, *, task: bool) -> Config:

@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from bridge.phases import read_phase
 from bridge.store.sqlite_database import StoreBusyError
 from configs import overrides
 from configs.run_folder import run_id, snapshot_folder
@@ -206,5 +207,6 @@ def test_run_takes_overrides_and_returns_mains_code(tmp_path, model, arguments, 
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout) == (code, out), done.stderr
+    said = "".join(line for line in done.stdout.splitlines(keepends=True) if read_phase(line) is None)
+    assert (done.returncode, said) == (code, out), done.stderr
     assert err in done.stderr and "Traceback" not in done.stderr

@@ -86,11 +86,21 @@ def test_new_rows_of_a_file_cut_short_starts_over(file):
     assert tail.new_rows() == (True, [{"step": 1}])
 
 
-def test_render_before_anything_happened(view):
+def test_render_before_the_first_step_shows_what_each_process_is_at_and_for_how_long(view, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("launch.view.time.monotonic", lambda: now_s[0])
     view.status = {"learner": "compiling", "actor": "loading"}
+    shown(view)
+    now_s[0] += 7
+    view.status |= {"actor": "warming up"}
+    shown(view)
+    now_s[0] += 5
     text = shown(view)
-    assert "mine" in text and "step 0/40" in text and "learner: compiling   actor: loading" in text
-    assert view.line() == "starting (learner: compiling, actor: loading)"
+    assert "mine" in text and "step 0/40" in text and "reward" not in text
+    (learner,) = (line.split() for line in text.splitlines() if "learner" in line)
+    (actor,) = (line.split() for line in text.splitlines() if "actor" in line)
+    assert learner[1:-1] == ["learner:", "compiling", "12", "s"]
+    assert actor[1:-1] == ["actor:", "warming", "up", "5", "s"]
 
 
 def test_update_and_render_show_the_latest_numbers(view, file):

@@ -71,12 +71,12 @@ def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
         "lag/share_1": 0,
         "lag/share_2-3": 3 / 5,
         "lag/share_4-7": 0,
-        "lag/share_8+": 0,
+        "lag/share_8_up": 0,
         "lag/ess_0": 1.5**2 / (2 * 1.25),
         "lag/ess_1": np.nan,
         "lag/ess_2-3": 6**2 / (3 * 18),
         "lag/ess_4-7": np.nan,
-        "lag/ess_8+": np.nan,
+        "lag/ess_8_up": np.nan,
         "reference_kl": 0.125,
         "mismatch_kl": -np.log(4 * 0.5) / 5,
         "mismatch_kl_k3": 7.5 / 5 - 1 - np.log(2) / 5,
@@ -104,7 +104,7 @@ def test_lag_buckets_each_lag_counts_in_its_own():
     (micro,) = pack(config_of(), [group("a", rollout([1] * 8, sorted(50 - n for n in lags), 0.0))])
     got = finalize(measured(micro.batch, step=50))
     counts = {name: round(8 * float(got[f"lag/share_{name}"])) for name in LAG_BUCKETS}
-    assert counts == {"0": 1, "1": 1, "2-3": 2, "4-7": 2, "8+": 2}
+    assert counts == {"0": 1, "1": 1, "2-3": 2, "4-7": 2, "8_up": 2}
 
 
 @given(log_w=st.lists(st.floats(-30, 30) | st.floats(-0.01, 0.01), min_size=1, max_size=12))

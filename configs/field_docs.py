@@ -1,0 +1,64 @@
+"""What each field of the configuration means, by the text below it in its section's source."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from configs.schema import Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FieldDoc:
+    """A field as a command line sets it."""
+
+    path: str
+    """As in `rounds.groups_per_round`."""
+    default: Any
+    """Of the section, before any preset; None also where there is none."""
+    kind: str
+    """Its type, or the choices that it has."""
+    meaning: str
+    """Empty where its name says it all."""
+
+
+@functools.cache
+def field_docs() -> dict[str, FieldDoc]:
+    """All fields of all sections by their path, in the order of the source."""
+    return {doc.path: doc for doc in _docs(Config, "")}
+
+
+def _docs(section: Any, prefix: str) -> Iterator[FieldDoc]:
+    hints, meanings = typing.get_type_hints(section), _meanings(section)
+    for field in dataclasses.fields(section):
+        kind, path = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(kind):
+            yield from _docs(kind, f"{path}.")
+            continue
+        default: Any = None if field.default is dataclasses.MISSING else field.default
+        yield FieldDoc(path=path, default=default, kind=_kind(kind), meaning=meanings.get(field.name, ""))
+
+
+def _kind(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return "|".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is dict:
+        return "JSON"
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def _meanings(section: Any) -> dict[str, str]:
+    """Field -> the string that stands below it."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(tree, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            found[field.target.id] = " ".join(below.value.value.split())
+    return found

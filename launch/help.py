@@ -1,0 +1,156 @@
+"""What `--help` shows of a command, on 80 columns: what it does, its flags, and what a config may be and say."""
+
+import ast
+import pathlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+if TYPE_CHECKING:
+    from configs.field_docs import FieldDoc
+
+WIDTH = 80
+_INDENT, _GAP = 2, 26
+_PROJECT = pathlib.Path(__file__).resolve().parent.parent
+_CONFIGS = _PROJECT / "configs"
+
+COMMON = (
+    "run.name",
+    "run.dir",
+    "run.num_updates",
+    "run.seed",
+    "run.trackers",
+    "model.path",
+    "prompts.path",
+    "prompts.verifier",
+    "sampling.max_response_tokens",
+    "rounds.groups_per_round",
+    "rounds.samples_per_group",
+    "rounds.groups_per_update",
+    "admission.policy",
+    "publish.when",
+    "loss.name",
+    "loss.advantage",
+    "optimizer.learning_rate",
+    "packing.rows",
+    "packing.row_tokens",
+    "mesh.devices",
+    "mesh.fsdp",
+    "actor.num_engines",
+    "actor.devices",
+    "actor.tensor_parallel_size",
+    "actor.max_num_seqs",
+    "evaluation.every_n_steps",
+    "checkpoint.every_n_steps",
+)
+"""The fields that most runs set."""
+
+
+def render(module: str, shared: Iterable[str] = (), *, is_full: bool = False) -> str:
+    """The help of a command.
+
+    Args:
+      module: whose docstring and flags are the command's.
+      shared: flags that it shares with others; with `config` among them presets, recipes and fields are shown.
+      is_full: with every field of the config, not the common ones alone.
+    """
+    shared = list(shared)
+    # What defined flags as the program itself is known to absl by the program's name.
+    defined_by = sys.argv[0] if module == "__main__" else module
+    own = [flag.name for flag in flags.FLAGS.get_flags_for_module(defined_by)]
+    parts = [_prose(sys.modules[module].__doc__ or ""), _titled("Flags", map(_flag, dict.fromkeys([*shared, *own])))]
+    if "config" in shared:
+        parts += _of_configs(is_full)
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _of_configs(is_full: bool) -> list[str]:
+    from configs.field_docs import field_docs  # not for a command that takes no config
+
+    docs = field_docs()
+    shown = list(docs) if is_full else [path for path in COMMON if path in docs]
+    fields = (_field(docs[path], is_full) for path in shown)
+    title = "Fields" if is_full else "Common fields"
+    more = "" if is_full else "; --helpfull shows all"
+    return [
+        _titled("Presets: --config=configs/NAME.py, or configs/NAME.py:tiny where it has sizes", _configs(_CONFIGS)),
+        _titled("Recipes: --config=configs/recipes/NAME.py", _configs(_CONFIGS / "recipes")),
+        _titled(f"{title}, set by --config.FIELD=VALUE{more}", fields),
+    ]
+
+
+def _configs(folder: pathlib.Path) -> Iterator[str]:
+    """Files of a folder that give a config, each with the first sentence of what it says of itself."""
+    for file in sorted(folder.glob("*.py")):
+        tree = ast.parse(file.read_text())
+        if any(isinstance(node, ast.FunctionDef) and node.name == "get_config" for node in tree.body):
+            yield _entry(file.stem, _first_sentence(ast.get_docstring(tree) or ""))
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z)\]])\. (?=[A-Z])", paragraph)[0].rstrip(".")
+
+
+def _field(doc: "FieldDoc", is_full: bool) -> str:
+    """A field with its default and what it means; in short its first sentence."""
+    text = doc.meaning.rstrip(".") if is_full else _first_sentence(doc.meaning)
+    is_choice = "|" in doc.kind and " | " not in doc.kind
+    if is_choice and not all(choice in text for choice in doc.kind.split("|")):
+        text += f" ({doc.kind.replace('|', ', ')})"
+    is_shown = doc.default is not None and doc.default != ""
+    value = str(doc.default).lower() if isinstance(doc.default, bool) else str(doc.default)
+    return _entry(f"{doc.path}={value}" if is_shown else doc.path, text or doc.kind)
+
+
+def _flag(name: str) -> str:
+    flag: Any = flags.FLAGS[name]
+    value = {"bool": "", "enum": f"={'|'.join(getattr(flag.parser, 'enum_values', None) or [])}"}.get(
+        flag.flag_type(), "=VALUE"
+    )
+    text = (flag.help or "").strip()
+    if flag.default not in (None, "", [], False) and "default" not in text:
+        text += f" Default: {flag.default}."
+    return _entry(f"--{name}{value}", text)
+
+
+def _titled(title: str, entries: Iterable[str]) -> str:
+    lines = list(entries)
+    return "\n".join([f"{title}:", *lines]) if lines else ""
+
+
+def _entry(head: str, text: str) -> str:
+    """A name, and what is said of it beside it, or below it where it is long."""
+    body = _wrapped(text, " " * _GAP)
+    head = " " * _INDENT + head
+    if len(head) > _GAP - 2:
+        return "\n".join([*_wrapped(head.strip(), " " * _INDENT), *body])
+    first, *rest = body or [""]
+    return "\n".join([f"{head:<{_GAP}}{first.strip()}".rstrip(), *rest])
+
+
+def _prose(text: str) -> str:
+    """A docstring's paragraphs, filled anew; indented lines are command lines, and each stays one where it can."""
+    blocks: list[str] = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.splitlines()
+        if lines[0].startswith(" "):
+            blocks.append("\n".join(one for line in lines for one in _wrapped(line.strip(), "    ", hang="        ")))
+        else:
+            blocks.append("\n".join(_wrapped(block, "")))
+    return "\n\n".join(blocks)
+
+
+def _wrapped(text: str, indent: str, hang: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent if hang is None else hang,
+        break_long_words=len(max(text.split(), key=len, default="")) > WIDTH - len(indent),
+        break_on_hyphens=False,
+    )

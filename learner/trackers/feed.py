@@ -1,0 +1,202 @@
+"""Brings a run's record to a tracker: each row once, whatever dies or is away meanwhile.
+
+The record is metrics.jsonl, so nothing waits in memory: what a tracker doesn't take stays there until it does, or until
+the next start. What it has is kept in a small file beside (`Marks`). Steps that a restarted learner makes again are not
+sent again: no tracker can take values back, so those of the abandoned future stay there, and the file
+metrics.abandoned.jsonl has them, too.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from absl import logging
+
+from bridge.files import replace_file
+from learner.trackers.tracker import Tracker, scalars
+
+MAX_ROWS = 200
+"""Handed over at once."""
+POLL_S = 1.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 120.0
+"""Before what failed is tried again; doubled each time."""
+
+
+class RefusedError(Exception):
+    """A tracker did not take the metrics, and nobody waits until it does."""
+
+
+@dataclasses.dataclass
+class Marks:
+    """What a tracker has of a run, in a file of its own."""
+
+    sent: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Kind of row -> the last step that it has of it; the steps of a kind rise."""
+    num_sent: int = 0
+    num_unsure: int = 0
+    """Rows that were being handed over when its process was killed; they are not sent again."""
+    num_left: int = 0
+    """Rows that it had not taken at the end of the last start."""
+    where: str = ""
+    """See `Tracker.where`."""
+    problem: str = ""
+    """Why it took none last; empty if it did."""
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> "Marks":
+        """The file's; new ones if there is none.
+
+        Raises:
+          ValueError: it can't be read.
+        """
+        try:
+            return cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, TypeError) as e:
+            raise ValueError(f"{path} is not what a tracker's process wrote ({e}); remove it to send all anew") from e
+
+    def write(self, path: pathlib.Path) -> None:
+        """Whole or not at all."""
+        replace_file(path, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
+
+
+class Feed:
+    """One tracker's reading of the record."""
+
+    def __init__(
+        self,
+        record: pathlib.Path,
+        marks: pathlib.Path,
+        open_tracker: Callable[[], Tracker],
+        *,
+        wait: Callable[[float], None],
+        name: str,
+        is_patient: bool = True,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+          record: metrics.jsonl; need not be there yet.
+          marks: where `Marks` are kept; nobody else writes them.
+          open_tracker: called until it succeeds, and again after a failure.
+          wait: for so many seconds, or until there may be something new.
+          name: of the tracker, for log lines.
+          is_patient: to try again what failed, for as long as it takes.
+
+        Raises:
+          ValueError: the marks can't be read.
+        """
+        self._record, self._path, self._open, self._wait, self._name = record, marks, open_tracker, wait, name
+        self.marks = Marks.read(marks)
+        if self.marks.num_unsure:
+            logging.warning(
+                "%s: %d rows were being handed over when its process ended; they may be missing there",
+                name,
+                self.marks.num_unsure,
+            )
+        self._file: BinaryIO | None = None
+        self._waiting: list[dict[str, Any]] = []
+        """Rows that were read and not sent, `MAX_ROWS` at most."""
+        self._tracker: Tracker | None = None
+        self._num_failures = 0
+        self._is_patient = is_patient
+
+    def follow(self, is_over: Callable[[], bool]) -> None:
+        """Sends what is there, then what comes, until it is over and all is sent; then closes the tracker.
+
+        A tracker that never takes anything keeps it here for ever: who calls it says for how long (`give_up`).
+
+        Raises:
+          RefusedError: it failed, where it is not patient.
+        """
+        while True:
+            was_over = is_over()  # asked first: what was written before is read
+            self._waiting = self._waiting or self._read()
+            if self._waiting:
+                self._deliver()
+            elif was_over:
+                break
+            else:
+                self._wait(POLL_S)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the tracker; notes that it has all."""
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
+        self._note(num_left=0)
+
+    def give_up(self) -> int:
+        """Notes how many rows it has not taken; from any thread, while `follow` hangs in the tracker."""
+        num_left = 0
+        with contextlib.suppress(FileNotFoundError), open(self._record, "rb") as file:
+            num_left = sum(not self._has(row) for row in _whole_lines(file))
+        self._note(num_left=num_left, problem=self.marks.problem or "it did not answer in time")
+        return num_left
+
+    def _deliver(self) -> None:
+        rows, before = self._waiting, dict(self.marks.sent)
+        try:
+            if self._tracker is None:
+                self._tracker = self._open()
+                self._note(where=self._tracker.where)
+            # Noted first: a step that is sent twice is wrong for good, one of a killed moment is only missing.
+            self._note(sent=before | {row["kind"]: row["step"] for row in rows}, num_unsure=len(rows))
+            self._tracker.send(rows)
+        except Exception as e:  # whatever a library raises that we don't know
+            self._failed(e, before)
+            return
+        self._note(num_unsure=0, num_sent=self.marks.num_sent + len(rows), problem="")
+        if self._num_failures:
+            logging.info("%s: reached again", self._name)
+        self._num_failures, self._waiting = 0, []
+
+    def _failed(self, error: Exception, sent: dict[str, int]) -> None:
+        problem = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]
+        if problem != self.marks.problem and self._is_patient:
+            logging.error("%s takes no metrics: %s; they wait in %s", self._name, problem, self._record)
+        self._note(sent=sent, num_unsure=0, problem=problem)
+        if not self._is_patient:
+            raise RefusedError(f"{self._name} takes no metrics: {problem}") from error
+        pause_s = min(FIRST_PAUSE_S * 2.0**self._num_failures, MAX_PAUSE_S)
+        self._num_failures += 1
+        self._wait(pause_s)
+
+    def _note(self, **fields: Any) -> None:
+        marks = dataclasses.replace(self.marks, **fields)
+        if marks != self.marks:
+            marks.write(self._path)
+            self.marks = marks
+
+    def _has(self, row: dict[str, Any]) -> bool:
+        """Whether it has a row, or there is nothing in it for a tracker."""
+        return row["step"] <= self.marks.sent.get(row["kind"], -1) or not scalars(row)
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The next rows that it has not, oldest first; none where there is nothing new."""
+        if self._file is None:
+            try:
+                self._file = open(self._record, "rb")  # noqa: SIM115  # open as long as the feed
+            except FileNotFoundError:
+                return []
+        rows: list[dict[str, Any]] = []
+        for row in _whole_lines(self._file):
+            if not self._has(row):
+                rows.append(row)
+                if len(rows) == MAX_ROWS:
+                    break
+        return rows
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Rows from where the file is read; stays before a line that is not whole yet."""
+    while line := file.readline():
+        if not line.endswith(b"\n"):
+            file.seek(-len(line), 1)
+            return
+        yield json.loads(line)

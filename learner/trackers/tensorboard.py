@@ -1,0 +1,46 @@
+"""TensorBoard: event files in the run's folder, by tensorboard's own writer (the usual wrappers import torch)."""
+
+import math
+import pathlib
+import time
+from collections.abc import Mapping
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.types_pb2 import DT_STRING  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+TEXT = "metrics"
+"""The text that says every metric's unit and meaning."""
+
+
+class Board:
+    """Writes each row as the learner does; a file on this machine needs no process of its own."""
+
+    def __init__(self, folder: pathlib.Path, *, restored_step: int, incarnation: int, about: str) -> None:
+        """Begins a file for rows after `restored_step`.
+
+        Args:
+          folder: of TensorBoard's files.
+          restored_step: whatever an earlier process wrote of later steps is void.
+          incarnation: keeps files of one second apart.
+          about: what the metrics are, as Markdown.
+        """
+        self._writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=f".{incarnation}")
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=restored_step + 1, session_log=start))
+        text = TensorProto(dtype=DT_STRING, string_val=[about.encode()])
+        metadata = create_summary_metadata(display_name=TEXT, description="")
+        value = Summary.Value(tag=TEXT, tensor=text, metadata=metadata)
+        self._writer.add_event(Event(wall_time=time.time(), step=restored_step + 1, summary=Summary(value=[value])))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes a row; what is not finite is left out."""
+        finite = [Summary.Value(tag=k, simple_value=v) for k, v in values.items() if math.isfinite(v)]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=finite)))
+
+    def close(self) -> None:
+        """Flushes and closes."""
+        self._writer.close()

@@ -1,0 +1,113 @@
+"""Every command there is: its help, and what it says of a flag that it doesn't know. A new one is found by itself."""
+
+import ast
+import concurrent.futures
+import functools
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from configs import overrides
+from configs.field_docs import field_docs
+from launch import help
+from tests.integration.support.processes import REPO
+
+LAUNCH = pathlib.Path(REPO) / "launch"
+BECOMES_ANOTHER = {"judge_server"}
+"""What takes another program's arguments, and shows that one's help."""
+
+
+def commands() -> list[str]:
+    """What `python -m launch.NAME` starts."""
+    modules = [f.stem for f in LAUNCH.glob("*.py") if 'if __name__ == "__main__"' in f.read_text()]
+    return sorted({*modules, *(f.parent.name for f in LAUNCH.glob("*/__main__.py"))} - BECOMES_ANOTHER)
+
+
+def names(folder: str) -> set[str]:
+    return {
+        f.stem for f in (pathlib.Path(REPO) / "configs" / folder).glob("*.py") if "\ndef get_config" in f.read_text()
+    }
+
+
+@functools.cache
+def said() -> dict[tuple[str, str], subprocess.CompletedProcess[str]]:
+    """Every command with --help, and with a flag that none has."""
+    environment = os.environ | {"PYTHONPATH": str(REPO), "COLUMNS": "80"}
+
+    def start(line: tuple[str, str]) -> subprocess.CompletedProcess[str]:
+        call = [sys.executable, "-P", "-m", f"launch.{line[0]}", line[1]]
+        return subprocess.run(call, env=environment, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+    lines = [(name, flag) for name in commands() for flag in ("--help", "--no_such_flag=1")]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return dict(zip(lines, pool.map(start, lines), strict=True))
+
+
+def takes_config(name: str) -> bool:
+    return "--config=VALUE" in said()[name, "--help"].stdout
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", commands())
+def test_help_fits_eighty_columns_and_says_what_the_command_does(name):
+    done = said()[name, "--help"]
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+    file = LAUNCH / name / "command.py" if (LAUNCH / name).is_dir() else LAUNCH / f"{name}.py"
+    docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
+    assert " ".join(done.stdout.split()).startswith(" ".join(docstring.split("\n\n")[0].split()))
+    defined = re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', file.read_text())
+    assert [name for name in defined if f"--{name}" not in done.stdout] == []
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", commands())
+def test_flag_that_is_not_known_is_one_line_and_exit_code_two(name):
+    done = said()[name, "--no_such_flag=1"]
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+
+
+@pytest.mark.heavy
+def test_commands_that_start_runs_show_presets_recipes_and_common_fields():
+    assert {"local", "learner", "ray", "deploy", "plan"} <= {name for name in commands() if takes_config(name)}
+    for name in filter(takes_config, commands()):
+        shown = {
+            line.split()[0].partition("=")[0] for line in said()[name, "--help"].stdout.splitlines() if line.strip()
+        }
+        assert {*names(""), *names("recipes"), *help.COMMON} - shown == set()
+
+
+@pytest.mark.heavy
+def test_commands_without_a_run_know_no_config():
+    for name in ("runs", "make_certificates", "store_server", "code_tasks", "probe"):
+        assert not takes_config(name) and "rounds.groups_per_round" not in said()[name, "--help"].stdout
+
+
+def test_common_fields_are_fields_and_each_has_a_meaning():
+    docs = field_docs()
+    assert set(docs) == set(overrides._all_paths())
+    assert [path for path in help.COMMON if not docs[path].meaning] == []
+
+
+def test_configs_of_a_folder_are_those_files_that_give_one_with_their_first_sentence(tmp_path):
+    (tmp_path / "sums.py").write_text('"""Learns sums (2.5 minutes). More of it.\n"""\n\ndef get_config():\n    pass\n')
+    (tmp_path / "shared.py").write_text('"""What recipes share."""\n\ndef schedule():\n    pass\n')
+    assert [" ".join(line.split()) for line in help._configs(tmp_path)] == ["sums Learns sums (2.5 minutes)"]
+
+
+def test_meaning_is_the_text_below_the_field():
+    assert field_docs()["run.num_updates"].meaning == "Optimizer steps to train for."
+    assert (field_docs()["actor.num_engines"].default, field_docs()["actor.num_engines"].kind) == (1, "int")
+    assert set(field_docs()["publish.when"].kind.split("|")) == {"every", "round_end"}
+
+
+def test_long_words_and_command_lines_are_broken_where_they_can_be():
+    prose = help._prose(f"Does it: `{'x' * 70}`.\n\n    python -m launch.x {'--flag=value ' * 9}\n\n{'word ' * 40}")
+    assert max(map(len, prose.splitlines())) <= 80
+    assert prose.splitlines()[4].startswith("        --flag")
