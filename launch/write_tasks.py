@@ -14,6 +14,7 @@ from launch.task_files import write
 
 _OUT = flags.DEFINE_string("out", None, "The folder that gets the files; data/TASK if not given.")
 _SEED = flags.DEFINE_integer("seed", 0, "Other rows for each.", lower_bound=0)
+SHARED_FLAGS = ()
 
 
 def main() -> int:

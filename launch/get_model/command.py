@@ -16,6 +16,7 @@ from launch.get_model.landing import Landing, Source, landed
 _OUT = flags.DEFINE_string("out", None, "The folder that it gets; models/NAME if not given.")
 _LINK = flags.DEFINE_boolean("link", False, "Of a folder of this machine: links to its files instead of copies.")
 _REVISION = flags.DEFINE_string("revision", "", "Of the Hub: a branch, tag or commit; empty: the newest.")
+SHARED_FLAGS = ()
 
 
 def main() -> int:
