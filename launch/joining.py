@@ -17,6 +17,7 @@ from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from actor.weights.run_card import check_versions, installed_vllm, make_model_folder, model_folder_of
 from actor.weights.source import LocalSource, RemoteSource, WeightSource
+from bridge.phases import say_phase
 from bridge.published import RunCard
 from bridge.run_lock import place_of
 from bridge.secrets import read_tls, read_token
@@ -91,6 +92,8 @@ def join_folder(
     """
     folder = pathlib.Path(run_dir)
     deadline = math.inf if has_patience else time.monotonic() + wait_s
+    if not RunFolder(folder).model_path_file.is_file():
+        say_phase("waiting for the run to be set up")
     while not RunFolder(folder).model_path_file.is_file() and time.monotonic() < deadline:
         waits()
         time.sleep(_FOLDER_POLL_S)
@@ -316,7 +319,7 @@ def _wait_for_run(
     url: str, run: str, deadline_s: float, *, retry_s: float, waits: Callable[[], None] = _nothing
 ) -> str:
     """The run's id, as soon as its learner has made it, or taken it up again."""
-    has_said = False
+    has_said = is_waiting = False
     while True:
         left_s = deadline_s - time.monotonic()
         try:
@@ -328,12 +331,19 @@ def _wait_for_run(
                 how_long = f"{left_s:.0f} s" if math.isfinite(left_s) else "as long as it takes"
                 logging.info("%s; waiting %s for a learner that goes on with it, or a new run", e, how_long)
                 has_said = True
+        if not is_waiting:
+            say_phase("waiting for a learner that leads the run")
+            is_waiting = True
         waits()
         time.sleep(_CARD_POLL_S)
 
 
 def _wait_for_card(store: ActorStore, run: str, deadline_s: float, *, waits: Callable[[], None] = _nothing) -> RunCard:
+    is_waiting = False
     while (card := store.card()) is None:
+        if not is_waiting:
+            say_phase("waiting for the learner to say what the run is")
+            is_waiting = True
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"the learner of run {run} has not said what the run is: is it running?")
         waits()

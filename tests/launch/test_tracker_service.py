@@ -43,7 +43,7 @@ def test_process_ends_when_the_run_does_and_what_it_has_is_said(run, process, ca
     Marks(num_sent=7, where="wandb sync there").write(run / "trackers" / "wandb.json")
     one = process(LISTENS)
     wait_until(lambda: num_starts(run) == 1, "its start")
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="absl"):
         one.end()
         one.join(60.0)
     assert "tracker wandb: 7 rows sent; wandb sync there" in caplog.text and num_starts(run) == 1

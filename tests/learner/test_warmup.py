@@ -117,7 +117,7 @@ def test_tiny_model_of_other_rows_is_another(tmp_path, monkeypatch):
 
     made = []
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tiny_model, "_make_unless_there", lambda folder, config: made.append(folder))
+    monkeypatch.setattr(tiny_model, "_make_unless_there", lambda folder, config, at: made.append(folder))
     config = tiny_code.get_config()
     for rows in (rows_of(3), rows_of(3), rows_of(4)):
         path = jsonl(tmp_path, rows)
