@@ -45,7 +45,7 @@ def fetch(wanted: Sequence[Wheel], folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _download(wheel: Wheel, folder: pathlib.Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--only-binary=:all:", f"--dest={folder}", wheel.requirement]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_TIMEOUT_S)

@@ -98,7 +98,7 @@ def test_check_missing_folder(tmp_path):
     [
         (lambda f: (f / "config.json").unlink(), "no model config at"),
         (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
-        (lambda f: edit(f / "config.json", model_type="llama"), "model_type: got 'llama'"),
+        (lambda f: edit(f / "config.json", model_type="opt"), "model_type: got 'opt'"),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights: no model.safetensors"),
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda f: edit(f / "config.json", vocab_size=64), "does not match its model: it has token id 97"),

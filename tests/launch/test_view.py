@@ -196,6 +196,7 @@ def test_view_shows_the_last_estimates_of_each_evaluation_set_with_their_errors(
     for step, value in ((0, 0.0), (4, 0.25)):
         estimates = {"eval/aime/avg@4": value, "eval/aime/avg@4_stderr": 0.125, "eval/aime/maj@4": 0.5}
         append(file, row | {"step": step} | estimates | {"eval/aime/maj@4_stderr": None})
+    append(file, step_row(4))
     view.update()
     assert "aime" in shown(view) and "avg@4 0.250+-0.125 maj@4 0.500  @4" in shown(view)
     replace(file, step_row(1))

@@ -7,7 +7,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from bridge.names import flatten
+from configs.sections import LoraConfig
 from learner.devices.mesh import AXES, BATCH_AXES, FSDP, RULES, batch_sharding, make_mesh, param_shardings, param_spec
+from learner.lora.adapters import abstract_adapters
 from learner.model.decoder import abstract_params
 from tests.learner.model.tiny import MODELS, config_of
 
@@ -29,7 +31,8 @@ def test_rules_cover_every_parameter_and_use_each_axis_once(name):
 
 
 def test_rules_have_no_path_that_no_model_has():
-    assert set(RULES) == {path for name in MODELS for path in config_of(name).param_names.paths()}
+    adapters = flatten(abstract_adapters(config_of("qwen3-tied"), LoraConfig(rank=2)))
+    assert set(RULES) == {path for name in MODELS for path in config_of(name).param_names.paths()} | set(adapters)
 
 
 def test_param_spec_splits_outputs_by_tensor_and_fsdp():

@@ -35,7 +35,7 @@ def reference(rope, head_dim, theta):
 
 
 def ours(rope, head_dim, theta):
-    _, scaling = read_rope({"rope_theta": theta, "rope_scaling": rope, "max_position_embeddings": 40960})
+    scaling = read_rope({"rope_theta": theta, "rope_scaling": rope, "max_position_embeddings": 40960}).scaling
     return frequencies(head_dim, theta, scaling), 1.0 if scaling is None else scaling.attention_factor
 
 
@@ -80,7 +80,7 @@ def test_rotate_long_positions_equals_transformers(rope):
     q = rng.normal(size=(2, 5, 3, 16)).astype(np.float32)
     cos, sin = Qwen3RotaryEmbedding(config)(torch.from_numpy(q), torch.from_numpy(positions))
     want, _ = apply_rotary_pos_emb(torch.from_numpy(q), torch.from_numpy(q), cos, sin, unsqueeze_dim=2)
-    _, scaling = read_rope({"rope_theta": 1e6, "rope_scaling": rope, "max_position_embeddings": 40960})
+    scaling = read_rope({"rope_theta": 1e6, "rope_scaling": rope, "max_position_embeddings": 40960}).scaling
     got = jax.jit(lambda q, p: rotate(q, rotary_angles(p, 16, 1e6, scaling)))(q, positions)
     # A unit in the last place of a frequency is 131071 * 6e-8 = 0.008 radian at the last position.
     np.testing.assert_allclose(got, want.numpy(), atol=0.04)
