@@ -13,8 +13,8 @@ FIRST_STILL_S, MAX_STILL_S = 60.0, 1800.0
 """After so long without a line it is said what is waited for; doubled each time."""
 
 
-_ID = re.compile(r"pid \d+, (?!starting$)")
-"""Of a process that was announced with it."""
+_ID = re.compile(r"pid \d+, ")
+"""Said of a process once."""
 
 
 class Announcer:
@@ -27,6 +27,7 @@ class Announcer:
         self._still_s = FIRST_STILL_S
         self._step = 0
         self._said: set[str] = set()
+        self._ids: set[str] = set()
         self._is_first = True
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -56,10 +57,12 @@ class Announcer:
             return
         self._is_first, self._states_s = False, now_s
         for state in states:
-            state = _ID.sub("", state)
-            if state not in self._said:
-                self._said.add(state)
-                self._say(state)
+            known = _ID.sub("", state)
+            ids = set(_ID.findall(state))
+            if known not in self._said or ids - self._ids:
+                self._say(state if ids - self._ids else known)
+                self._said.add(known)
+                self._ids |= ids
 
     def _say(self, line: str, *, is_new: bool = True) -> None:
         self._said_s = self._clock()

@@ -64,7 +64,7 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
     from learner.checkpoint import Checkpoints
     from learner.devices.mesh import make_mesh
     from learner.model.config import Architecture
-    from learner.restore import Weights, restore, trainer_of
+    from learner.restore import Weights, load_base, restore, trainer_of
     from learner.update.step import build_steps
 
     prepared = open_prepared(str(run.path))
@@ -88,7 +88,8 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
         checkpoints = Checkpoints(own, keep=1)
         try:
             weights = Weights(config, architecture)
-            restored, state, _ = restore(checkpoints, steps, weights, prepared.folder, prepared.model_folder)
+            base = load_base(weights, prepared.model_folder)
+            restored, state, _ = restore(checkpoints, steps, weights, prepared.folder, prepared.model_folder, base)
             if restored != step:
                 raise ValueError(f"the checkpoint of step {step} is damaged")
             trainer = trainer_of(
@@ -100,6 +101,7 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
                 prepared.model_folder,
                 publisher=_Nowhere(),
                 checkpoints=checkpoints,
+                base=base,
             )
             trainer.save_model(target, tokenizer_from=prepared.model_folder)
         finally:

@@ -99,5 +99,5 @@ def test_of_many_actors_changes_are_gathered(run):
 
     for loading in range(65):
         look(0.5, loading)
-    assert run.said[:2] == ["learner: waiting", "64 actors: starting"]
+    assert run.said[:2] == ["learner: pid 99, waiting", "64 actors: starting"]
     assert len(run.said) <= 2 * (32.5 / announcer.STEP_LINE_S + 1) and len(set(run.said)) == len(run.said)

@@ -14,6 +14,7 @@ from collections.abc import Generator
 import jax
 import numpy as np
 
+from learner.model.decoder import Params
 from learner.update.loss_sum import NO_ANCHORS, AnchorLogprobs
 from learner.update.packing import PackedBatch
 from learner.update.state import TrainState
@@ -43,7 +44,13 @@ class PacedSteps(Steps):
         self.num_passes, self.num_micro_batches, self.num_real_tokens, self._owed = 0, 0, 0, 0.0
         self.cpu_s, self._cpu_s = (), 0.0
 
-    def accumulate(self, state: TrainState, batch: PackedBatch, anchors: AnchorLogprobs = NO_ANCHORS) -> TrainState:
+    def accumulate(
+        self,
+        state: TrainState,
+        batch: PackedBatch,
+        anchors: AnchorLogprobs = NO_ANCHORS,
+        base: Params | None = None,
+    ) -> TrainState:
         tokens = int(np.count_nonzero(np.asarray(batch.segment_ids)))
         self._owed += tokens * self.passes_per_token
         passes = max(1, int(self._owed))
@@ -52,13 +59,13 @@ class PacedSteps(Steps):
         self.num_micro_batches += 1
         self.num_real_tokens += tokens
         with self._clocked():
-            new_state = super().accumulate(state, batch, anchors)
+            new_state = super().accumulate(state, batch, anchors, base)
             if passes > 1:
                 # A scratch sum of its own, donated from pass to pass: each waits for the one before, and
                 # `in_progress` is the last one's.
                 scratch = dataclasses.replace(state, accumulator=self.zero_accumulator())
                 for _ in range(passes - 1):
-                    scratch = super().accumulate(scratch, batch, anchors)
+                    scratch = super().accumulate(scratch, batch, anchors, base)
             jax.block_until_ready(self.in_progress)
         return new_state
 

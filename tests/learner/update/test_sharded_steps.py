@@ -51,7 +51,7 @@ _GEMMA: dict[str, Any] = SHAPE | dict(
 )
 OTHERS = {
     "llama": dataclasses.replace(MODEL, **SHAPE, family="llama", qkv_bias=True, o_bias=True, mlp_bias=True),
-    "gemma2": dataclasses.replace(MODEL, **_GEMMA, family="gemma2", attention_soft_cap=2.0),
+    "gemma2": dataclasses.replace(MODEL, **_GEMMA, family="gemma2", attention_soft_cap=2.0, tie_word_embeddings=True),
     "gemma3": dataclasses.replace(
         MODEL, **_GEMMA, family="gemma3_text", local_rope_theta=10.0, tie_word_embeddings=True
     ),
