@@ -25,7 +25,9 @@ _CONFIG = flags.DEFINE_string(
     None,
     "A preset, as in --config=configs/tiny.py; any field of it is set by --config.section.field=value.",
 )
-_RUN_DIR = flags.DEFINE_string("run_dir", None, "The folder of a run that was set up before.")
+_RUN_DIR = flags.DEFINE_multi_string(
+    "run_dir", None, "The folder of a run that was set up before; launch.report takes several."
+)
 
 _PROJECT = pathlib.Path(__file__).resolve().parent.parent
 USAGE_ERROR = 2
@@ -86,6 +88,35 @@ def given_overrides() -> dict[str, str]:
     return dict(_overrides)
 
 
+def run_dirs(*, most: int | None = None) -> list[str]:
+    """The folders of --run_dir, given once for each or with commas between them.
+
+    Raises:
+      ValueError: there is none, or there are more than `most`.
+    """
+    found: list[str] = []
+    for given in _RUN_DIR.value or []:
+        # A folder may have a comma in its name.
+        found += [given] if pathlib.Path(given).is_dir() else [part for part in given.split(",") if part]
+    if not found:
+        raise ValueError("give --run_dir=FOLDER of a run")
+    if most is not None and len(found) > most:
+        raise ValueError(f"one --run_dir is wanted here, got {len(found)}: {', '.join(found)}")
+    return found
+
+
+def given_run_dir() -> str | None:
+    """The folder of --run_dir, where it is given.
+
+    Raises:
+      ValueError: there are several.
+    """
+    given = _RUN_DIR.value or []
+    if len(given) > 1:
+        raise ValueError(f"one --run_dir is wanted here, got {len(given)}: {', '.join(given)}")
+    return given[0] if given else None
+
+
 def prepare(roles: Collection[str]) -> Prepared:
     """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
 
@@ -104,11 +135,12 @@ def prepare(roles: Collection[str]) -> Prepared:
     from learner.data.quarantine import write_set_aside
 
     if _CONFIG.value is None:
-        if _RUN_DIR.value is None:
+        run_dir = given_run_dir()
+        if run_dir is None:
             raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
         if _overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
-        prepared = open_prepared(_RUN_DIR.value)
+        prepared = open_prepared(run_dir)
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder)
         preflight.check_run_room(prepared.config, prepared.model_folder)
@@ -117,8 +149,8 @@ def prepare(roles: Collection[str]) -> Prepared:
             print(note, flush=True)
         return prepared
     config = overrides.load_preset(_CONFIG.value)
-    if _RUN_DIR.value is not None:
-        _overrides.setdefault("run.dir", _RUN_DIR.value)
+    if (run_dir := given_run_dir()) is not None:
+        _overrides.setdefault("run.dir", run_dir)
     config = overrides.apply(config, _overrides)
     check_run_folder(config)
     _check_tiny_model_fits(config)
@@ -157,8 +189,8 @@ def given_config() -> Config:
     Raises:
       ValueError: there is none, or an override is wrong.
     """
-    if _CONFIG.value is None and _RUN_DIR.value is not None:
-        return open_prepared(_RUN_DIR.value).config
+    if _CONFIG.value is None and (run_dir := given_run_dir()) is not None:
+        return open_prepared(run_dir).config
     return config()
 
 

@@ -10,12 +10,15 @@ from configs.run_folder import RunFolder
 from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Publish, SaveModel, Score
 from learner.heart import Stopped
 from learner.publish import parity
-from learner.publish.pinned import PROBE_TOKENS, evaluation_metrics, probe_problems
+from learner.publish.pinned import PROBE_TOKENS, evaluation_metrics, order_of, probe_problems
 from learner.run import Run
 from learner.schedule import ess_stop
 from learner.schedule.ticket_books import training_sampling
 from learner.step_books import StepBooks
 from learner.update.packing import MicroBatch
+
+HELD_OUT = "heldout"
+"""Name of the set of the held-out problems."""
 
 
 def train(run: Run) -> None:
@@ -141,6 +144,7 @@ def update(run: Run, books: StepBooks) -> None:
         **run.publisher.metrics(),
     }
     run.metrics.write("step", run.step, row, groups=ticket_ids)
+    run.samples.trained(run.step, run.stream.take_samples())
     books.check_skipped()
 
 
@@ -217,6 +221,8 @@ def settle_evaluation(run: Run) -> None:
             return
         row = evaluation_metrics(groups, num_problems=len(run.held_out))
         run.metrics.write("eval", version.step, row, problems=len(groups), version=str(version))
+        tasks = {order_of("eval", i): p.task for i, p in enumerate(run.held_out)}
+        run.samples.evaluated(version.step, HELD_OUT, [(g, tasks[g.order]) for g in groups])
         logging.info(
             "eval version=%s reward=%.3f problems=%d left_out=%d",
             version,

@@ -19,6 +19,7 @@ from learner.metrics import MetricsWriter
 from learner.model.config import Architecture
 from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
+from learner.samples.log import SampleLog
 from learner.schedule.stream import Stream
 from learner.timeouts import TimeoutAnchors
 from learner.trainer import Trainer
@@ -47,6 +48,7 @@ class Run:
     evaluation: Pinned
     probe: Pinned
     metrics: MetricsWriter
+    samples: SampleLog
     timeline: Timeline
     heart: Heart
     lock: RunLock
@@ -90,7 +92,7 @@ class Run:
     def close(self) -> None:
         """Lets go of everything; a save in progress is finished first. The next start publishes anew."""
         with contextlib.ExitStack() as parts:  # each of them, also when one fails
-            for part in (self.store, self.timeline, self.metrics, self.checkpoints, self.publisher):
+            for part in (self.store, self.timeline, self.metrics, self.samples, self.checkpoints, self.publisher):
                 parts.callback(part.close)
             self.heart.stop()
         self.lock.release()

@@ -36,6 +36,7 @@ from learner.publish.outlet import Outlet
 from learner.publish.pinned import Pinned
 from learner.restore import Weights, restore, trainer_of
 from learner.run import Run
+from learner.samples.log import SampleLog
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from learner.store import announcer, by_samples, open_run_store, put_run_card, take_lead
@@ -145,6 +146,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     timeline = Timeline(RunFolder(folder).events, "learner")
     timeline.instant("restored", incarnation=incarnation, step=step)
     metrics = MetricsWriter(folder, restored_step=step, incarnation=incarnation)
+    samples = SampleLog(RunFolder(folder).samples, config.samples, tokenizer.decode_all, restored_step=step)
     token = read_token() if config.publish.leaves_the_machine else None
     publisher = open_publisher(
         config,
@@ -200,6 +202,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         ),
         probe=Pinned("probe", store, while_waiting=waiting.check, fenced_actors=lambda: stream.fenced_actors),
         metrics=metrics,
+        samples=samples,
         timeline=timeline,
         heart=heart,
         lock=parts.lock,

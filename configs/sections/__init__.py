@@ -17,6 +17,7 @@ from configs.sections.publish import PublishConfig
 from configs.sections.rewards import RewardsConfig
 from configs.sections.rounds import RoundsConfig
 from configs.sections.run import RunConfig
+from configs.sections.samples import SamplesConfig
 from configs.sections.sampling import SamplingConfig
 from configs.sections.store import StoreConfig
 from configs.sections.supervision import SupervisionConfig
@@ -39,6 +40,7 @@ __all__ = [
     "RewardsConfig",
     "RoundsConfig",
     "RunConfig",
+    "SamplesConfig",
     "SamplingConfig",
     "StoreConfig",
     "SupervisionConfig",

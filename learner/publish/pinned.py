@@ -172,6 +172,11 @@ def _single_turn(problem: Problem) -> Problem:
     return dataclasses.replace(problem, task=dataclasses.replace(task, environment="", rewards=rewards))
 
 
+def order_of(kind: str, index: int) -> int:
+    """The order of the ticket of problem number `index`, from 0, of an evaluation or a probe."""
+    return _FIRST_ORDER[kind] + index
+
+
 def pinned_tickets(
     kind: str,
     problems: list[tuple[Problem, int]],
@@ -191,7 +196,7 @@ def pinned_tickets(
             id=f"{kind}-{version}-{i:06d}",
             kind=kind,
             round=round,
-            order=_FIRST_ORDER[kind] + i,
+            order=order_of(kind, i),
             prompt_tokens=problem.prompt_tokens,
             task=problem.task,
             num_samples=num_samples,
