@@ -47,6 +47,8 @@ def build(folders: Sequence[pathlib.Path], *, follow: str = "") -> str:
     runs = read_runs(folders)
     sections, sources = figures.draw(runs)
     models = {f"figure-{i}-{j}": d.model for i, (_, of) in enumerate(sections) for j, d in enumerate(of)}
+    for name, model in models.items():
+        model.name = name
     models["timeline"] = figures.timeline()
     shown = [shown_samples(read_samples(r.folder), budget_bytes=BUDGET_BYTES // len(runs)) for r in runs]
     told = [_rounds_of(r, share=len(runs)) for r in runs]
@@ -69,7 +71,8 @@ def build(folders: Sequence[pathlib.Path], *, follow: str = "") -> str:
             {
                 "title": title,
                 "figures": [
-                    {"name": f"figure-{i}-{j}", "title": d.panel.title, "note": d.panel.note} for j, d in enumerate(of)
+                    {"name": f"figure-{i}-{j}", "title": d.panel.title, "note": d.panel.note, "keys": d.keys}
+                    for j, d in enumerate(of)
                 ],
             }
             for i, (title, of) in enumerate(sections)

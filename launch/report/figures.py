@@ -28,14 +28,37 @@ COLOURS = ("#3b82c4", "#d9772b", "#2f9e6e", "#b45fa8", "#c0973a", "#d1495b", "#5
 """Seen on white and on dark grey alike, and told apart by most who see few colours."""
 _DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 HEIGHT = 250
+_MIN_SMOOTHED = 20
+"""Updates from which on a running mean is drawn over the curve."""
+_MAX_DOTTED = 40
+"""Points that are drawn as such."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """An entry of a legend; it hides and shows what it names."""
+
+    label: str
+    colour: str
+    """Empty: that of the text, where colours tell runs apart."""
+    dash: str
+    run: str
+    """What it names, as in `name_of`; empty is all."""
+    line: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """A figure, and what is said below it."""
+    """A figure, what is said below it, and its legend, which the page has: it may be wider than a figure."""
 
     panel: Panel
     model: Model
+    keys: list[Key]
+
+
+def name_of(run: int, line: int) -> str:
+    """Of all that is drawn of a run's metric, for who hides it."""
+    return f"{run}/{line}"
 
 
 class Sources:
@@ -107,25 +130,32 @@ def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, steps: Range1
     if not lines:
         return None
     fig = _empty(panel, steps)
-    hovered = []
+    hovered, keys = [], []
+    is_alone = len(runs) == 1
     for i, run in enumerate(runs):
-        for j, line in enumerate(lines):
-            if not _says(run, panel, line, zero=True):
-                continue
-            colour = COLOURS[(i if len(runs) > 1 else j) % len(COLOURS)]
-            dash = _DASHES[j % len(_DASHES)] if len(runs) > 1 else "solid"
-            name = visible(f"{run.label}: {line.label}" if len(runs) > 1 else line.label)
-            hovered.append(_add(fig, panel, run, line, sources, colour=colour, dash=dash, name=name))
+        there = [j for j, line in enumerate(lines) if _says(run, panel, line, zero=True)]
+        for j in there:
+            colour = COLOURS[(j if is_alone else i) % len(COLOURS)]
+            dash = "solid" if is_alone else _DASHES[j % len(_DASHES)]
+            look = _Look(colour=colour, dash=dash, name=name_of(i, j))
+            label = lines[j].label if is_alone else f"{run.label}: {lines[j].label}"
+            glyph, metric = _add(fig, panel, run, lines[j], sources, look)
+            hovered.append((glyph, metric, visible(label)))
+            if is_alone:
+                keys.append(Key(visible(lines[j].label), colour, dash, "", str(j)))
+        if there and not is_alone:
+            keys.append(Key(visible(run.label), COLOURS[i % len(COLOURS)], "solid", str(i), ""))
+    if not is_alone and len(lines) > 1:
+        keys += [Key(visible(one.label), "", _DASHES[j % len(_DASHES)], "", str(j)) for j, one in enumerate(lines)]
     _add_hover(fig, hovered)
-    if len(hovered) > 1:
-        fig.legend.location = "center"
-        fig.legend.orientation = "horizontal"
-        fig.legend.click_policy = "hide"
-        fig.legend.ncols = 3 if len(hovered) > 3 else "auto"
-        fig.add_layout(fig.legend[0], "above")
-    else:
-        fig.legend.visible = False
-    return Drawn(panel, fig)
+    return Drawn(panel, fig, keys if len(keys) > 1 else [])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Look:
+    colour: str
+    dash: str
+    name: str
 
 
 def _empty(panel: Panel, steps: Range1d) -> figure:
@@ -151,48 +181,43 @@ def _empty(panel: Panel, steps: Range1d) -> figure:
     return fig
 
 
-def _add(
-    fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, *, colour: str, dash: str, name: str
-) -> tuple[Model, str, str]:
-    """Draws a metric of a run; returns the glyph that is asked under the pointer, its column and its name."""
+def _add(fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look) -> tuple[Model, str]:
+    """Draws a metric of a run; returns the glyph that is asked under the pointer, and its column."""
     source, metric = sources.metric(run, panel.kind, line.metric)
-    if panel is REWARD:
-        fig.line("step", metric, source=source, color=colour, alpha=0.3, line_width=1)
-        values = column(run.of(panel.kind), line.metric)
-        mean, error = running_mean(values, width=max(5, values.size // 20))
-        source = sources.put(run, panel.kind, _mean=mean, _low=mean - error, _high=mean + error)
-        fig.add_layout(
-            Band(
-                base="step",
-                lower="_low",
-                upper="_high",
-                source=source,
-                fill_color=colour,
-                fill_alpha=0.18,
-                line_alpha=0,
-            )
-        )
-        return fig.line("step", "_mean", source=source, color=colour, line_width=2.2, legend_label=name), "_mean", name
-    glyph = fig.line("step", metric, source=source, color=colour, line_width=1.8, line_dash=dash, legend_label=name)
-    if panel.kind.startswith("eval") or len(source.data["step"]) <= 40:
-        fig.scatter("step", metric, source=source, color=colour, size=5, legend_label=name)
+    values = column(run.of(panel.kind), line.metric)
+    width = 1.8
+    if panel.kind == "step" and values.size >= _MIN_SMOOTHED:
+        fig.line("step", metric, source=source, color=look.colour, alpha=0.3, line_width=1, name=look.name)
+        mean, error = running_mean(values, width=max(run.updates_per_round, 5, values.size // 25))
+        metric, width = f"{metric} smooth", 2.2
+        sources.put(run, panel.kind, **{metric: mean})
+        if panel is REWARD:
+            sources.put(run, panel.kind, _low=mean - error, _high=mean + error)
+            band = Band(base="step", lower="_low", upper="_high", source=source, fill_color=look.colour, name=look.name)
+            band.fill_alpha, band.line_alpha = 0.18, 0
+            fig.add_layout(band)
+    glyph = fig.line("step", metric, source=source, color=look.colour, line_dash=look.dash, name=look.name)
+    glyph.glyph.line_width = width
+    if panel.kind.startswith("eval") or values.size <= _MAX_DOTTED:
+        fig.scatter("step", metric, source=source, color=look.colour, size=5, name=look.name)
     if panel.kind.startswith("eval"):
-        error = standard_error(run, panel.kind, line.metric)
-        values = column(run.of(panel.kind), line.metric)
-        source = sources.put(run, panel.kind, **{f"{metric}_low": values - error, f"{metric}_high": values + error})
-        whisker = Whisker(
-            base="step",
-            lower=f"{metric}_low",
-            upper=f"{metric}_high",
-            source=source,
-            line_color=colour,
-            level="underlay",
-        )
-        for head in (whisker.upper_head, whisker.lower_head):
-            head.line_color = colour
-            head.size = 6
-        fig.add_layout(whisker)
-    return glyph, metric, name
+        _add_errors(fig, panel, run, metric, sources, look)
+    return glyph, metric
+
+
+def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: Sources, look: _Look) -> None:
+    values, error = column(run.of(panel.kind), metric), standard_error(run, panel.kind, metric)
+    low, high = f"{metric} low", f"{metric} high"
+    source = sources.put(run, panel.kind, **{low: values - error, high: values + error})
+    whisker = Whisker(base="step", lower=low, upper=high, source=source, line_color=look.colour, name=look.name)
+    whisker.level = "underlay"
+    for head in (whisker.upper_head, whisker.lower_head):
+        head.line_color = look.colour
+        head.size = 6
+    fig.add_layout(whisker)
+    # So that the axis has room for them: a range follows glyphs alone.
+    fig.scatter("step", low, source=source, alpha=0, size=1)
+    fig.scatter("step", high, source=source, alpha=0, size=1)
 
 
 def timeline() -> figure:

@@ -45,7 +45,7 @@ REWARD = Panel(
     title="Training reward",
     y_label="mean reward of an update",
     lines=(Line(metric="reward/mean", label="reward"),),
-    note="Faint: each update. Bold: running mean, with its standard error by the spread between updates.",
+    note="The band is the running mean's standard error, by the spread between updates.",
 )
 EVALUATION = Panel(
     title="Evaluation",

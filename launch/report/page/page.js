@@ -53,17 +53,24 @@
         });
       } else if (part.type === "Grid") {
         part.setv({ grid_line_color: c.line });
-      } else if (part.type === "Legend") {
-        part.setv({
-          label_text_color: c.ink, background_fill_alpha: 0, border_line_alpha: 0, label_text_font_size: "12px",
-          inactive_fill_color: c.page, glyph_width: 18, spacing: 6, margin: 2, padding: 2,
-        });
       }
     }
   }
 
   const figures = () => Bokeh.documents.flatMap((d) => d.roots());
   const model = (name) => Bokeh.documents.map((d) => d.get_model_by_name(name)).find((m) => m);
+
+  // ---- legends: an entry hides and shows what it names
+
+  function startKeys() {
+    document.querySelectorAll("button.key").forEach((key) => key.addEventListener("click", () => {
+      key.setAttribute("aria-pressed", key.getAttribute("aria-pressed") !== "true");
+      const figure = model(key.dataset.figure);
+      const hidden = [...document.querySelectorAll(`button.key[data-figure="${key.dataset.figure}"][aria-pressed=false]`)];
+      const isHidden = ([run, line]) => hidden.some((k) => (!k.dataset.run || k.dataset.run === run) && (!k.dataset.line || k.dataset.line === line));
+      for (const part of [...figure.renderers, ...figure.center]) if (part.name) part.visible = !isHidden(part.name.split("/"));
+    }));
+  }
 
   // ---- the timeline of a round
 
@@ -119,7 +126,7 @@
     };
     model("timeline-marks").data = { x: r.marks[0], y: r.marks[1], text: r.marks[2] };
     const dispatch = model("timeline-dispatch");
-    dispatch.setv({ location: r.dispatch === undefined ? 0 : r.dispatch, visible: r.dispatch !== undefined });
+    dispatch.setv({ line_color: colours().ink, location: r.dispatch === undefined ? 0 : r.dispatch, visible: r.dispatch !== undefined });
     const axis = figure.left[0];
     const centres = r.tracks.map((t) => (t.y0 + t.y1) / 2);
     axis.ticker.ticks = centres;
@@ -135,6 +142,7 @@
       entry.prepend(swatch);
       return entry;
     }));
+    if (r.dispatch !== undefined) at("timeline-legend").append(make("span", "dashed: the first U groups are there"));
     at("timeline").dataset.tracks = JSON.stringify(r.tracks.map((t) => t.name));
     at("timeline").setAttribute("aria-label", `Timeline of round ${r.number}: ${r.tracks.map((t) => t.name).join(", ")}`);
   }
@@ -297,6 +305,7 @@
   whenDrawn(() => {
     figures().forEach(paint);
     startTimeline();
+    startKeys();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures().forEach(paint));
     document.documentElement.dataset.drawn = "yes";  // for who waits for it
   });

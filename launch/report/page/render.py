@@ -52,7 +52,7 @@ def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str,
 
 
 def json_for_script(value: Any) -> str:
-    r"""JSON that may stand in a script element: no `<`, `>` or `&`, nor the line separators that older parsers trip over.
+    r"""JSON that may stand in a script element: no `<`, `>` or `&`, nor line separators that end a line of script.
 
     Lone surrogates stay escapes, as JSON has them, so the page is valid UTF-8.
     """
@@ -63,5 +63,5 @@ def json_for_script(value: Any) -> str:
 
 
 def _in_script(source: str) -> str:
-    """Source that doesn't end its script element; in strings, where alone it may be, `<\\/` is the same as `</`."""
+    r"""Source that doesn't end its script element; in strings, where alone it may be, `<\/` is the same as `</`."""
     return source.replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -11,7 +11,7 @@ from launch.report.timeline.events import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """From a round's first ticket until its last weights are out; where weights go out after every step, R/U updates."""
+    """From a round's first ticket until its last weights are out; with weights after every step, R/U updates."""
 
     number: int
     """From 0."""
