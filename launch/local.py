@@ -6,7 +6,10 @@ whatever ends it.
 
 import sys
 
+from rich.console import Console
+
 from launch import command_line
+from launch.report.afterwards import show
 from launch.summary import finish
 from launch.supervisor import Ending, Supervisor
 
@@ -23,6 +26,8 @@ def main() -> int:
         finish(prepared, ending)
     except OSError as e:
         print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
+    if ending in (Ending.DONE, Ending.FAILED):
+        show(prepared.folder, Console(highlight=False))
     if ending in (Ending.FAILED, Ending.UNUSABLE):
         print(f"error: {supervisor.last_error}", file=sys.stderr)
     return CODES[ending]

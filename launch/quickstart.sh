@@ -15,6 +15,8 @@ bash launch/setup.sh
 cat <<'HINTS'
 
 To look closer (the summary names the run folder):
+  report     open its report.html in a browser: curves, the timeline of rounds, samples, faults, config
+  samples    .venv/bin/python -m launch.samples --run_dir=runs/NAME --grep=TEXT
   curves     .venv/bin/tensorboard --logdir runs
   timeline   open the run's trace.json at https://ui.perfetto.dev
   again      remove the run folder, or name another: --config.run.name=NAME

@@ -9,6 +9,7 @@ from bokeh.models import (
     Band,
     ColumnDataSource,
     CrosshairTool,
+    DataRange1d,
     FixedTicker,
     HoverTool,
     Model,
@@ -148,6 +149,7 @@ def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, steps: Range1
     if not is_alone and len(lines) > 1:
         keys += [Key(visible(one.label), "", _DASHES[j % len(_DASHES)], "", str(j)) for j, one in enumerate(lines)]
     _add_hover(fig, hovered)
+    panel = _cut_off(fig, panel, [(r, column(r.of(panel.kind), one.metric)) for r in runs for one in lines])
     return Drawn(panel, fig, keys if len(keys) > 1 else [])
 
 
@@ -177,7 +179,7 @@ def _empty(panel: Panel, steps: Range1d) -> figure:
     fig.min_border_right = 12
     fig.outline_line_alpha = 0
     fig.xgrid.grid_line_alpha = 0
-    fig.y_range.only_visible = True
+    fig.y_range = DataRange1d(only_visible=True)
     return fig
 
 
@@ -203,6 +205,22 @@ def _add(fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, 
     if panel.kind.startswith("eval"):
         _add_errors(fig, panel, run, metric, sources, look)
     return glyph, metric
+
+
+def _cut_off(fig: figure, panel: Panel, drawn: Sequence[tuple[RunData, Float64[np.ndarray, " N"]]]) -> Panel:
+    """Leaves the few largest values above the figure where they would press all others flat; the panel then says so."""
+    known = [(r, v) for r, v in drawn if np.isfinite(v).any()]
+    if not panel.unit or not known:
+        return panel
+    usual = 1.25 * max(float(np.nanpercentile(v, 97)) for _, v in known)
+    run, values = max(known, key=lambda one: float(np.nanmax(one[1])))
+    largest = int(np.nanargmax(values))
+    if not 0 < 3 * usual < values[largest]:
+        return panel
+    fig.y_range = Range1d(0, usual)
+    step = run.of(panel.kind)[largest]["step"]
+    said = f"Up to {values[largest]:.3g} {panel.unit} (update {step}): the largest few per cent may lie above."
+    return dataclasses.replace(panel, note=f"{panel.note} {said}".strip())
 
 
 def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: Sources, look: _Look) -> None:

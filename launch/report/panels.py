@@ -27,6 +27,8 @@ class Panel:
     """Of the rows that it is of."""
     note: str = ""
     is_log: bool = False
+    unit: str = ""
+    """Where it is given a few very large values, as of an update that compiles, may lie above the figure."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,11 +137,13 @@ SECTIONS = (
             Panel(
                 title="An update",
                 y_label="seconds",
+                unit="s",
                 lines=_lines(time__step_s="whole", time__train_s="computing", time__wait_s="waiting for groups"),
             ),
             Panel(
                 title="A round",
                 y_label="seconds",
+                unit="s",
                 kind="round",
                 lines=_lines(
                     round__rollout_to_train_end_s="first ticket to last step", round__first_dispatch_s="first U groups"
@@ -148,11 +152,12 @@ SECTIONS = (
             Panel(
                 title="Weight updates",
                 y_label="seconds",
+                unit="s",
                 lines=_lines(
                     time__publish_s="publish", actor__pause_s="generation paused", actor__prefetch_s="prefetch"
                 ),
             ),
-            Panel(title="Throughput", y_label="tokens a second", lines=_lines(tokens_per_s="trained")),
+            Panel(title="Throughput", y_label="tokens a second", unit="tokens/s", lines=_lines(tokens_per_s="trained")),
             Panel(
                 title="Groups kept out, so far",
                 y_label="groups",

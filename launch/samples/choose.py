@@ -34,9 +34,9 @@ def choose(samples: Iterable[Sample], query: Query) -> tuple[list[Sample], int]:
 
 
 def pairs(samples: Iterable[Sample], *, limit: int) -> list[tuple[Sample, Sample]]:
-    """The same problem at the first and at the last evaluation that has it, for `limit` problems.
+    """The same problem at the first and at the last evaluation that has it, for `limit` problems in their order.
 
-    Problems whose reward changed come first, the larger the change the earlier.
+    They are not chosen by what came of them.
     """
     of_problem: dict[tuple[str, int], list[Sample]] = {}
     for sample in samples:
@@ -44,8 +44,7 @@ def pairs(samples: Iterable[Sample], *, limit: int) -> list[tuple[Sample, Sample
             of_problem.setdefault((sample.group.set, sample.group.order), []).append(sample)
     by_step = [sorted(of, key=lambda s: s.group.step) for of in of_problem.values()]
     found = [(of[0], of[-1]) for of in by_step if of[0].group.step < of[-1].group.step]
-    found.sort(key=lambda pair: pair[0].response.reward - pair[1].response.reward)
-    return found[:limit]
+    return sorted(found, key=lambda pair: (pair[0].group.set, pair[0].group.order))[:limit]
 
 
 def parse_steps(text: str) -> tuple[int, int]:

@@ -3,7 +3,9 @@
 What the lines say was written by a model, an environment or a data set; nothing of it is trusted.
 """
 
+import contextlib
 import dataclasses
+import json
 import pathlib
 from collections.abc import Iterator
 
@@ -123,12 +125,20 @@ def read_samples(folder: pathlib.Path) -> Samples:
         for line in lines:
             if not line.endswith(b"\n"):
                 break
-            try:
-                group = decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            group = _decoded(line, decoder)
+            if group is None:
                 num_unreadable += 1
                 continue
             if group.format > FORMAT:
                 raise ValueError(f"{file} has samples of format {group.format}, this Sluice reads up to {FORMAT}")
             groups[(group.kind, group.set, group.step, group.order)] = group
     return Samples(list(groups.values()), num_unreadable)
+
+
+def _decoded(line: bytes, decoder: msgspec.json.Decoder[GroupLine]) -> GroupLine | None:
+    """A line; None of what is none. What msgspec is too strict for, as half a surrogate pair, Python's own reads."""
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return decoder.decode(line)
+    with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        return msgspec.convert(json.loads(line), GroupLine)
+    return None

@@ -11,7 +11,8 @@ from launch.samples.read import GroupLine, Part, Response, Sample
 from launch.samples.text import visible
 
 _MAX_LINES = 40
-"""Lines of a text that are shown; --full shows all."""
+_MAX_CHARS = 2000
+"""Of a text that are shown; --full shows all."""
 
 
 def show(console: Console, samples: Sequence[Sample], *, full: bool = False) -> None:
@@ -69,7 +70,7 @@ def numbers(sample: Sample) -> str:
 
 
 def _show_prompt(console: Console, group: GroupLine, full: bool) -> None:
-    answer = f"   answer: {_shortened(group.answer)}" if group.answer else ""
+    answer = f"   answer: {_in_a_line(group.answer)}" if group.answer else ""
     console.print(Text(visible(f"prompt{answer}"), style="dim"))
     _show_text(console, group.prompt, "", full)
 
@@ -86,14 +87,23 @@ def _show_response(console: Console, response: Response, full: bool) -> None:
 
 
 def _show_text(console: Console, text: str, style: str, full: bool) -> None:
-    lines = visible(text).split("\n")
-    rest = 0 if full else len(lines) - _MAX_LINES
+    shown = visible(text) if full else shortened(visible(text))
+    console.print(Padding(Text(shown, style=style, overflow="fold"), (0, 0, 0, 2)))
+
+
+def shortened(text: str) -> str:
+    """A text of many lines, or characters, without its middle."""
+    if len(text) > _MAX_CHARS:
+        half = _MAX_CHARS // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters, see --full ...] {text[-half:]}"
+    lines = text.split("\n")
+    rest = len(lines) - _MAX_LINES
     if rest > 1:
         lines = lines[: _MAX_LINES // 2] + [f"[... {rest} lines, see --full ...]"] + lines[-_MAX_LINES // 2 :]
-    console.print(Padding(Text("\n".join(lines), style=style, overflow="fold"), (0, 0, 0, 2)))
+    return "\n".join(lines)
 
 
-def _shortened(text: str) -> str:
+def _in_a_line(text: str) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= 60 else f"{flat[:57]}..."
 

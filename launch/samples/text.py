@@ -3,7 +3,7 @@
 import re
 
 _CONTROL = {i: 0x2400 + i for i in range(0x20) if chr(i) not in "\n\t"} | {0x7F: 0x2421}
-_HIDDEN = re.compile(r"[\x80-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]")
+_HIDDEN = re.compile(r"[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]")
 
 
 def visible(text: str) -> str:

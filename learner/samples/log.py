@@ -80,7 +80,7 @@ class SampleLog:
         while (job := self._jobs.get()) is not None:
             num_groups, records = job
             try:
-                self._append("".join(_line(r) for r in records()).encode())
+                self._append(b"".join(_line(r) for r in records()))
             except Exception as e:  # no sample is worth a run
                 self._lose(num_groups, str(e))
 
@@ -132,8 +132,9 @@ def thinned(lines: list[bytes], *, max_bytes: int) -> list[bytes]:
     return lines
 
 
-def _line(record: Json) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"
+def _line(record: Json) -> bytes:
+    """UTF-8; half a surrogate pair, as a row's answer may have, becomes a question mark."""
+    return json.dumps(record, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def _step(line: bytes) -> float:

@@ -207,7 +207,10 @@
 
   function moreSamples() {
     const next = samples.found.slice(samples.shown, samples.shown + PAGE);
-    at("sample-list").append(...next.map(card));
+    next.forEach((sample, i) => {
+      const before = samples.found[samples.shown + i - 1];
+      at("sample-list").append(card(sample, before !== undefined && before.group === sample.group));
+    });
     samples.shown += next.length;
     at("sample-more").hidden = samples.shown >= samples.found.length;
     at("sample-more").textContent = `more (${(samples.found.length - samples.shown).toLocaleString("en")})`;
@@ -225,9 +228,9 @@
     return block;
   }
 
-  function card(sample) {
+  function card(sample, goesOn) {
     const { group, response } = sample;
-    const box = make("article", undefined, "sample"), top = make("div", undefined, "top"), body = make("div", undefined, "body");
+    const box = make("article", undefined, goesOn ? "sample goes-on" : "sample"), top = make("div", undefined, "top"), body = make("div", undefined, "body");
     const where = group.kind === "eval" ? `evaluation${group.set ? ` of ${group.set}` : ""}` : `round ${group.round}`;
     if (data.runs.length > 1) top.append(make("b", data.runs[sample.run].label));
     top.append(make("b", `step ${group.step}`), make("span", where));
@@ -241,12 +244,12 @@
       siblings.addEventListener("click", () => { at("sample-search").value = group.ticket; at("sample-kind").value = group.kind; findSamples(); });
       top.append(siblings);
     }
-    body.append(make("h4", "prompt"), marked(group.prompt));
-    if (group.answer) body.append(make("h4", "wanted"), marked(group.answer));
+    if (!goesOn) body.append(make("h4", "prompt"), marked(group.prompt));
+    if (group.answer && !goesOn) body.append(make("h4", "wanted"), marked(group.answer));
     response.parts.forEach(([byPolicy, text]) => body.append(make("h4", byPolicy ? "response" : "environment"), marked(text, byPolicy ? "" : "observed")));
     if (response.left_out) body.append(make("p", `${response.left_out} turns between are not kept`, "soft"));
     const about = [`ticket ${group.ticket}`, `problem ${group.problem}`, group.environment && `environment ${group.environment}`, group.about].filter(Boolean);
-    body.append(make("p", about.join(" · "), "soft"));
+    if (!goesOn) body.append(make("p", about.join(" · "), "soft"));
     box.append(top, body);
     return box;
   }

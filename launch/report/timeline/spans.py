@@ -40,6 +40,8 @@ _KIND_OF = {
 _WEIGHTS = ("pause", "prefetch")
 MAX_SPANS = 1500
 """Of a round; of more the longest are shown."""
+MAX_MARKS = 50
+"""Of a process in a round."""
 MARGIN = 0.04
 """Of a round's time, shown before and after it."""
 _IDLE_SHARE = 0.005
@@ -112,16 +114,12 @@ class Timeline:
             spans += _rectangles(kept, lanes, about, top=top, height=height, num_lanes=num_lanes)
             if name.startswith("learner"):
                 spans += _idle(kept, about, top=top, height=height / num_lanes)
-            marks += [
-                [
-                    round(e.start_s - about.begin_s, 4),
-                    round(top + height / 2, 4),
-                    visible(f"{name}: {e.name}{_told(e.args)}"),
-                ]
-                for e in seen.instants[:50]
-                if e.name != "issue"
-            ]
+            marks += _marks(name, seen.instants, about, at=top + height / 2)
             top += height + 0.25
+        told = self._seen[index].get(SUPERVISOR, _Seen()).instants
+        for track in tracks:
+            of_track = [e for e in told if _is_of(e, track["name"])]
+            marks += _marks(SUPERVISOR, of_track, about, at=(track["y0"] + track["y1"]) / 2)
         return {
             "number": about.number,
             "steps": [about.first_step, about.last_step],
@@ -148,6 +146,21 @@ class Timeline:
         return first_s, last_s if later else max(last_s, run_end_s)
 
 
+def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) -> list[list[Any]]:
+    """[time, height, what happened] of what took no time."""
+    return [
+        [round(e.start_s - about.begin_s, 4), round(at, 4), visible(f"{process}: {e.name}{_told(e.args)}")]
+        for e in instants[:MAX_MARKS]
+        if e.name != "issue"
+    ]
+
+
+def _is_of(event: Event, process: str) -> bool:
+    """Whether the supervisor spoke of a process: it names roles."""
+    said = str(event.args.get("line", event.args.get("process", "")))
+    return event.name == "told" and said.startswith(f"{_role(process)} ") and _role(process) == process
+
+
 def _role(name: str) -> str:
     head, sep, tail = name.rpartition("-r")
     return head if sep and tail.isdigit() else name
@@ -155,12 +168,9 @@ def _role(name: str) -> str:
 
 def _lanes(spans: Sequence[Event], *, is_learner: bool) -> dict[int, int]:
     """The lane of each span, by its place; a group's rollout and reward share one, weights have one of their own."""
-    order: dict[Any, int] = {}
-    found: dict[int, int] = {}
-    for i, event in enumerate(spans):
-        key = -1 if event.name in _WEIGHTS and not is_learner else event.tid
-        found[i] = order.setdefault(key, len(order))
-    return found
+    keys = [-1 if event.name in _WEIGHTS and not is_learner else event.tid for event in spans]
+    order = {key: lane for lane, key in enumerate(sorted(set(keys)))}
+    return {i: order[key] for i, key in enumerate(keys)}
 
 
 def _rectangles(
