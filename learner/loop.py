@@ -222,7 +222,7 @@ def settle_evaluation(run: Run) -> None:
         row = evaluation_metrics(groups, num_problems=len(run.held_out))
         run.metrics.write("eval", version.step, row, problems=len(groups), version=str(version))
         tasks = {order_of("eval", i): p.task for i, p in enumerate(run.held_out)}
-        run.samples.evaluated(version.step, HELD_OUT, [(g, tasks[g.order]) for g in groups])
+        run.samples.evaluated(version.step, HELD_OUT, [(g, tasks[g.order]) for g in groups if g.order in tasks])
         logging.info(
             "eval version=%s reward=%.3f problems=%d left_out=%d",
             version,

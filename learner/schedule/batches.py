@@ -14,7 +14,7 @@ from learner.update.packing import MicroBatch, pack_groups
 
 
 def consume(
-    config: Config, planner: TicketBooks, tally: RewardTally, pick: SamplePick, groups: Sequence[Group]
+    config: Config, planner: TicketBooks, tally: RewardTally, groups: Sequence[Group], pick: SamplePick
 ) -> list[MicroBatch]:
     """Books groups of one update as trained, what they earned, and which are kept as text; packs them.
 

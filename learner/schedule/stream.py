@@ -171,7 +171,7 @@ class Stream:
             self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
             for group in groups:
                 self._observe(group)
-            yield from consume(self._config, self.planner, self._tally, self._pick, groups)
+            yield from consume(self._config, self.planner, self._tally, groups, self._pick)
 
     def poll(self) -> None:
         """Looks for arrivals without waiting, while the learner computes: a race may be decided, a window run dry."""

@@ -8,7 +8,7 @@ from launch.report.thinning import spread_out
 from launch.samples.read import GroupLine, Response, Samples
 from launch.samples.text import visible
 
-BUDGET_BYTES = 2_000_000
+BUDGET_BYTES = 3_000_000
 """Of all samples of a report together, as JSON."""
 MAX_CHARS = 6_000
 """Of one text; what is longer was cut already, unless the run says otherwise."""

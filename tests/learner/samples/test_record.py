@@ -30,10 +30,11 @@ def test_trained_record_has_text_rewards_by_verifier_advantages_versions_and_lag
     first = make_rollout(3, token_versions=versions, scores=scores, reward=0.9)
     group = group_of(first, make_rollout(2, step=7, finish="length", reward=0.0), round=3, actor="a+b")
     got = trained(group, [np.full(3, 0.5, np.float32), np.full(2, -0.5, np.float32)], source="sums")
-    assert {k: got[k] for k in ("kind", "step", "round", "ticket", "source", "answer", "metadata", "prompt", "set")} == {
+    want = {
         "kind": "train", "step": 8, "round": 3, "ticket": "t", "source": "sums", "answer": "12",
         "metadata": '{"id": 3}', "prompt": "7 8", "set": "",
     }  # fmt: skip
+    assert {name: got[name] for name in want} == want
     one, two = got["responses"]
     # The update that made step 8 began with the weights of step 7: lags 3, 2, 0.
     assert one["lag"] == pytest.approx(5 / 3, abs=1e-4)
