@@ -59,7 +59,8 @@ def use(page: Page, target: pathlib.Path) -> dict[str, float | int | bool]:
     page.open(target.as_uri())
     open_s = time.monotonic() - start_s
     search = (
-        "(async () => { const at = (id) => document.getElementById(id), box = at('sample-search'), count = at('sample-count');"
+        "(async () => { const at = (id) => document.getElementById(id);"
+        " const box = at('sample-search'), count = at('sample-count');"
         " const before = count.textContent, start = performance.now(); box.value = 'question 96: ';"
         " box.dispatchEvent(new Event('input'));"
         " while (count.textContent === before) await new Promise((f) => setTimeout(f, 5));"

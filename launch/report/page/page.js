@@ -246,10 +246,17 @@
     }
     if (!goesOn) body.append(make("h4", "prompt"), marked(group.prompt));
     if (group.answer && !goesOn) body.append(make("h4", "wanted"), marked(group.answer));
-    response.parts.forEach(([byPolicy, text]) => body.append(make("h4", byPolicy ? "response" : "environment"), marked(text, byPolicy ? "" : "observed")));
+    for (const [byPolicy, text] of response.parts) {
+      if (!goesOn || response.parts.length > 1) body.append(make("h4", byPolicy ? "response" : "environment"));
+      body.append(marked(text, byPolicy ? "" : "observed"));
+    }
     if (response.left_out) body.append(make("p", `${response.left_out} turns between are not kept`, "soft"));
-    const about = [`ticket ${group.ticket}`, `problem ${group.problem}`, group.environment && `environment ${group.environment}`, group.about].filter(Boolean);
-    if (!goesOn) body.append(make("p", about.join(" · "), "soft"));
+    const about = [`ticket ${group.ticket}`, `problem ${group.problem}`, group.environment && `environment ${group.environment}`].filter(Boolean);
+    if (!goesOn) {
+      const more = make("details", undefined, "soft");
+      more.append(make("summary", about.join(" · ")), make("p", group.about || "The row says nothing besides."));
+      body.append(more);
+    }
     box.append(top, body);
     return box;
   }
