@@ -257,6 +257,7 @@ def timeline() -> figure:
     fig.outline_line_alpha = 0
     fig.ygrid.grid_line_alpha = 0
     fig.yaxis.ticker = FixedTicker(ticks=[])
+    fig.min_border_left = 90  # processes' names
     names = ("left", "right", "top", "bottom")
     tracks = ColumnDataSource({n: [] for n in names}, name="timeline-tracks")
     spans = ColumnDataSource({n: [] for n in (*names, "text", "seconds", "colour", "alpha")}, name="timeline-spans")
