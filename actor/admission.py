@@ -107,7 +107,7 @@ class Admission:
             samples_per_group=num_requests,
             tickets_per_group=num_requests if config.admission.unit == "sample" else 1,
             sequences=config.sequences if config.admission.policy == "window" else None,
-            max_in_flight=config.environments.max_in_flight if config.prompts.environments else 0,
+            max_in_flight=config.environments.max_in_flight if config.environments_played else 0,
             num_spare=int(config.admission.policy == "window" and config.lag_bound is None),
         )
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from bridge.checks import is_array
 from bridge.published import Announcement, RunCard, WeightManifest
-from bridge.types import MAX_SAMPLES, Group, Heartbeat, Rollout, Task, Ticket
+from bridge.types import MAX_REWARD_PARTS, MAX_SAMPLES, Group, Heartbeat, RewardScore, Rollout, Task, Ticket
 
-FORMATS = {Ticket: 3, Group: 3, WeightManifest: 4, Heartbeat: 4, Announcement: 2, RunCard: 1}
+FORMATS = {Ticket: 3, Group: 4, WeightManifest: 4, Heartbeat: 4, Announcement: 2, RunCard: 1}
 """What travels, and the version of its form.
 
 A type's number goes up with every change of its fields. What a store or a checkpoint then holds of that type is read by
@@ -122,6 +122,9 @@ _TASK_2 = _older_struct(Task, rewards=None, environment=None, verifier=msgspec.R
 _TICKET_2 = _older_struct(Ticket, task=_TASK_2)
 _ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None)
 _GROUP_2 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)])
+_SCORE_3 = _older_struct(RewardScore, answer=None)
+_ROLLOUT_3 = _older_struct(Rollout, scores=Annotated[list[_SCORE_3], msgspec.Meta(max_length=MAX_REWARD_PARTS)])
+_GROUP_3 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_3], msgspec.Meta(max_length=MAX_SAMPLES)])
 
 
 def _ticket_2(body: msgspec.Raw) -> bytes:
@@ -140,7 +143,20 @@ def _group_2(body: msgspec.Raw) -> bytes:
     return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
 
 
-_OLDER: dict[tuple[type, int], Callable[[msgspec.Raw], bytes]] = {(Ticket, 2): _ticket_2, (Group, 2): _group_2}
+def _group_3(body: msgspec.Raw) -> bytes:
+    """A group of a build whose verifiers did not say which answer they read."""
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_3))
+    rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) for rollout in fields["rollouts"]]
+    for rollout in rollouts:
+        rollout["scores"] = [msgspec.structs.asdict(score) | {"answer": None} for score in rollout["scores"]]
+    return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
+
+
+_OLDER: dict[tuple[type, int], Callable[[msgspec.Raw], bytes]] = {
+    (Ticket, 2): _ticket_2,
+    (Group, 2): _group_2,
+    (Group, 3): _group_3,
+}
 """Older forms that are read: from a body of theirs to one of today's. A run goes on that an older build began."""
 
 

@@ -36,6 +36,8 @@ MAX_SAMPLES = 2**14
 """Responses that one ticket may ask for."""
 MAX_STOP_TOKENS = 2**12
 MAX_REWARD_PARTS = 64
+MAX_ANSWER_CHARS = 200
+"""Of the answer that a verifier says it read."""
 MAX_ABS_REWARD = 1e6
 """Of a response or a turn. Advantages are float32, which tells 1e6 from 1e6 + 0.1, but not 1e8 from 1e8 + 1; and an
 advantage times a ratio's cap of e^20, squared for the gradient's norm, is still below float32's 3e38."""
@@ -193,10 +195,15 @@ class RewardScore:
     value: float
     """Before it is weighted."""
     verdict: Verdict
+    answer: str | None = None
+    """The answer that it read, in a form that is alike for equal answers, by which responses vote (maj@k); empty where
+    the response states none. None: it reads no answers."""
 
     def __post_init__(self) -> None:
-        """Refuses a score that is no number."""
+        """Refuses a score that is no number, and an answer that is no short one."""
         check_choice("verdict", self.verdict, Verdict)
+        if self.answer is not None and len(self.answer) > MAX_ANSWER_CHARS:
+            raise ValueError(f"an answer has at most {MAX_ANSWER_CHARS} characters, got {len(self.answer)}")
         if not math.isfinite(self.value):
             raise ValueError(f"the score of {self.name} must be finite, got {self.value}")
 

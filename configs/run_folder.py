@@ -77,6 +77,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def evaluations(self) -> pathlib.Path:
+        """One record an evaluation of a set, with some of its responses (JSONL; docs/evaluation.md)."""
+        return self.path / "evaluations.jsonl"
+
+    @property
     def abandoned_metrics(self) -> pathlib.Path:
         """Rows of steps that a restarted learner went back behind."""
         return self.path / "metrics.abandoned.jsonl"

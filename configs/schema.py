@@ -8,6 +8,7 @@ Checks of one section live in its `__post_init__`; checks across sections in `Co
 import dataclasses
 import math
 
+from configs import extension
 from configs.sections import (
     ActorConfig,
     AdmissionConfig,
@@ -31,7 +32,9 @@ from configs.sections import (
     StoreConfig,
     SupervisionConfig,
 )
+from configs.sections.evaluation import EvaluationSet
 from configs.sections.loss import DECOUPLED_LOSSES, PROXIMAL_LOSSES
+from configs.sections.prompt_source import PromptSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,8 @@ class Config:
                 "instead; turn one of them off"
             )
         self.judge.check_beside(self.actor.gpu_memory_utilization)
-        if "judge" in self.prompts.parts and not self.judge.is_on:
+        self._check_evaluation()
+        if "judge" in self.parts and not self.judge.is_on:
             raise ValueError("verifier=judge needs judge.url with judge.model, or judge.colocate")
         self._check_devices()
 
@@ -191,6 +195,16 @@ class Config:
                 "holds each against its kind only"
             )
 
+    def _check_evaluation(self) -> None:
+        for name, one in self.evaluation_sets.items():
+            if one.has_source:
+                one.check(f"evaluation.sets.{name}")
+            if one.max_tokens >= self.model.max_tokens:
+                raise ValueError(
+                    f"evaluation.sets.{name}.max_tokens ({one.max_tokens}) must leave room for a prompt in "
+                    f"model.max_tokens ({self.model.max_tokens})"
+                )
+
     def _check_devices(self) -> None:
         if self.packing.rows % self.mesh.batch_shards:
             raise ValueError(
@@ -264,6 +278,45 @@ class Config:
     def alpha(self) -> float:
         """The async ratio; 3 where none is given, for a window of 4 U."""
         return 3.0 if self.admission.async_ratio is None else self.admission.async_ratio
+
+    @property
+    def evaluation_sets(self) -> dict[str, EvaluationSet]:
+        """All sets by name, in the order in which they are asked, with what they leave out filled in."""
+        sets = self.evaluation.resolved
+        return {
+            name: dataclasses.replace(
+                self.prompts.filled_in(one) if one.has_source else one,
+                max_tokens=one.max_tokens or self.sampling.max_response_tokens,
+            )
+            for name, one in sets.items()
+        }
+
+    @property
+    def asked_sources(self) -> dict[str, PromptSource]:
+        """By the field of the config that describes it, all that problems come from: to train on, and to evaluate."""
+        train = {f"prompts.mixture.{name}" if name else "prompts": s for name, s in self.prompts.sources.items()}
+        sets = {f"evaluation.sets.{name}": s for name, s in self.evaluation_sets.items() if s.has_source}
+        return {**train, **sets}
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """By verifier, what its score counts of a row that doesn't say; of several sources of one name, the last's."""
+        return {name: weight for source in self.asked_sources.values() for name, weight in source.parts.items()}
+
+    @property
+    def environments_played(self) -> tuple[str, ...]:
+        """Those that some source's problems are episodes of."""
+        return tuple(dict.fromkeys(s.environment for s in self.asked_sources.values() if s.environment))
+
+    @property
+    def own_environments(self) -> tuple[str, ...]:
+        """Those of them of the user's own."""
+        return tuple(filter(extension.is_own, self.environments_played))
+
+    @property
+    def own_verifiers(self) -> tuple[str, ...]:
+        """Those of the user's own; a row can't name others."""
+        return tuple(name for name in self.parts if extension.is_own(name))
 
     @property
     def run_dir(self) -> str:

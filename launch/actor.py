@@ -121,7 +121,7 @@ def main() -> int:
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
             check_cores(_verifier_cores(joined.config))
             check_own(joined.own_verifiers)
-            check_environments(joined.config.prompts.environments, joined.config.environments)
+            check_environments(joined.config.environments_played, joined.config.environments)
             check_sandbox(joined.config)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
@@ -309,11 +309,11 @@ def _verifier_cores(config: Config) -> Sequence[int]:
 def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
     """What plays the environments of the run's prompts; None where it has none."""
     config = joined.config
-    if not config.prompts.environments:
+    if not config.environments_played:
         return None
     return Episodes(
         engine,
-        EnvironmentPool(config.environments, own=config.prompts.own_environments, names=config.prompts.environments),
+        EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
         read_rendering(joined.model.path, config.prompts.chat_template),
         config.environments,
         max_context_tokens=config.model.max_tokens,

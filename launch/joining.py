@@ -65,7 +65,7 @@ class Joined:
     @property
     def own_verifiers(self) -> Collection[str]:
         """The user's own functions that may be imported to judge responses."""
-        return self.config.prompts.own_verifiers
+        return self.config.own_verifiers
 
 
 def _nothing() -> None:
@@ -282,8 +282,7 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
         raise ValueError(f"the config of run {card.name} can't be read here: {e}") from e
     # A folder of the learner's machine is none here.
     config = dataclasses.replace(config, publish=dataclasses.replace(config.publish, snapshot_dir=""))
-    prompts = config.prompts
-    own = {name: "verifier" for name in prompts.own_verifiers} | dict.fromkeys(prompts.own_environments, "environment")
+    own = {name: "verifier" for name in config.own_verifiers} | dict.fromkeys(config.own_environments, "environment")
     for name, field in own.items():
         if name not in allowed_modules:
             raise ValueError(

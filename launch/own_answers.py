@@ -120,7 +120,7 @@ def _pool(config: Config, *, num_workers: int) -> VerifierPool:
         timeout_s=config.actor.verifier_timeout_s,
         retries=config.actor.verifier_retries,
         settings=config.rewards,
-        own=config.prompts.own_verifiers,
+        own=config.own_verifiers,
     )
 
 

@@ -16,9 +16,11 @@ from configs import extension
 from configs.races import too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
+from configs.sections.evaluation import HELD_OUT
 from launch.placement import Machine, core_ids, place
 from launch.sandbox_check import check_sandbox
 from learner.data.opening import SetAside, open_sources
+from learner.data.sets import all_sets, open_own_sets, questions_of
 from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.model.config import Architecture
 
@@ -41,7 +43,8 @@ def check(config: Config, model_folder: pathlib.Path, *, set_aside: SetAside | N
     """
     tokenizer = check_model(config, model_folder)
     notes: list[str] = []
-    opened = open_sources(config, tokenizer, set_aside=set_aside)
+    own = open_own_sets(config, tokenizer)
+    opened = open_sources(config, tokenizer, set_aside=set_aside, evaluated=questions_of(own))
     for source in opened:
         if not source.is_endless:
             notes.append(
@@ -51,6 +54,12 @@ def check(config: Config, model_folder: pathlib.Path, *, set_aside: SetAside | N
             first = source.bad[0]
             notes.append(
                 f"warning: {len(source.bad)} rows set aside, see quarantine.jsonl; row {first.row}: {first.reason}"
+            )
+    for one in all_sets(config, own, [problem for source in opened for problem in source.held_out]):
+        if one.name != HELD_OUT:
+            notes.append(
+                f"evaluation set {one.name}: {len(one.problems)} problems, {one.how.k} samples each"
+                + (f"; {len(one.bad)} rows set aside: {one.bad[0].reason}" if one.bad else "")
             )
     num_held_out = sum(len(source.held_out) for source in opened)
     if num_held_out < config.evaluation.num_problems:
@@ -100,7 +109,7 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     """
     size = config.actor.max_num_seqs
     notes: list[str] = []
-    if config.prompts.environments and not config.actor.prefix_caching:
+    if config.environments_played and not config.actor.prefix_caching:
         notes.append(
             "warning: without actor.prefix_caching each turn of an episode computes all that was said before it again; "
             "turn it on"
@@ -195,12 +204,12 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
         if own:
             _try_objective(config)
     if "actor" in roles:
-        own += [f"prompts.verifier={name}" for name in config.prompts.own_verifiers]
-        own += [f"prompts.environment={name}" for name in config.prompts.own_environments]
+        own += [f"prompts.verifier={name}" for name in config.own_verifiers]
+        own += [f"prompts.environment={name}" for name in config.own_environments]
         if config.rewards.cpu_cores:
             pool.check_cores(core_ids(config.rewards.cpu_cores))
-        pool.check_own(config.prompts.own_verifiers)
-        check_environments(config.prompts.environments, config.environments)
+        pool.check_own(config.own_verifiers)
+        check_environments(config.environments_played, config.environments)
         notes += check_sandbox(config)
     return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])
 

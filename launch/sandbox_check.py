@@ -12,7 +12,7 @@ def check_sandbox(config: Config) -> list[str]:
     Raises:
       ValueError: one line that says what is missing, and how to get it.
     """
-    if "code" not in config.prompts.parts:
+    if "code" not in config.parts:
         return []
     try:
         found = check_isolation()

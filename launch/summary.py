@@ -11,6 +11,7 @@ from rich.table import Table
 
 from bridge import timeline
 from configs.run_folder import RunFolder
+from configs.sections.evaluation import HELD_OUT
 from launch.command_line import Prepared
 from launch.supervisor import Ending
 from launch.view import MetricsTail
@@ -33,6 +34,7 @@ def summarize(prepared: Prepared, ending: Ending) -> dict[str, Any]:
     _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()  # whole lines: a killed learner tears one
     steps = [r for r in rows if r["kind"] == "step"]
     evals = [r for r in rows if r["kind"] == "eval"]
+    of_sets = {r["set"]: r for r in rows if "set" in r}
     rounds = [r for r in rows if r["kind"] == "round"]
     probes = [r for r in rows if r["kind"] == "probe"]
 
@@ -51,6 +53,7 @@ def summarize(prepared: Prepared, ending: Ending) -> dict[str, Any]:
         "held_out_reward_end": evals[-1]["eval/reward"] if evals else None,
         "held_out_problems": evals[-1]["problems"] if evals else 0,
         "held_out": [[r["step"], r["eval/reward"]] for r in evals],
+        "evaluations": {name: _estimates(row) for name, row in sorted(of_sets.items())},
         "truncated_responses": mean(steps, "response/truncated"),
         "training_s": sum(r["time/step_s"] for r in steps),
         "tokens_per_s": mean(steps, "tokens_per_s"),
@@ -65,6 +68,12 @@ def summarize(prepared: Prepared, ending: Ending) -> dict[str, Any]:
         "dropped_groups": steps[-1]["groups/dropped"] if steps else 0,
         "engines": engines(RunFolder(prepared.folder).events),
     }
+
+
+def _estimates(row: dict[str, Any]) -> dict[str, Any]:
+    """The last evaluation of a set: its step, and its estimates with their standard errors."""
+    prefix = f"eval/{row['set']}/"
+    return {"step": row["step"]} | {k.removeprefix(prefix): v for k, v in row.items() if "@" in k}
 
 
 def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
@@ -96,6 +105,12 @@ def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
     row("held-out reward, start", summary["held_out_reward_start"])
     row("held-out reward, end", summary["held_out_reward_end"])
     row("held-out problems", summary["held_out_problems"], "d")
+    for name, found in summary["evaluations"].items():
+        for metric, value in found.items():
+            is_told = name == HELD_OUT and metric.endswith("@1")  # above
+            if "@" in metric and not metric.endswith("_stderr") and not is_told:
+                error = found.get(f"{metric}_stderr")
+                row(f"{name} {metric}", value, unit="" if error is None else f" +- {error:.3f}")
     row("responses cut off", summary["truncated_responses"])
     row("training time", summary["training_s"], ".0f", " s")
     row("tokens trained per second", summary["tokens_per_s"], ",.0f")

@@ -19,7 +19,7 @@ from configs.run_folder import RunFolder
 from launch import command_line
 from launch.crew import Crew, LocalCrew
 from launch.processes.group import Process
-from launch.view import RunView, told
+from launch.view import OF_SET, RunView, told, told_estimates
 
 WATCH_EVERY_S = 0.1
 """How often the processes, their signs of life and the run's metrics are looked at."""
@@ -214,6 +214,9 @@ class Supervisor:
         for row in rows:
             if row["kind"] == "eval":
                 self._console.print(f"held-out reward {row['eval/reward']:.3f} at step {row['step']}")
+            if row["kind"].startswith(OF_SET):
+                line = f"evaluation {row['set']} {told_estimates(row)} at step {row['step']}"
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if time.monotonic() - self._said_s > PLAIN_LINE_S:
             self._said_s = time.monotonic()
             self._console.print(self._view.line(), soft_wrap=True)

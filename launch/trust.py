@@ -22,7 +22,7 @@ def check_trust(url: str, token: Token | None) -> None:
 
 def allowing(config: Config) -> list[str]:
     """Flags by which an actor may import the code that a config names, for whoever has it before him and starts one."""
-    return [f"--allow_module={name}" for name in (*config.prompts.own_verifiers, *config.prompts.own_environments)]
+    return [f"--allow_module={name}" for name in (*config.own_verifiers, *config.own_environments)]
 
 
 def check_no_password(url: str) -> None:

@@ -25,6 +25,8 @@ _MAX_APART = 5
 _PID = re.compile(r"^pid \d+(, )?")
 _HISTORY = 50
 """Block characters of a curve; with its title and last value a line of 80 columns."""
+OF_SET = "eval/"
+"""What the kind of the rows of an evaluation set begins with, but for the held-out one's."""
 
 
 class MetricsTail:
@@ -66,6 +68,8 @@ class RunView:
         self._first_step: tuple[int, float] | None = None
         self.steps: list[dict[str, Any]] = []
         self.evals: list[dict[str, Any]] = []
+        self.sets: dict[str, dict[str, Any]] = {}
+        """The last row of each other evaluation set."""
         self.rounds: list[dict[str, Any]] = []
         self.status: dict[str, str] = {}
         """Process -> what it is doing."""
@@ -74,11 +78,13 @@ class RunView:
         """Reads new metrics; returns the rows."""
         replaced, rows = self._tail.new_rows()
         if replaced:
-            self.steps, self.evals, self.rounds = [], [], []
+            self.steps, self.evals, self.rounds, self.sets = [], [], [], {}
             self._first_step = None
         for row in rows:
             kinds = {"step": self.steps, "eval": self.evals, "round": self.rounds}
             kinds.get(row["kind"], []).append(row)
+            if row["kind"].startswith(OF_SET):
+                self.sets[row["set"]] = row
         if self.steps and self._first_step is None:
             self._first_step = (self.steps[-1]["step"], time.monotonic())
         return rows
@@ -141,6 +147,8 @@ class RunView:
         table.add_row("train reward", Text(sparkline([r["reward/mean"] for r in self.steps]), style="green"))
         shown = [f"{e['eval/reward']:.3f}@{e['step']}" for e in self.evals[-6:]]
         table.add_row("held-out", Text("  ".join(shown) or "-", style="bold cyan"))
+        for name, row in sorted(self.sets.items()):
+            table.add_row(name[:12], Text(f"{told_estimates(row)}  @{row['step']}", style="cyan"))
         last = self.steps[-1] if self.steps else {}
         table.add_row("cut off", f"{_number(last, 'response/truncated', 2)} of the last step's responses")
         return table
@@ -152,6 +160,17 @@ class RunView:
         left = self._config.run.num_updates - self.steps[-1]["step"]
         seconds = (time.monotonic() - self._first_step[1]) / done * left
         return str(datetime.timedelta(seconds=int(seconds)))
+
+
+def told_estimates(row: Mapping[str, Any]) -> str:
+    """An evaluation set's row in a few words: each estimate with its standard error."""
+    prefix = f"eval/{row['set']}/"
+    told = []
+    for key, value in row.items():
+        if key.startswith(prefix) and "@" in key and not key.endswith("_stderr") and value is not None:
+            error = row.get(f"{key}_stderr")
+            told.append(f"{key.removeprefix(prefix)} {value:.3f}" + ("" if error is None else f"+-{error:.3f}"))
+    return " ".join(told)
 
 
 def told(status: Mapping[str, str]) -> list[str]:

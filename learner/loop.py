@@ -5,20 +5,16 @@ import time
 
 from absl import logging
 
-from bridge.types import Sampling
 from configs.run_folder import RunFolder
 from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Publish, SaveModel, Score
 from learner.heart import Stopped
 from learner.publish import parity
-from learner.publish.pinned import PROBE_TOKENS, evaluation_metrics, order_of, probe_problems
+from learner.publish.pinned import PROBE_TOKENS, probe_problems
 from learner.run import Run
 from learner.schedule import ess_stop
 from learner.schedule.ticket_books import training_sampling
 from learner.step_books import StepBooks
 from learner.update.packing import MicroBatch
-
-HELD_OUT = "heldout"
-"""Name of the set of the held-out problems."""
 
 
 def train(run: Run) -> None:
@@ -65,7 +61,7 @@ def train_all(run: Run) -> None:
         if run.config.checkpoint.on_stop and may_save(run, ends_round=micro.ends_round):
             run.on_stop = run.checkpoint()
         run.heart.updated()
-        collect_evaluation(run)
+        run.evaluations.collect()
         if run.publisher.is_due(step=run.step, ends_round=micro.ends_round):
             publish(run)
         if micro.ends_round:
@@ -158,23 +154,24 @@ def apply(run: Run, books: StepBooks, epoch: int) -> None:
 
 
 def publish(run: Run) -> None:
-    """Hands the current weights over, and sends out the probe and the evaluation that are due for them.
+    """Hands the current weights over, and sends out the probe and the evaluations that are due for them.
 
-    Both may be asked for before the weights are out: actors serve a ticket by its version or later ones only. By rounds
-    an evaluation that is out is waited for first: it is of one version. In flight weights go out at once; the
-    evaluation under way ends on newer ones, and one that falls due meanwhile starts with a later publish.
+    Both may be asked for before the weights are out: actors serve a ticket by its version or later ones only. Weights
+    go out at once; an evaluation under way ends on newer ones, and one of its set that falls due meanwhile starts with
+    a later publish. With evaluation.at_publish=wait what is out is waited for first: it is of one version.
     """
     with run.stream.aside():
-        if run.evaluation.is_exact:
-            settle_evaluation(run)
+        if run.evaluations.waits:
+            run.evaluations.settle()
         is_probed = run.publisher.probe_is_due
-        is_evaluated = is_evaluation_due(run) and run.evaluation.version is None
+        is_evaluated = run.evaluations.is_due(run.step)
         run.do(Publish(run.step, is_awaited=is_probed or is_evaluated))
         run.heart.worked()
         if is_probed:
             start_probe(run)
         if is_evaluated:
-            start_evaluation(run)
+            assert run.publisher.version is not None
+            run.evaluations.start(version=run.publisher.version, round=run.stream.round)
 
 
 def await_weights(run: Run) -> None:
@@ -192,46 +189,6 @@ def start_probe(run: Run) -> None:
     run.probe.start(probe_problems(run.held_out), sampling, version=run.publisher.version, round=run.stream.round)
 
 
-def start_evaluation(run: Run) -> None:
-    """Asks for a response to each held-out problem by the weights handed over."""
-    assert run.publisher.version is not None
-    run.last_evaluated_step = run.step
-    sampling = Sampling(
-        max_tokens=run.config.sampling.max_response_tokens,
-        temperature=run.config.evaluation.temperature,
-        stop_token_ids=run.tokenizer.stop_token_ids,
-    )
-    problems = [(p, 1) for p in run.held_out]
-    run.evaluation.start(problems, sampling, version=run.publisher.version, round=run.stream.round)
-
-
-def collect_evaluation(run: Run) -> None:
-    """Takes in what has come of the evaluation that is out; writes its row once all is there."""
-    if run.evaluation.version is not None and run.evaluation.poll(run.stream.is_sound):
-        settle_evaluation(run)
-
-
-def settle_evaluation(run: Run) -> None:
-    """Waits for the evaluation that is out, if one is, and writes its row."""
-    version = run.evaluation.version
-    if version is not None:
-        groups = run.evaluation.settle(run.stream.is_sound)
-        if not groups:
-            logging.error("eval version=%s: no response could be judged; see the actors' logs", version)
-            return
-        row = evaluation_metrics(groups, num_problems=len(run.held_out))
-        run.metrics.write("eval", version.step, row, problems=len(groups), version=str(version))
-        tasks = {order_of("eval", i): p.task for i, p in enumerate(run.held_out)}
-        run.samples.evaluated(version.step, HELD_OUT, [(g, tasks[g.order]) for g in groups if g.order in tasks])
-        logging.info(
-            "eval version=%s reward=%.3f problems=%d left_out=%d",
-            version,
-            row["eval/reward"],
-            len(groups),
-            row["eval/left_out"],
-        )
-
-
 def settle_probe(run: Run) -> None:
     """Waits for the probe that is out, if one is, and compares it with the learner's own logprobs."""
     version = run.probe.version
@@ -246,16 +203,6 @@ def settle_probe(run: Run) -> None:
                 before_score=run.heart.worked,
             )
         run.metrics.write("probe", version.step, {"parity/max_abs_dlogprob": worst}, version=str(version))
-
-
-def is_evaluation_due(run: Run) -> bool:
-    """At the start, every n steps (at the first publish from there on), and at the end; never without problems."""
-    if run.config.evaluation.num_problems == 0:
-        return False
-    every, step, last = run.config.evaluation.every_n_steps, run.step, run.last_evaluated_step
-    if last is None or (step == run.config.run.num_updates and last != step):
-        return True
-    return every > 0 and step // every > last // every
 
 
 def is_save_due(run: Run, *, ends_round: bool) -> bool:
@@ -281,14 +228,15 @@ def is_finished(run: Run) -> bool:
 
 
 def finish(run: Run) -> None:
-    """The last evaluation, checkpoint and the model in Hugging Face's format."""
+    """The last evaluations, checkpoint and the model in Hugging Face's format."""
     if not run.publisher.serves(run.step):
         publish(run)
     settle_probe(run)
-    settle_evaluation(run)
-    if is_evaluation_due(run):  # an earlier one was still out when the last weights were published
-        start_evaluation(run)
-        settle_evaluation(run)
+    run.evaluations.settle()
+    if run.evaluations.is_due(run.step):  # an earlier one was still out when the last weights were published
+        assert run.publisher.version is not None
+        run.evaluations.start(version=run.publisher.version, round=run.stream.round)
+        run.evaluations.settle()
     await_weights(run)
     run.stream.acknowledge(run.checkpoints.wait())
     run.heart.worked()

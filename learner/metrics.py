@@ -142,9 +142,10 @@ METRICS: dict[str, str] = {
     "round/first_dispatch_s": "seconds from a round's first ticket until its first U groups are there",
     "round/first_group_s": "seconds from a round's first ticket to its first training",
     "eval/reward": "mean reward on the held-out problems",
+    "eval/reward_stderr": "standard error of eval/reward, clustered by problem; NaN of one problem",
     "eval/left_out": "held-out problems that nobody could make a group for; eval/reward is without them",
-    "eval/version": "step of the weights evaluated; in flight of the oldest",
-    "eval/last_version": "step of the newest weights behind the evaluation; eval/version's by rounds",
+    "eval/version": "step of the oldest weights behind the evaluation",
+    "eval/last_version": "step of the newest; eval/version's unless weights were published meanwhile",
     "eval/response_tokens": "tokens, mean response length in evaluation, in sampled tokens",
     "eval/truncated": "fraction of the evaluation's responses that a limit of tokens or turns cut off",
     "eval/turns": "turns, mean over the evaluation's episodes; where there are any",
@@ -162,6 +163,20 @@ FAMILIES: dict[str, str] = {
     # or of a verifier
     "rewards/?*": "mean score of the verifier so named, before it is weighted, over the update's responses it judged",
     "eval/rewards/?*": "the same over the evaluation's responses",
+    # or of an evaluation set; `@k` is the number of samples (docs/evaluation.md)
+    "eval/?*/rewards/?*": "the same over the responses of an evaluation set",
+    "eval/?*/avg@*_stderr": "standard error of the estimate so named, clustered by problem; NaN of one problem",
+    "eval/?*/pass@*_stderr": "likewise",
+    "eval/?*/maj@*_stderr": "likewise",
+    "eval/?*/avg@*": "mean reward over a set's problems and their k samples",
+    "eval/?*/pass@*": "chance that of so many samples of a problem one passes (evaluation.pass_reward), unbiased",
+    "eval/?*/maj@*": "fraction of a set's problems whose most frequent answer of k samples passes",
+    "eval/?*/left_out": "problems of a set that nobody could make a group for",
+    "eval/?*/version": "step of the oldest weights behind a set's evaluation",
+    "eval/?*/last_version": "step of the newest",
+    "eval/?*/response_tokens": "tokens, mean response length over a set, in sampled tokens",
+    "eval/?*/truncated": "fraction of a set's responses that a limit of tokens or turns cut off",
+    "eval/?*/turns": "turns, mean over a set's episodes; where there are any",
 }
 """Metrics of which there is one for each of something; unit and meaning."""
 METRICS |= {LAST_PASS.format(name): f"{METRICS[name]}; in the last pass over the batch" for name in SHOWN_OF_LAST_PASS}
@@ -216,7 +231,8 @@ class MetricsWriter:
         """Writes a row.
 
         Args:
-          kind: "step", "eval", "round" or "probe"; a step has exactly one "step" row.
+          kind: "step", "eval" (of the held-out problems), "eval/SET" (of another set), "round" or "probe"; a step has
+            exactly one "step" row.
           step: the optimizer step it belongs to.
           values: scalars by the names of `METRICS` and `FAMILIES`; NaN is written as null.
           extra: JSON for the record only (group ids).
@@ -241,7 +257,11 @@ class MetricsWriter:
 
     def last_step(self, kind: str) -> int | None:
         """The step of the last row of a kind; None if there is none."""
-        return max((r["step"] for r in read_rows(self._path) if r["kind"] == kind), default=None)
+        return max(self.steps(kind), default=None)
+
+    def steps(self, kind: str) -> set[int]:
+        """The steps that have a row of a kind."""
+        return {r["step"] for r in read_rows(self._path) if r["kind"] == kind}
 
     def close(self) -> None:
         """Flushes and closes both."""

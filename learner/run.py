@@ -17,6 +17,7 @@ from learner.heart import Heart
 from learner.lead import Lead
 from learner.metrics import MetricsWriter
 from learner.model.config import Architecture
+from learner.publish.evaluations import Evaluations
 from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
 from learner.samples.log import SampleLog
@@ -41,11 +42,9 @@ class Run:
     lead: Lead
     last_saved_step: int
     """Of the last checkpoint that was begun; `checkpoints.latest` is there."""
-    last_evaluated_step: int | None
-    """Of the last evaluation whose row is written or which is out; None before the first."""
     publisher: Publisher
     checkpoints: Checkpoints
-    evaluation: Pinned
+    evaluations: Evaluations
     probe: Pinned
     metrics: MetricsWriter
     samples: SampleLog
@@ -92,7 +91,15 @@ class Run:
     def close(self) -> None:
         """Lets go of everything; a save in progress is finished first. The next start publishes anew."""
         with contextlib.ExitStack() as parts:  # each of them, also when one fails
-            for part in (self.store, self.timeline, self.metrics, self.samples, self.checkpoints, self.publisher):
+            for part in (
+                self.store,
+                self.timeline,
+                self.metrics,
+                self.evaluations,
+                self.samples,
+                self.checkpoints,
+                self.publisher,
+            ):
                 parts.callback(part.close)
             self.heart.stop()
         self.lock.release()

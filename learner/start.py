@@ -22,6 +22,7 @@ from learner.checkpoint import Checkpoints
 from learner.data.problems import Problem
 from learner.data.prompts import load_prompts
 from learner.data.quarantine import Quarantine, read_set_aside
+from learner.data.sets import ProblemSet, all_sets, bad_rows, open_own_sets, questions_of
 from learner.data.stream import PromptStream
 from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.devices.mesh import make_mesh
@@ -31,6 +32,7 @@ from learner.lead import Lead
 from learner.metrics import MetricsWriter
 from learner.model.config import Architecture
 from learner.objective import losses
+from learner.publish.evaluations import open_evaluations
 from learner.publish.opening import open_publisher
 from learner.publish.outlet import Outlet
 from learner.publish.pinned import Pinned
@@ -74,7 +76,7 @@ def open_run(
     """
     architecture = Architecture.from_hf(model_folder)
     tokenizer = load_tokenizer(model_folder, vocab_size=architecture.vocab_size)
-    prompts, held_out = _open_prompts(config, folder, tokenizer)
+    prompts, held_out, sets = _open_prompts(config, folder, tokenizer)
     if steps is None:
         steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None))
     elif not steps.fits(architecture, config):
@@ -97,7 +99,7 @@ def open_run(
         say_alive=lead.alive,
     )
     heart.start()  # before a checkpoint is restored, which may take longer than the lead lasts
-    mine = config, folder, model_folder, architecture, tokenizer, steps, prompts, held_out
+    mine = config, folder, model_folder, architecture, tokenizer, steps, prompts, held_out, sets
     parts = _Parts(*mine, lock, heart, lead, None if finished is None else finished.version.step)
     try:
         return _build(parts, whole_store, incarnation, outlets)
@@ -118,6 +120,7 @@ class _Parts:
     steps: Steps
     prompts: PromptStream
     held_out: list[Problem]
+    sets: list[ProblemSet]
     lock: RunLock
     heart: Heart
     lead: Lead
@@ -190,15 +193,19 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         trainer=trainer,
         lead=parts.lead,
         last_saved_step=step,
-        last_evaluated_step=metrics.last_step("eval"),
         publisher=publisher,
         checkpoints=checkpoints,
-        evaluation=Pinned(
-            "eval",
+        evaluations=open_evaluations(
+            config,
+            parts.sets,
             store,
-            while_waiting=waiting.check,
-            is_exact=config.publish.when == "round_end",
+            folder=folder,
+            tokenizer=tokenizer,
+            metrics=metrics,
+            accept=stream.is_sound,
             fenced_actors=lambda: stream.fenced_actors,
+            while_waiting=waiting.check,
+            kept=samples.evaluated,
         ),
         probe=Pinned("probe", store, while_waiting=waiting.check, fenced_actors=lambda: stream.fenced_actors),
         metrics=metrics,
@@ -210,19 +217,24 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     )
     readmission = readmission_of(run, whole_store)
     lost = LostGroups(whole_store, bucket=config.store.bucket, keep_out=readmission.keep_out)
-    waiting.looks += [readmission.look, lost.look]
+    waiting.looks += [readmission.look, lost.look, run.evaluations.look]
     heart.worked()
     _say_ready(run, incarnation)
     return run
 
 
-def _open_prompts(config: Config, folder: pathlib.Path, tokenizer: Tokenizer) -> tuple[PromptStream, list[Problem]]:
-    """The training prompts and the held-out problems; rows that are neither are set aside in a file."""
+def _open_prompts(
+    config: Config, folder: pathlib.Path, tokenizer: Tokenizer
+) -> tuple[PromptStream, list[Problem], list[ProblemSet]]:
+    """The training prompts, the held-out problems, the evaluation sets; rows that are bad are set aside in a file."""
     set_aside = read_set_aside(RunFolder(folder).set_aside)
     quarantine = Quarantine(RunFolder(folder).quarantine)
-    prompts, held_out, bad_rows = load_prompts(config, tokenizer, set_aside=set_aside, quarantine=quarantine.add)
-    quarantine.add(*bad_rows)
-    return prompts, held_out
+    own = open_own_sets(config, tokenizer)
+    prompts, held_out, bad = load_prompts(
+        config, tokenizer, set_aside=set_aside, quarantine=quarantine.add, evaluated=questions_of(own)
+    )
+    quarantine.add(*bad, *bad_rows(own.values()))
+    return prompts, held_out, all_sets(config, own, held_out)
 
 
 def _say_ready(run: Run, incarnation: int) -> None:

@@ -26,6 +26,7 @@ TOOLS = (
     "launch/store_server",
     "launch/deploy",
     "launch/ray",
+    "launch/evaluate",
 )
 
 # Run in a fresh interpreter: argv is a JSON object, the answer is the last line of stdout.
@@ -202,6 +203,12 @@ def test_planning_loads_no_framework():
     # The learner's schedule runs there in virtual time: its policies are pure.
     forbidden = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")
     assert loaded_by(REPO, "launch.plan", forbidden) == []
+
+
+def test_evaluation_loads_neither_jax_nor_the_engine_before_it_starts_one():
+    frameworks = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")
+    assert loaded_by(REPO, "launch.evaluate", frameworks) == []
+    assert loaded_by(REPO, "learner.evaluation", frameworks) == []
 
 
 def test_configs_modules_load_no_framework():

@@ -155,7 +155,7 @@ class Rewards:
             score = await self._elsewhere[part.name].score(response, task)
         else:
             score = await self._pooled(part.name, response, task)
-        return RewardScore(name=part.name, value=score.value, verdict=score.verdict)
+        return RewardScore(name=part.name, value=score.value, verdict=score.verdict, answer=score.answer)
 
     async def _pooled(self, name: str, response: Response, task: Task) -> Score:
         anchors = self._anchors if name in TIMES_CASES else None

@@ -2,14 +2,15 @@
 
 import unicodedata
 
-from actor.verifiers.judged import Context, Response
+from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import Task
 
 
-def score(response: Response, task: Task, context: Context) -> float:
+def score(response: Response, task: Task, context: Context) -> Score:
     """1 if response and answer are the same text, else 0; case, Unicode form, white space and finish don't count."""
     del context
-    return float(_normalize(response.text) == _normalize(task.answer))
+    text = _normalize(response.text)
+    return Score.of(float(text == _normalize(task.answer)), answer=answer_key(text))
 
 
 def _normalize(text: str) -> str:

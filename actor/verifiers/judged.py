@@ -5,8 +5,9 @@ import numbers
 from collections.abc import Callable
 
 import msgspec
+from blake3 import blake3
 
-from bridge.types import Finish, Task, Verdict
+from bridge.types import MAX_ANSWER_CHARS, Finish, Task, Verdict
 from configs.sections import RewardsConfig
 
 
@@ -26,9 +27,11 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     case_s: tuple[float, ...] = ()
     """Seconds that each test case took, of an answer that passed them all; in the task's order."""
+    answer: str | None = None
+    """The answer that was read (`answer_key`), empty where the response states none; None: it reads none."""
 
     @classmethod
-    def of(cls, value: object) -> "Score":
+    def of(cls, value: object, *, answer: str | None = None) -> "Score":
         """The score of a plain number: wrong if it is not above 0.
 
         Raises:
@@ -36,7 +39,16 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise ValueError(f"a verifier must return a finite number, got {value!r}")
-        return cls(value=float(value), verdict="ok" if float(value) > 0 else "wrong")
+        return cls(value=float(value), verdict="ok" if float(value) > 0 else "wrong", answer=answer)
+
+
+def answer_key(text: str) -> str:
+    """An answer as it travels: white space counts once, and a long one ends in a hash, so that no two become alike."""
+    text = " ".join(text.split())
+    if len(text) <= MAX_ANSWER_CHARS:
+        return text
+    digest = blake3(text.encode("utf-8", "surrogatepass")).hexdigest(16)
+    return f"{text[: MAX_ANSWER_CHARS - len(digest) - 1]}#{digest}"
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):

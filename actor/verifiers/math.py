@@ -3,8 +3,10 @@
 Where we decide otherwise than the library, and why: docs/math_answers.md.
 """
 
+import functools
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import math_verify
@@ -12,7 +14,7 @@ import sympy
 
 from actor.verifiers import bounds, notation
 from actor.verifiers.conclusion import conclusion
-from actor.verifiers.judged import Context, Response
+from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import Task
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a call, that its time limits are off
@@ -20,8 +22,11 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a cal
 RELATIVE_TOLERANCE = 2e-6
 """Of a rounded number: six digits that are right. The library rounds to six decimals, by which small numbers are 0."""
 
+_MAX_WHOLE = 1e20
+"""Whole numbers below it are told apart in every digit."""
 
-def score(response: Response, task: Task, context: Context) -> float:
+
+def score(response: Response, task: Task, context: Context) -> Score:
     """1 if the answer that the response states equals the task's, else 0.
 
     A response that was cut off is judged by its whole sentences (`conclusion`).
@@ -42,10 +47,44 @@ def score(response: Response, task: Task, context: Context) -> float:
     stated = conclusion(response.text, is_cut=response.finish == "length")
     if stated is not None:
         stated = notation.plain(stated, has_e=notation.names_e(gold))
-        return float(_are_equal(gold, parsed, stated))
+        is_right = _are_equal(gold, parsed, stated)
+        return Score.of(float(is_right), answer=_key(gold, gold if is_right else stated))  # right ones vote as one
     if json.loads(task.metadata).get("answer_in") == "text":
-        return float(_verify(parsed, _parse(response.text[-bounds.MAX_CHARS :])))
-    return 0.0
+        found = _parse(response.text[-bounds.MAX_CHARS :])
+        is_right = _verify(parsed, found)
+        return Score.of(float(is_right), answer=_key(gold, gold) if is_right else canonical("", found))
+    return Score.of(0.0, answer="")
+
+
+def _key(gold: str, stated: str) -> str:
+    """What a stated answer votes for; a percentage needs no sign, as where it is compared."""
+    if bounds.is_too_large(stated, gold):
+        return answer_key(stated)
+    if notation.is_choice(gold) and (chosen := notation.choice(stated)):
+        return chosen
+    bare = notation.without_percent(stated) or stated
+    return canonical(bare, _parse(_boxed(bare)))
+
+
+def canonical(text: str, parsed: Sequence[Any]) -> str:
+    """A form that is alike for answers that are equal: of numbers whole ones exactly, others to six digits.
+
+    Six are what the comparison holds against each other (`RELATIVE_TOLERANCE`). Wrong answers that are equal in another
+    way, as x(x+1) and x^2+x, count as two; right ones are all the row's own.
+
+    Args:
+      text: the answer, for where nothing could be parsed.
+      parsed: what the library made of it.
+    """
+    value = next((p for p in parsed if isinstance(p, sympy.Basic)), None)
+    if value is None:
+        return answer_key("".join((text or next((str(p) for p in parsed), "")).split()))
+    if not (isinstance(value, sympy.Expr) and value.is_number and value.is_finite):
+        return answer_key(sympy.sstr(value))
+    number = sympy.N(value, 30)  # thirty digits tell a whole number from a near one
+    if number.is_real and abs(number) < _MAX_WHOLE and abs(number - round(number)) < sympy.Float("1e-9"):
+        return str(round(number))
+    return answer_key(sympy.sstr(sympy.N(number, 6), full_prec=False))
 
 
 def _are_equal(gold: str, parsed: list[Any], stated: str) -> bool:
@@ -80,7 +119,9 @@ def _differ_as_numbers(gold: list[Any], answer: list[Any]) -> bool:
     return bool(abs(wanted - got) > RELATIVE_TOLERANCE * abs(wanted))
 
 
+@functools.lru_cache(maxsize=32)
 def _parse(text: str) -> list[Any]:
+    """Kept for a moment: one text is compared, and then made canonical. Nobody changes the list."""
     return math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
 

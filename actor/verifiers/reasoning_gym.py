@@ -6,7 +6,7 @@ from typing import Any
 
 import reasoning_gym
 
-from actor.verifiers.judged import Context, Response, Score
+from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import Task
 
 _GRIDS = {"arc_agi": ("input", "output"), "rearc": ("input", "output")}
@@ -29,7 +29,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
     for grid in _GRIDS.get(family, ()):
         entry["metadata"][grid] = tuple(map(tuple, entry["metadata"][grid]))
     value = float(_score_answer(family)(response.text.strip(), entry))
-    return Score(value=value, verdict="ok" if value >= 1 else "wrong")
+    return Score(value=value, verdict="ok" if value >= 1 else "wrong", answer=answer_key(response.text))
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from actor.engine.protocol import (
 )
 from actor.vllm.environment import set_environment
 from actor.vllm.stats import StatLogger
-from actor.vllm.types import kv_sizes, read_part, to_params
+from actor.vllm.types import kv_sizes, read_part, seed_of, to_params
 from bridge import codec
 from bridge.published import WeightManifest
 from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
@@ -43,7 +43,15 @@ class VllmEngine:
     """An `actor.engine.protocol.Engine` on vLLM."""
 
     def __init__(
-        self, llm: "AsyncLLM", *, expected: TensorTable, counter: StatLogger, size: EngineSize, config: Config
+        self,
+        llm: "AsyncLLM",
+        *,
+        expected: TensorTable,
+        counter: StatLogger,
+        size: EngineSize,
+        config: Config,
+        has_own_weights: bool = False,
+        seed: int | None = None,
     ) -> None:
         """See `start`."""
         self._llm = llm
@@ -54,6 +62,7 @@ class VllmEngine:
         self._recomputes = config.publish.kv_cache == "recompute"
         self._resumes = config.publish.at_publish == "abort_and_resume"
         self._caches_prefixes = config.actor.prefix_caching
+        self._has_own_weights, self._seed = has_own_weights, seed
         self._version: Version | None = None
         self._is_initialized = False
         self._swap_lock = asyncio.Lock()
@@ -67,12 +76,24 @@ class VllmEngine:
         self._failure: EngineDeadError | None = None
 
     @classmethod
-    def start(cls, model_folder: pathlib.Path, config: Config, *, expected: TensorTable) -> "VllmEngine":
+    def start(
+        cls,
+        model_folder: pathlib.Path,
+        config: Config,
+        *,
+        expected: TensorTable,
+        has_own_weights: bool = False,
+        seed: int | None = None,
+    ) -> "VllmEngine":
         """Builds the model and starts the engine's processes; takes long and blocks, so do it before a loop.
 
-        Of the folder the config alone is read; its weights, if it has any, are not.
-
-        `expected` is the table of tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
+        Args:
+          model_folder: of which the config alone is read, unless it has the weights that are served.
+          config: the run's.
+          expected: the tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
+          has_own_weights: the folder's are served, from `serve_own_weights` on.
+          seed: each request draws by a seed of its own, made of this one and its id; None: they share one state, so
+            that what is drawn depends on what runs beside it.
         """
         set_environment(config)
         from vllm import AsyncEngineArgs
@@ -92,7 +113,7 @@ class VllmEngine:
             model=str(model_folder),
             skip_tokenizer_init=True,
             # Nothing is sampled before the first snapshot, which has all: where the folder has weights, they are old.
-            load_format="dummy",
+            load_format="auto" if has_own_weights else "dummy",
             dtype=config.model.served_dtype,
             max_model_len=config.model.max_tokens,
             max_num_seqs=config.actor.max_num_seqs,
@@ -119,7 +140,15 @@ class VllmEngine:
             tensor_parallel_size=config.actor.tensor_parallel_size,
             **kv_sizes(llm.vllm_config, expected),
         )
-        return cls(llm, expected=expected, counter=counter, size=size, config=config)
+        return cls(
+            llm,
+            expected=expected,
+            counter=counter,
+            size=size,
+            config=config,
+            has_own_weights=has_own_weights,
+            seed=seed,
+        )
 
     def for_run(self, config: Config) -> "VllmEngine":
         """The same engine for another run, after the one before has ended: no weights of its own are served yet.
@@ -131,6 +160,17 @@ class VllmEngine:
         if mine != wanted:
             raise ValueError("an engine serves another run only if its sections model and actor are the same")
         return VllmEngine(self._llm, expected=self._expected, counter=self._counter, size=self._size, config=config)
+
+    async def serve_own_weights(self, version: Version) -> None:
+        """Serves the folder's weights, as those of a version.
+
+        Raises:
+          ValueError: the engine was started without them.
+        """
+        if not self._has_own_weights:
+            raise ValueError("the engine was started without the folder's weights; it serves snapshots")
+        await self._llm.update_weight_version(str(version))
+        self._version = version
 
     @property
     def version(self) -> Version | None:
@@ -221,7 +261,8 @@ class VllmEngine:
         prompt = tokens_input(prompt_tokens.tolist(), cache_salt=salt)
         output = None
         try:
-            async for one in self._llm.generate(prompt, to_params(sampling), request_id, priority=priority):
+            params = to_params(sampling, seed=seed_of(self._seed, request_id))
+            async for one in self._llm.generate(prompt, params, request_id, priority=priority):
                 output = one  # there is only the final one
         except (VllmDeadError, EngineGenerateError) as e:
             raise EngineDeadError(f"request {request_id}: the engine failed: {e or type(e).__name__}") from e

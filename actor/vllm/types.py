@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from blake3 import blake3
 
 from actor.engine.partial import Part
 from actor.engine.protocol import EngineDeadError
@@ -18,8 +19,18 @@ if TYPE_CHECKING:
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
-def to_params(sampling: Sampling) -> "SamplingParams":
-    """Parameters for one response: its whole output at the end, with the sampled tokens' logprobs."""
+def seed_of(seed: int | None, request_id: str) -> int | None:
+    """A request's own seed, in [0, 2^31): the same for the same id; None without one."""
+    if seed is None:
+        return None
+    return int.from_bytes(blake3(f"{seed}:{request_id}".encode()).digest(4), "little") >> 1
+
+
+def to_params(sampling: Sampling, *, seed: int | None = None) -> "SamplingParams":
+    """Parameters for one response: its whole output at the end, with the sampled tokens' logprobs.
+
+    `seed`: the request draws by a state of its own.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -29,6 +40,7 @@ def to_params(sampling: Sampling) -> "SamplingParams":
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        seed=seed if sampling.temperature else None,  # nothing is drawn of a greedy one
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=list(sampling.stop_token_ids),
         logprobs=0,  # the sampled token's

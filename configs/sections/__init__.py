@@ -4,7 +4,7 @@ from configs.sections.actor import ActorConfig
 from configs.sections.admission import AdmissionConfig
 from configs.sections.checkpoint import CheckpointConfig
 from configs.sections.environments import EnvironmentsConfig
-from configs.sections.evaluation import EvaluationConfig
+from configs.sections.evaluation import EvaluationConfig, EvaluationSet
 from configs.sections.judge import JudgeConfig
 from configs.sections.learner import LearnerConfig
 from configs.sections.loss import LossConfig
@@ -28,6 +28,7 @@ __all__ = [
     "CheckpointConfig",
     "EnvironmentsConfig",
     "EvaluationConfig",
+    "EvaluationSet",
     "JudgeConfig",
     "LearnerConfig",
     "LossConfig",

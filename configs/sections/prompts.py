@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
-from typing import Literal
+from typing import Literal, TypeVar
 
 from configs import extension
 from configs.checks import positive
 from configs.sections.prompt_source import VERIFIERS as VERIFIERS
 from configs.sections.prompt_source import PlainArgs, PromptSource, check_parts, check_pattern
 
+Source = TypeVar("Source", bound=PromptSource)
 Truncated = Literal["zero", "keep", "mask"]
 
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -153,7 +154,7 @@ class PromptsConfig:
     def sources(self) -> dict[str, PromptSource]:
         """All sources by name, in the names' order, with what they leave out filled in; a single one's name is ""."""
         if self.mixture:
-            return {name: self._filled_in(self.mixture[name]) for name in sorted(self.mixture)}
+            return {name: self.filled_in(self.mixture[name]) for name in sorted(self.mixture)}
         is_task = not (self.path or self.environment)
         one = PromptSource(
             path=self.path,
@@ -170,9 +171,10 @@ class PromptsConfig:
             pattern=self.pattern,
             rewards=self.rewards,
         )
-        return {"": self._filled_in(one)}
+        return {"": self.filled_in(one)}
 
-    def _filled_in(self, source: PromptSource) -> PromptSource:
+    def filled_in(self, source: Source) -> Source:
+        """A source with what it leaves out filled in."""
         judged_as_all = not source.parts and not source.environment  # an environment rewards by itself
         return dataclasses.replace(
             source,

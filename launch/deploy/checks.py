@@ -88,8 +88,7 @@ def on_storage(config: Config, settings: Settings) -> Config:
 def _prompt_paths(config: Config) -> dict[str, str]:
     """Files that prompts are read from, by their field; not names of data sets."""
     paths: dict[str, str] = {}
-    for name, source in config.prompts.sources.items():
-        where = f"prompts.mixture.{name}" if name else "prompts"
+    for where, source in config.asked_sources.items():
         paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
     names = {field: path for field, path in paths.items() if path.startswith(HUGGING_FACE)}
     folders = {f: p.removeprefix(HUGGING_FACE) for f, p in names.items() if p.startswith(f"{HUGGING_FACE}/")}

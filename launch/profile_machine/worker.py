@@ -155,7 +155,7 @@ class EngineSide:
                 timeout_s=actor.verifier_timeout_s,
                 retries=actor.verifier_retries,
                 settings=self._config.rewards,
-                own=self._config.prompts.own_verifiers,
+                own=self._config.own_verifiers,
             )
             rewards, asked = Rewards(pool), msgspec.convert(task, Task)
             # What verifier=math takes for an answer.

@@ -119,7 +119,7 @@ def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
     for panel in section.panels:
         panels.append(panel)
         if panel is EVALUATION:
-            kinds = sorted({kind for run in runs for kind in run.eval_kinds if kind != "eval"})
+            kinds = sorted({kind for run in runs for kind in run.eval_kinds})
             panels += [of_set(kind, sorted({n for r in runs for n in metric_names(r.of(kind))})) for kind in kinds]
     return panels
 

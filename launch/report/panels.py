@@ -4,6 +4,8 @@ import dataclasses
 import fnmatch
 from collections.abc import Sequence
 
+from configs.sections.evaluation import HELD_OUT
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
@@ -187,11 +189,17 @@ def expand(panel: Panel, names: Sequence[str]) -> list[Line]:
 
 
 def of_set(kind: str, names: Sequence[str]) -> Panel:
-    """The figure of a named evaluation set, whose rows are of `kind` (eval/SET)."""
-    name = kind.removeprefix("eval/")
-    lines = [Line(metric=f"{kind}/{estimate}*") for estimate in ("avg@", "pass@", "maj@")]
+    """The figure of an evaluation set, whose rows are of `kind` (eval/SET); of the held-out one (eval) where k > 1.
+
+    With one sample a problem all estimates are the mean reward, or what of it passes.
+    """
+    name = HELD_OUT if kind == "eval" else kind.removeprefix("eval/")
+    head = f"eval/{name}/"
+    lines = [Line(metric=f"{head}{estimate}*") for estimate in ("avg@", "pass@", "maj@")]
     found = [line for pattern in lines for line in expand(Panel(title="", y_label="", lines=(pattern,)), names)]
-    labelled = tuple(Line(metric=line.metric, label=line.metric.removeprefix(f"{kind}/")) for line in found)
+    if kind == "eval" and all(line.metric.endswith("@1") for line in found):
+        found = []
+    labelled = tuple(Line(metric=line.metric, label=line.metric.removeprefix(head)) for line in found)
     return Panel(
         title=f"Evaluation set {name}",
         y_label="fraction, or mean reward",

@@ -65,10 +65,12 @@ def questions(rows: Rows, form: RowFormat) -> set[str]:
 class FileProblems:
     """Rows of a file by their place among those kept; each is parsed and tokenized when it is asked for."""
 
-    def __init__(self, rows: Rows, kept: Int64[np.ndarray, " N"], name: str, setting: Setting) -> None:
-        """`kept` are indices into `rows`."""
+    def __init__(
+        self, rows: Rows, kept: Int64[np.ndarray, " N"], name: str, source: PromptSource, setting: Setting
+    ) -> None:
+        """`kept` are indices into `rows`, which are those of source `name`."""
         self._rows, self._kept, self._name, self._setting = rows, kept, name, setting
-        self._form = setting.form(setting.config.prompts.sources[name])
+        self._form = setting.form(source)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -138,11 +140,11 @@ def open_file(
             f"{source.path}: {len(found.train)} rows to train on and {len(held_out)} held out; both are needed (set "
             f"{where(name)}.eval_path, or change prompts.held_out_one_in)"
         )
-    held = FileProblems(held_rows, held_out[:num_held_out], name, setting)
+    held = FileProblems(held_rows, held_out[:num_held_out], name, source, setting)
     return Opened(
         name=name,
         source=source,
-        problems=FileProblems(rows, found.train, name, setting),
+        problems=FileProblems(rows, found.train, name, source, setting),
         is_endless=False,
         held_out=tuple(held[i] for i in range(len(held))),
         bad=bad,

@@ -4,7 +4,7 @@ No grain and no jax in here: `launch.preflight` looks at the prompts before anyt
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from configs.schema import Config
 from learner.data.files import open_eval_rows, open_file, questions
@@ -18,11 +18,19 @@ SetAside = Mapping[str, Mapping[int, str]]
 """By source, reasons by row number: rows whose own answer does not pass (`learner.data.gold`)."""
 
 
-def open_sources(config: Config, tokenizer: Tokenizer, *, set_aside: SetAside | None = None) -> list[Opened]:
+def open_sources(
+    config: Config, tokenizer: Tokenizer, *, set_aside: SetAside | None = None, evaluated: Collection[str] = ()
+) -> list[Opened]:
     """All sources of the config, in the order of their names; logs how many rows of each are kept.
 
     `evaluation.num_problems` are held out of them in proportion to their weights; what one source evaluates no other
-    trains on.
+    trains on, nor what an evaluation set asks.
+
+    Args:
+      config: the run's.
+      tokenizer: the model's.
+      set_aside: rows whose own answer does not pass.
+      evaluated: questions of evaluation sets (`learner.data.sets.questions_of`).
 
     Raises:
       ValueError: a source is unusable, or leaves nothing to train on or to evaluate; or `prompts.num_epochs` is too few
@@ -31,12 +39,12 @@ def open_sources(config: Config, tokenizer: Tokenizer, *, set_aside: SetAside | 
     sources = config.prompts.sources
     setting = Setting(config, tokenizer)
     of_eval: dict[str, Rows] = {}
-    evaluated: set[str] = set()
+    kept_out = set(evaluated)
     for name, source in sources.items():
         if (rows := open_eval_rows(source, setting.form(source))) is not None:
             of_eval[name] = rows
-            evaluated |= questions(rows, setting.form(source))
-    setting = dataclasses.replace(setting, evaluated=frozenset(evaluated))
+            kept_out |= questions(rows, setting.form(source))
+    setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
     shares = in_parts({name: source.weight for name, source in sources.items()}, config.evaluation.num_problems)
     opened: dict[str, Opened] = {}
     # A hash keeps its questions out of whatever holds out by hash; from those beside an evaluation file they are kept
@@ -53,8 +61,8 @@ def open_sources(config: Config, tokenizer: Tokenizer, *, set_aside: SetAside | 
         else:
             opened[name] = open_procedural(name, setting, num_held_out=shares[name])
         if name not in of_eval:
-            evaluated |= {p.question.strip() for p in opened[name].held_out}
-            setting = dataclasses.replace(setting, evaluated=frozenset(evaluated))
+            kept_out |= {p.question.strip() for p in opened[name].held_out}
+            setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
     in_order = [opened[name] for name in sources]
     check_epochs(config, in_order)
     return in_order

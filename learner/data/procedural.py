@@ -18,7 +18,7 @@ class ProceduralProblems:
     def __init__(self, made: ReasoningGymSource | EnvironmentSource, name: str, setting: Setting) -> None:
         """Nothing is made yet."""
         self._made, self._name, self._setting = made, name, setting
-        self._path = _field(name, setting.config.prompts.sources[name])
+        self._path = _said(where(name), setting.config.prompts.sources[name])
 
     def __len__(self) -> int:
         return NUM_PROCEDURAL
@@ -47,13 +47,15 @@ def open_procedural(name: str, setting: Setting, *, num_held_out: int) -> Opened
       ValueError: it can't be made, or has too few held-out problems.
     """
     source = setting.config.prompts.sources[name]
-    held_out, bad = draw_held_out(name, setting, num_held_out)
-    made = _make(name, setting, seed=_train_seed(setting.config.run.seed))
+    held_out, bad = draw_held_out(
+        source, setting, num_held_out, name=name, field=where(name), bound="evaluation.num_problems"
+    )
+    made = _make(source, setting, seed=_train_seed(setting.config.run.seed), field=where(name))
     problems = ProceduralProblems(made, name, setting)
     if not any(isinstance(problems[index], Problem) for index in range(MAX_BAD_IN_A_ROW)):
         first = _make_row(made, 0, "")
         raise ValueError(
-            f"{_field(name, source)}: of its first {MAX_BAD_IN_A_ROW} questions none can be trained on: "
+            f"{_said(where(name), source)}: of its first {MAX_BAD_IN_A_ROW} questions none can be trained on: "
             f"{first.reason if isinstance(first, BadRow) else repr(first.question)} and the others are none, are held "
             "out by their hash (is it the same one each time?), or do not fit"
         )
@@ -67,17 +69,26 @@ def open_procedural(name: str, setting: Setting, *, num_held_out: int) -> Opened
     )
 
 
-def draw_held_out(name: str, setting: Setting, num_problems: int) -> tuple[list[Problem], list[BadRow]]:
+def draw_held_out(
+    source: PromptSource, setting: Setting, num_problems: int, *, name: str, field: str, bound: str
+) -> tuple[list[Problem], list[BadRow]]:
     """Held-out problems of what is made by index, distinct and the same whatever the run's seed; and the bad rows.
+
+    Args:
+      source: what makes them.
+      setting: the run's.
+      num_problems: so many.
+      name: the source's.
+      field: of the config that describes the source.
+      bound: the field that says how many.
 
     Raises:
       ValueError: there are too few, or a prompt is too long.
     """
     if num_problems == 0:
         return [], []
-    source, config = setting.config.prompts.sources[name], setting.config
-    made = _make(name, setting, seed=_EVAL_SEED)
-    path = f"{_field(name, source)} (evaluation)"
+    made = _make(source, setting, seed=_EVAL_SEED, field=field)
+    path = f"{_said(field, source)} (evaluation)"
     found: dict[str, Problem] = {}
     bad: list[BadRow] = []
     last_good = -1
@@ -96,14 +107,14 @@ def draw_held_out(name: str, setting: Setting, num_problems: int) -> tuple[list[
             break
     else:
         raise ValueError(
-            f"{_field(name, source)} has only {len(found)} distinct held-out problems in {_MAX_DRAWS} draws; lower "
-            f"evaluation.num_problems ({config.evaluation.num_problems}) or widen its arguments"
+            f"{_said(field, source)} has only {len(found)} distinct held-out problems in {_MAX_DRAWS} draws; lower "
+            f"{bound} ({num_problems}) or widen its arguments"
         )
     longest = max(p.prompt_tokens.size for p in found.values())
     if longest > setting.max_tokens:
         raise ValueError(
-            f"prompts of {_field(name, source)} have up to {longest} tokens; model.max_tokens - "
-            f"sampling.max_response_tokens leaves {setting.max_tokens}"
+            f"prompts of {_said(field, source)} have up to {longest} tokens; model.max_tokens less the tokens of a "
+            f"response (sampling.max_response_tokens, or the set's max_tokens) leaves {setting.max_tokens}"
         )
     return list(found.values()), bad
 
@@ -134,16 +145,15 @@ def _tokenize(raw: RawProblem, index: int, name: str, setting: Setting, path: st
         return BadRow(index, str(e), path)
 
 
-def _make(name: str, setting: Setting, *, seed: int) -> ReasoningGymSource | EnvironmentSource:
-    source = setting.config.prompts.sources[name]
+def _make(source: PromptSource, setting: Setting, *, seed: int, field: str) -> ReasoningGymSource | EnvironmentSource:
     if source.task:
-        return ReasoningGymSource(source, seed=seed, where=where(name))
-    return EnvironmentSource(setting.form(source), seed=seed, where=where(name))
+        return ReasoningGymSource(source, seed=seed, where=field)
+    return EnvironmentSource(setting.form(source), seed=seed, where=field)
 
 
-def _field(name: str, source: PromptSource) -> str:
+def _said(field: str, source: PromptSource) -> str:
     kind = f"task={source.task!r}" if source.task else f"environment={source.environment!r}"
-    return f"{where(name)}.{kind}"
+    return f"{field}.{kind}"
 
 
 def _train_seed(seed: int) -> int:

@@ -50,6 +50,6 @@ def _messages(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> t
     return messages
 
 
-def max_prompt_tokens(config: Config) -> int:
-    """Tokens that the response leaves for a prompt."""
-    return config.model.max_tokens - config.sampling.max_response_tokens
+def max_prompt_tokens(config: Config, *, response_tokens: int = 0) -> int:
+    """Tokens that the response leaves for a prompt; `response_tokens` 0: sampling.max_response_tokens."""
+    return config.model.max_tokens - (response_tokens or config.sampling.max_response_tokens)

@@ -7,6 +7,7 @@ from typing import Any
 
 from bridge import code_tests
 from bridge.types import MAX_REWARD_PARTS
+from configs import extension
 from configs.sections import PromptsConfig
 from configs.sections.prompt_source import VERIFIERS, PromptSource
 from learner.data.problems import RawProblem, task_of
@@ -37,7 +38,7 @@ class RowFormat:
             source=source,
             rewards_field=prompts.rewards_field,
             metadata_field=prompts.metadata_field,
-            verifiers=frozenset((*VERIFIERS, *prompts.own_verifiers)),
+            verifiers=frozenset((*VERIFIERS, *prompts.own_verifiers, *filter(extension.is_own, source.parts))),
         )
 
     @property

@@ -42,12 +42,14 @@ class Setting:
     config: Config
     tokenizer: Tokenizer
     evaluated: frozenset[str] = frozenset()
-    """Questions, stripped, of evaluation files, and of other sources' held-out problems."""
+    """Questions, stripped, of evaluation files and sets, and of other sources' held-out problems."""
+    response_tokens: int = 0
+    """Of the longest response; 0: sampling.max_response_tokens."""
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest prompt."""
-        return max_prompt_tokens(self.config)
+        """Tokens of the longest prompt: what the response leaves for it."""
+        return max_prompt_tokens(self.config, response_tokens=self.response_tokens)
 
     def form(self, source: PromptSource) -> RowFormat:
         """How a source's rows are read."""

@@ -1,21 +1,19 @@
 """Evaluations and probes: groups sampled by the weights now published.
 
-A probe must be back before the next optimizer step (the learner's weights would change under it). By rounds an
-evaluation must be back before the next publish (the engine's would); where weights go out in flight, publishes don't
-wait for it: it ends on newer weights, and says by which. Until then training goes on.
+A probe must be back before the next optimizer step (the learner's weights would change under it). An evaluation that is
+not back at the next publish ends on newer weights, and says by which; or the publish waits for it
+(`evaluation.at_publish`). Until then training goes on.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Collection
 
-import numpy as np
 from absl import logging
 
 from bridge.store.protocol import LearnerStore
 from bridge.types import Group, RewardPart, Sampling, Ticket, Version
 from learner.data.problems import Problem
-from learner.objective.scores import is_episode, mean_scores
-from learner.objective.trained import num_sampled
 
 PROBE_PROBLEMS = 2
 PROBE_SAMPLES = 2
@@ -24,6 +22,9 @@ LOOK_S = 0.2
 """How often it is looked for groups though the store told of none: the process may have been asked to stop."""
 _FIRST_ORDER = {"probe": -2_000_000_000, "eval": -1_000_000_000}
 """Below every training ticket's, so that they are served first."""
+
+MAX_SET_PROBLEMS = 10_000_000
+"""Of one set: its tickets' orders are apart from the next one's, and from training's."""
 
 Accept = Callable[[Group, Ticket], bool]
 """Whether a group that came for a ticket may be taken."""
@@ -45,6 +46,8 @@ class Pinned:
         while_waiting: Callable[[], None],
         is_exact: bool = True,
         fenced_actors: Callable[[], Collection[str]] = frozenset,
+        name: str = "",
+        place: int = 0,
     ) -> None:
         """Nothing is out.
 
@@ -54,37 +57,75 @@ class Pinned:
           while_waiting: called on every look that found nothing; may raise.
           is_exact: all tokens must be by the very version asked about; otherwise newer ones of its incarnation do.
           fenced_actors: names of those whose groups are refused, also ones taken before the fence.
+          name: of the set, where there are several of a kind: part of its tickets' ids.
+          place: of the set among them: those of a lower one are served first.
         """
-        self._kind = kind
+        self._kind, self._name, self._place = kind, name, place
         self.is_exact = is_exact
         self._store = store
         self._while_waiting = while_waiting
         self._fenced_actors = fenced_actors
         self._tickets: dict[str, Ticket] = {}
         self._groups: dict[str, Group] = {}
+        self._unsent: collections.deque[Ticket] = collections.deque()
         self._after_seq = 0
         self.version: Version | None = None
         """The weights asked about; None when nothing is out."""
 
-    def start(self, problems: list[tuple[Problem, int]], sampling: Sampling, *, version: Version, round: int) -> None:
-        """Sends (problem, samples) pairs out.
+    def start(
+        self,
+        problems: list[tuple[Problem, int]],
+        sampling: Sampling,
+        *,
+        version: Version,
+        round: int,
+        limit: int | None = None,
+    ) -> None:
+        """Sends (problem, samples) pairs out; of more than `limit` samples the rest waits for `send`.
 
         Raises:
           RuntimeError: the ones before were not settled.
         """
         if self.version is not None:
             raise RuntimeError(f"{self._kind} tickets of {self.version} are still out")
-        tickets = pinned_tickets(self._kind, problems, sampling, version=version, round=round)
-        self._store.put_tickets(tickets)
+        tickets = pinned_tickets(
+            self._kind, problems, sampling, version=version, round=round, name=self._name, place=self._place
+        )
         self._tickets = {t.id: t for t in tickets}
+        self._unsent = collections.deque(tickets)
         self._groups = {}
         self.version = version
+        self.send(limit)
+
+    def send(self, limit: int | None = None) -> None:
+        """Sends out what waits, up to so many samples more; a ticket whose samples are more goes out alone."""
+        sent: list[Ticket] = []
+        num_samples = 0
+        while self._unsent and (limit is None or num_samples + self._unsent[0].num_samples <= limit):
+            sent.append(self._unsent.popleft())
+            num_samples += sent[-1].num_samples
+        if not sent and self._unsent and limit and not self.num_out:
+            sent.append(self._unsent.popleft())
+        if sent:
+            self._store.put_tickets(sent)
+
+    @property
+    def num_out(self) -> int:
+        """Samples that were sent for and are not back."""
+        unsent = {t.id for t in self._unsent}
+        return sum(t.num_samples for i, t in self._tickets.items() if i not in self._groups and i not in unsent)
+
+    @property
+    def num_unsent(self) -> int:
+        """Tickets that wait for `send`."""
+        return len(self._unsent)
 
     def settle(self, accept: Accept = _accept_all) -> list[Group]:
         """Waits until all are back and returns them in order; what `accept` refuses is asked for again.
 
-        A ticket that nobody could make a group for is left out.
+        What was not sent yet is. A ticket that nobody could make a group for is left out.
         """
+        self.send()
         while True:
             mark = self._store.mark()
             if self.poll(accept):
@@ -135,26 +176,6 @@ class Pinned:
         return fits
 
 
-def evaluation_metrics(groups: list[Group], *, num_problems: int) -> dict[str, float]:
-    """The held-out reward of evaluation groups, and the range of weights they are by (one version's by rounds).
-
-    `num_problems` were asked, of which some may be left out: their number says whether two rewards are of one set.
-    """
-    rollouts = [r for g in groups for r in g.rollouts]
-    turns = [r.turn_rewards.size for r in rollouts if is_episode(r)]
-    scores = mean_scores(score for r in rollouts for score in r.scores)
-    return {
-        "eval/reward": float(np.mean([r.reward for r in rollouts])),
-        "eval/left_out": num_problems - len(groups),
-        "eval/version": min(g.min_step for g in groups),
-        "eval/last_version": max(g.max_step for g in groups),
-        "eval/response_tokens": float(np.mean([num_sampled(r) for r in rollouts])),
-        "eval/truncated": float(np.mean([r.finish == "length" for r in rollouts])),
-        **({"eval/turns": float(np.mean(turns))} if turns else {}),
-        **{f"eval/rewards/{name}": score for name, score in scores.items()},
-    }
-
-
 def probe_problems(held_out: list[Problem]) -> list[tuple[Problem, int]]:
     """The (problem, samples) pairs of a probe: of an environment's problem the prompt alone, without its episode.
 
@@ -172,9 +193,9 @@ def _single_turn(problem: Problem) -> Problem:
     return dataclasses.replace(problem, task=dataclasses.replace(task, environment="", rewards=rewards))
 
 
-def order_of(kind: str, index: int) -> int:
-    """The order of the ticket of problem number `index`, from 0, of an evaluation or a probe."""
-    return _FIRST_ORDER[kind] + index
+def problem_number(ticket_id: str) -> int:
+    """Which of its problems, in their order, a pinned ticket is of."""
+    return int(ticket_id.rpartition("-")[2])
 
 
 def pinned_tickets(
@@ -184,19 +205,22 @@ def pinned_tickets(
     *,
     version: Version,
     round: int,
+    name: str = "",
+    place: int = 0,
 ) -> list[Ticket]:
     """Tickets to be sampled by the weights now published: evaluations and probes.
 
-    `problems` are (problem, samples) pairs. Their orders are negative, so they are served first.
+    `problems` are (problem, samples) pairs. Their orders are negative, so they are served first; `name` and `place` are
+    those of their set, where there are several.
     """
     if kind not in ("eval", "probe"):
         raise ValueError(f"kind must be eval or probe, got {kind!r}")
     return [
         Ticket(
-            id=f"{kind}-{version}-{i:06d}",
+            id=f"{kind}-{f'{name}-' if name else ''}{version}-{i:06d}",
             kind=kind,
             round=round,
-            order=order_of(kind, i),
+            order=_FIRST_ORDER[kind] + place * MAX_SET_PROBLEMS + i,
             prompt_tokens=problem.prompt_tokens,
             task=problem.task,
             num_samples=num_samples,

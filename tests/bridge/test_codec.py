@@ -38,7 +38,14 @@ PARTS = st.lists(
     st.builds(RewardPart, st.text(min_size=1), FINITE), min_size=1, max_size=3, unique_by=lambda part: part.name
 ).map(tuple)
 SCORES = st.lists(
-    st.builds(RewardScore, name=st.text(), value=FINITE, verdict=st.sampled_from(get_args(Verdict))), max_size=3
+    st.builds(
+        RewardScore,
+        name=st.text(),
+        value=FINITE,
+        verdict=st.sampled_from(get_args(Verdict)),
+        answer=st.none() | st.text(max_size=200),
+    ),
+    max_size=3,
 ).map(tuple)
 FLOAT32 = st.floats(-(2.0**99), 2.0**99, width=32)
 PROMPTS = npst.arrays(np.int32, st.integers(1, 20))
@@ -365,6 +372,28 @@ def test_ticket_and_group_of_the_form_before_are_read():
     assert as_plain(codec.decode(Group, in_form_2(group))) == as_plain(group)
 
 
+def test_group_of_the_form_whose_scores_have_no_answers_is_read():
+    score = RewardScore(name="math", value=0.5, verdict="ok")
+    group = make_group(make_ticket(num_samples=1), rollouts=(make_rollout(scores=(score,)),))
+    _, name, body = msgspec.msgpack.decode(codec.encode(group))
+    for rollout in body["rollouts"]:
+        for old in rollout["scores"]:
+            assert old.pop("answer") is None
+    assert as_plain(codec.decode(Group, msgspec.msgpack.encode([3, name, body]))) == as_plain(group)
+    body["rollouts"][0]["scores"][0] = {"name": 7}
+    with pytest.raises(ValueError, match="malformed"):
+        codec.decode(Group, msgspec.msgpack.encode([3, name, body]))
+
+
+def test_answers_travel_and_a_long_one_is_refused():
+    for answer in (None, "", "12"):
+        score = RewardScore(name="math", value=0.5, verdict="ok", answer=answer)
+        group = make_group(make_ticket(num_samples=1), rollouts=(make_rollout(scores=(score,)),))
+        assert codec.decode(Group, codec.encode(group)).rollouts[0].scores[0].answer == answer
+    with pytest.raises(ValueError, match="at most 200 characters"):
+        RewardScore(name="math", value=0.5, verdict="ok", answer="x" * 201)
+
+
 @pytest.mark.parametrize(
     ("type_", "body"),
     [
@@ -386,7 +415,7 @@ def test_formats_of_what_old_stores_hold_stay_as_they_were():
     """Tickets and groups are read from stores, manifests from folders, that an older build wrote."""
     assert {t.__name__: f for t, f in codec.FORMATS.items()} == {
         "Ticket": 3,
-        "Group": 3,
+        "Group": 4,
         "WeightManifest": 4,
         "Heartbeat": 4,
         "Announcement": 2,

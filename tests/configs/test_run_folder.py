@@ -25,6 +25,7 @@ PATHS = {
     "report": "report.html",
     "checkpoints": "checkpoints",
     "metrics": "metrics.jsonl",
+    "evaluations": "evaluations.jsonl",
     "abandoned_metrics": "metrics.abandoned.jsonl",
     "tensorboard": "tensorboard",
     "events": "events",

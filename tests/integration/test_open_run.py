@@ -60,17 +60,19 @@ def test_learner_that_waits_for_samples_hears_that_their_weights_could_not_be_pu
     with pytest.raises(SnapshotError, match="no room"):
         if waits_for == "groups":
             next(run.stream.micro_batches())
-        pinned = run.probe if waits_for == "probe" else run.evaluation
-        pinned.start([(run.held_out[0], 1)], sampling, version=version, round=0)
-        pinned.settle()
+        if waits_for == "evaluation":
+            run.evaluations.start(version=version, round=0)
+            run.evaluations.settle()
+        run.probe.start([(run.held_out[0], 1)], sampling, version=version, round=0)
+        run.probe.settle()
 
 
-@pytest.mark.parametrize(("preset", "is_exact"), [("serial", True), ("pipelinerl", False)])
-def test_evaluations_are_of_one_version_by_rounds_and_groups_are_held_against_the_models_vocabulary(
-    opened, model: Path, preset: str, is_exact: bool
+@pytest.mark.parametrize("preset", ["serial", "pipelinerl"])
+def test_publishes_wait_for_no_evaluation_and_groups_are_held_against_the_models_vocabulary(
+    opened, model: Path, preset: str
 ):
     run = opened(preset)
-    assert run.evaluation.is_exact == is_exact and run.probe.is_exact
+    assert not run.evaluations.waits and run.probe.is_exact
     vocab_size = Architecture.from_hf(model).vocab_size
     ticket = make_ticket(num_samples=1)
     for token, is_sound in ((vocab_size - 1, True), (vocab_size, False)):

@@ -60,6 +60,7 @@ def test_summarize_gives_the_run_in_numbers(prepared):
         "held_out_reward_end": 0.5,
         "held_out_problems": 60,
         "held_out": [[0, 0.25], [4, 0.5]],
+        "evaluations": {},
         "truncated_responses": 0.125,
         "training_s": 8.0,
         "tokens_per_s": 250.0,
@@ -122,3 +123,21 @@ def test_engines_are_counted_by_role_over_their_restarts(prepared):
         log.close()
     want = {"actor-0": {"tickets": 2, "starts": 2}, "actor-1": {"tickets": 0, "starts": 1}}
     assert summary.summarize(prepared, Ending.DONE)["engines"] == want
+
+
+def test_summarize_has_the_last_evaluation_of_each_set_with_its_errors(prepared, capsys):
+    of_set = {"kind": "eval/aime", "set": "aime", "problems": 3, "eval/aime/truncated": 0.5}
+    rows = [
+        of_set | {"step": step, "eval/aime/avg@4": value, "eval/aime/avg@4_stderr": 0.125}
+        for step, value in ((0, 0.0), (4, 0.5))
+    ]
+    held_out = ROWS[-1] | {"set": "heldout", "eval/heldout/avg@1": 0.5, "eval/heldout/avg@1_stderr": None}
+    write(prepared, [*ROWS[:-1], *rows, held_out])
+    got = summary.summarize(prepared, Ending.DONE)
+    assert got["evaluations"] == {
+        "aime": {"step": 4, "avg@4": 0.5, "avg@4_stderr": 0.125},
+        "heldout": {"step": 4, "avg@1": 0.5, "avg@1_stderr": None},
+    }
+    summary._print(prepared, got)
+    printed = capsys.readouterr().out
+    assert "aime avg@4" in printed and "0.500 +- 0.125" in printed and "heldout avg@1" not in printed

@@ -179,3 +179,15 @@ def test_told_of_many_actors_those_that_do_the_same_are_told_together():
         "actor-15: ended (1), given up",
         "actor-16: running",
     ]
+
+
+def test_view_shows_the_last_estimates_of_each_evaluation_set_with_their_errors(view, file):
+    row = {"kind": "eval/aime", "set": "aime", "eval/aime/truncated": 0.5}
+    for step, value in ((0, 0.0), (4, 0.25)):
+        estimates = {"eval/aime/avg@4": value, "eval/aime/avg@4_stderr": 0.125, "eval/aime/maj@4": 0.5}
+        append(file, row | {"step": step} | estimates | {"eval/aime/maj@4_stderr": None})
+    view.update()
+    assert "aime" in shown(view) and "avg@4 0.250+-0.125 maj@4 0.500  @4" in shown(view)
+    replace(file, step_row(1))
+    view.update()
+    assert "aime" not in shown(view)

@@ -15,13 +15,12 @@ from configs.run_folder import RunFolder
 from learner import loop
 from learner.commands import Publish
 from learner.heart import Heart, Stopped
-from learner.loop import is_evaluation_due, is_save_due
+from learner.loop import is_save_due
 from learner.trainer import Trainer
-from tests.bridge.factories import make_group, make_ticket
 
 
-def run_of(*, when="every", save_every=3, evaluate_every=4, num_updates=10, step=0, saved=0, evaluated=None) -> Any:
-    """A run of 4 updates a round, by rounds or by window; `evaluated` None: not since it started from nothing."""
+def run_of(*, when="every", save_every=3, num_updates=10, step=0, saved=0) -> Any:
+    """A run of 4 updates a round, by rounds or by window."""
     return SimpleNamespace(
         config=schema.Config(
             preset="test",
@@ -30,11 +29,9 @@ def run_of(*, when="every", save_every=3, evaluate_every=4, num_updates=10, step
             admission=sections.AdmissionConfig(policy="window" if when == "every" else "fifo"),
             publish=sections.PublishConfig(when=when),  # pyright: ignore[reportArgumentType]
             checkpoint=sections.CheckpointConfig(every_n_steps=save_every),
-            evaluation=sections.EvaluationConfig(every_n_steps=evaluate_every),
         ),
         step=step,
         last_saved_step=saved,
-        last_evaluated_step=evaluated,
         finished_step=None,
         checkpoint=mock.Mock(),
     )
@@ -49,18 +46,6 @@ def saved_steps(run) -> list[int]:
             run.last_saved_step = step
             saved.append(step)
     return saved
-
-
-def evaluated_steps(run, *, publish_every: int = 1) -> list[int]:
-    """The steps at which a run evaluates, when it asks after each of its publishes, the last step's included."""
-    evaluated = []
-    last = run.config.run.num_updates
-    for step in [s for s in range(run.step, last) if s % publish_every == 0] + [last]:
-        run.step = step
-        if is_evaluation_due(run):
-            run.last_evaluated_step = step
-            evaluated.append(step)
-    return evaluated
 
 
 @pytest.mark.parametrize(
@@ -99,61 +84,30 @@ def test_is_save_due_after_a_restart_from_a_late_save_keeps_the_multiples_of_n()
     assert saved_steps(run_of(step=7, saved=7, save_every=3, num_updates=12)) == [9, 12]
 
 
-@pytest.mark.parametrize(
-    ("every", "num_updates", "wanted"),
-    [
-        (4, 10, [0, 4, 8, 10]),
-        (5, 10, [0, 5, 10]),  # the end is a multiple too: once
-        (20, 10, [0, 10]),
-        (0, 10, [0, 10]),  # only at the start and the end
-        (1, 3, [0, 1, 2, 3]),
-    ],
-)
-def test_is_evaluation_due_at_the_start_every_n_steps_and_at_the_end(every, num_updates, wanted):
-    assert evaluated_steps(run_of(evaluate_every=every, num_updates=num_updates)) == wanted
+class Evaluations:
+    """Of the weights published; `due` are the steps at which one falls due, what was started is there when settled."""
+
+    def __init__(self, *, waits: bool = False, due: tuple[int, ...] = ()) -> None:
+        self.waits, self.due = waits, due
+        self.started: list[Version] = []
+        self.num_settled = 0
+
+    def is_due(self, step):
+        return step in self.due and step not in [v.step for v in self.started[self.num_settled - 1 :]]
+
+    def start(self, *, version, round):
+        self.started.append(version)
+
+    def settle(self):
+        self.num_settled += 1
+
+    def collect(self):
+        pass
 
 
-def test_is_evaluation_due_between_publishes_waits_for_the_next_publish():
-    # Due at 4, 8 and 12; weights are published at 0, 3, 6, 9, 12 and the end.
-    assert evaluated_steps(run_of(evaluate_every=4, num_updates=13), publish_every=3) == [0, 6, 9, 12, 13]
-
-
-@pytest.mark.parametrize("every", [0, 1, 4])
-def test_is_evaluation_due_twice_at_a_step_is_not(every):
-    for step in range(11):
-        assert not is_evaluation_due(run_of(evaluate_every=every, step=step, evaluated=step))
-
-
-def test_is_evaluation_due_after_a_restart_goes_on_from_the_restored_step():
-    # A restarted learner publishes its restored step first; open_run takes that step as evaluated.
-    assert evaluated_steps(run_of(evaluate_every=4, step=6, evaluated=6)) == [8, 10]
-
-
-class Evaluation:
-    """Of the weights published; what was started is there when it is waited for, or once `is_there`."""
-
-    def __init__(self, *, is_exact: bool) -> None:
-        self.is_exact = is_exact
-        self.version: Any = None
-        self.waits = 0
-        self.is_there = False
-
-    def start(self, *_, version, **__):
-        assert self.version is None
-        self.version = version
-
-    def settle(self, accept):
-        self.waits += 1
-        self.version = None
-        return [make_group(make_ticket())]
-
-    def poll(self, accept):
-        return self.is_there
-
-
-def publishing_run(when: str) -> Any:
-    run = run_of(when=when, evaluate_every=1, num_updates=12)
-    run.evaluation = Evaluation(is_exact=when == "round_end")
+def publishing_run(when: str, **evaluations: Any) -> Any:
+    run = run_of(when=when, num_updates=12)
+    run.evaluations = Evaluations(**evaluations)
     run.stream = SimpleNamespace(aside=contextlib.nullcontext, round=0, is_sound=lambda group, ticket: True)
     run.timeline = SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext())
     run.publisher, run.heart, run.do = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
@@ -167,14 +121,15 @@ def done_by(run) -> list[Any]:
     return [call.args[0] for call in run.do.call_args_list]
 
 
-@pytest.mark.parametrize(("when", "waits"), [("every", 0), ("round_end", 2)])
-def test_publish_waits_for_the_evaluation_that_is_out_only_by_rounds(when, waits):
-    run = publishing_run(when)
+@pytest.mark.parametrize("when", ["every", "round_end"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_publish_waits_for_the_evaluations_that_are_out_only_if_it_is_told_to(when, waits):
+    run = publishing_run(when, waits=waits, due=(0,))
     for step in range(3):
         run.step = step
         loop.publish(run)
-    assert [told.step for told in done_by(run)] == [0, 1, 2] and run.evaluation.waits == waits
-    assert run.last_evaluated_step == (0 if when == "every" else 2)  # in flight the others wait for their turn
+    assert [told.step for told in done_by(run)] == [0, 1, 2]
+    assert run.evaluations.num_settled == (3 if waits else 0) and len(run.evaluations.started) == 1
 
 
 @pytest.mark.parametrize(
@@ -182,15 +137,15 @@ def test_publish_waits_for_the_evaluation_that_is_out_only_by_rounds(when, waits
     [(False, False, False), (True, False, True), (False, True, True), (True, True, True)],
 )
 def test_publish_of_a_version_that_is_probed_or_evaluated_says_that_it_must_go_out(
-    probe_is_due, evaluation_is_due, is_awaited, monkeypatch
+    probe_is_due, evaluation_is_due, is_awaited
 ):
-    run = publishing_run("every")
-    run.publisher.probe_is_due, run.publisher.version = probe_is_due, Version(incarnation=0, step=0)
+    run = publishing_run("every", due=(0,) if evaluation_is_due else ())
+    version = Version(incarnation=0, step=0)
+    run.publisher.probe_is_due, run.publisher.version = probe_is_due, version
     run.probe = mock.Mock()
-    monkeypatch.setattr(loop, "is_evaluation_due", lambda run: evaluation_is_due)
     loop.publish(run)
     assert done_by(run) == [Publish(0, is_awaited=is_awaited)]
-    assert run.probe.start.called == probe_is_due and (run.evaluation.version is not None) == evaluation_is_due
+    assert run.probe.start.called == probe_is_due and run.evaluations.started == [version] * evaluation_is_due
 
 
 @pytest.mark.parametrize(("when", "wanted"), [("every", [0, 4]), ("round_end", [0, 2, 4, 4])])
@@ -214,30 +169,18 @@ def test_step_is_taken_when_the_publisher_has_let_go_of_the_parameters():
     assert seen == ["let go", "step"]
 
 
-def test_row_of_an_evaluation_in_flight_is_written_once_all_of_it_is_there():
-    run = publishing_run("every")
-    run.step, run.publisher.version = 4, Version(incarnation=0, step=4)
-    loop.publish(run)
-    loop.collect_evaluation(run)
-    assert run.evaluation.version is not None and not run.metrics.write.called
-    run.evaluation.is_there = True
-    loop.collect_evaluation(run)
-    assert [call.args[:2] for call in run.metrics.write.call_args_list] == [("eval", 4)]
-    loop.collect_evaluation(run)  # none is out
-    assert run.metrics.write.call_count == 1
-
-
-def test_last_weights_are_evaluated_though_an_earlier_evaluation_was_out_when_they_were_published(monkeypatch):
+def test_last_weights_are_evaluated_though_an_earlier_evaluation_was_out_when_they_were_published():
     run = publishing_run("every")
     run.folder, run.architecture, run.checkpoints = Path("/none"), None, mock.Mock(latest=12)
     run.probe, run.stream.acknowledge, run.store = SimpleNamespace(version=None), mock.Mock(), mock.Mock()
-    run.publisher.serves = lambda step: run.publisher.version.step == step
-    for step in (8, 12):
-        run.step, run.publisher.version = step, Version(incarnation=0, step=step)
-        loop.publish(run)
-    assert run.evaluation.version.step == 8  # it is still out
+    run.publisher.version, run.publisher.serves = Version(incarnation=0, step=12), lambda step: True
+    run.step, calls = 12, []
+    # Due once what was out is settled, as the set is free then.
+    run.evaluations.settle = lambda: calls.append("settle")
+    run.evaluations.is_due = lambda step: calls == ["settle"]
+    run.evaluations.start = lambda *, version, round: calls.append(version.step)
     loop.finish(run)
-    assert [call.args[:2] for call in run.metrics.write.call_args_list] == [("eval", 8), ("eval", 12)]
+    assert calls == ["settle", 12, "settle"]
 
 
 @pytest.fixture
@@ -288,12 +231,12 @@ class Trained:
         self.run.heart = Heart(mock.Mock(), threading.Event(), self.pulse, lead_s=30.0)
         self.run.stream, self.run.publisher = mock.MagicMock(), mock.Mock(is_due=lambda **_: False)
         self.run.stream.micro_batches = self.micro_batches
-        for part in ("architecture", "store", "checkpoints", "probe", "trainer", "metrics"):
+        for part in ("architecture", "store", "checkpoints", "probe", "evaluations", "trainer", "metrics"):
             setattr(self.run, part, mock.Mock())
         self.run.trainer.state.skipped_updates = 0
         self.seen: list[tuple[str, Doing]] = []
         self.round_steps = 100
-        for name in ("publish", "collect_evaluation", "finish", "StepBooks"):
+        for name in ("publish", "finish", "StepBooks"):
             monkeypatch.setattr(loop, name, mock.Mock())
         monkeypatch.setattr(loop.parity, "settle", self.settle)
         monkeypatch.setattr(loop, "accumulate", lambda *_: self.see("accumulate"))
@@ -373,9 +316,9 @@ def test_finish_each_part_of_it_is_felt(monkeypatch, tmp_path):
     def feel(*_, **__) -> None:
         felt.append(pulse.feel().num_works)
 
-    run = run_of(step=10, saved=9, evaluated=10)
+    run = run_of(step=10, saved=9)
     run.heart, run.folder = Heart(mock.Mock(), threading.Event(), pulse, lead_s=30.0), tmp_path
-    run.probe = run.evaluation = mock.Mock(version=None)
+    run.probe, run.evaluations = mock.Mock(version=None), Evaluations()
     for part in ("publisher", "stream", "architecture", "tokenizer"):
         setattr(run, part, mock.MagicMock())
     run.publisher.await_announced = feel
@@ -398,7 +341,7 @@ def test_finished_run_that_is_started_again_ends_at_once_and_waits_for_no_actor(
     class PublishedError(Exception):
         pass
 
-    run = run_of(step=step, saved=step, evaluated=step, num_updates=10)
+    run = run_of(step=step, saved=step, num_updates=10)
     run.folder, run.finished_step, run.store = tmp_path, finished, mock.Mock()
     if has_model:
         RunFolder(tmp_path).model(step).mkdir(parents=True)

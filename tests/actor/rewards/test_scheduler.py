@@ -83,7 +83,10 @@ def test_reward_is_the_weighted_sum_of_scores_that_are_kept_apart():
         rewards=(RewardPart("exact", 0.5), RewardPart("format", -2.0)), answer="42", metadata='{"format": "4."}'
     )
     got = run(judged(Rewards(VerifierPool(num_workers=2, timeout_s=30.0, retries=0)), "42", task))
-    scores = tuple(RewardScore(name=name, value=1.0, verdict="ok") for name in ("exact", "format"))
+    scores = tuple(
+        RewardScore(name=name, value=1.0, verdict="ok", answer=answer)
+        for name, answer in (("exact", "42"), ("format", None))
+    )
     assert got == Judgement(reward=-1.5, scores=scores)
 
 
@@ -93,7 +96,7 @@ def test_wrong_answer_earns_nothing_and_is_told_from_a_right_one():
             Rewards(VerifierPool(num_workers=1, timeout_s=30.0, retries=0)), "41", Task.judged_by("exact", answer="42")
         )
     )
-    assert got == Judgement(reward=0.0, scores=(RewardScore(name="exact", value=0.0, verdict="wrong"),))
+    assert got == Judgement(reward=0.0, scores=(RewardScore(name="exact", value=0.0, verdict="wrong", answer="41"),))
 
 
 @pytest.mark.parametrize(("truncated", "num_asked"), [("zero", 0), ("keep", 1), ("mask", 1)])

@@ -85,7 +85,7 @@ def test_reasoning_gym_family_that_draws_all_at_once_is_a_source_without_an_end(
 @pytest.mark.parametrize("family", ["countdown", "power_function", "emoji_mystery"])
 def test_reasoning_gym_text_that_earns_a_little_is_wrong_all_the_same(family):
     got = judged("utter nonsense", task_of_entry(entries(family)[0]))
-    assert got == Score(value=0.01, verdict="wrong")
+    assert got == Score(value=0.01, verdict="wrong", answer="utter nonsense")
     assert judged(entries(family)[0]["answer"], task_of_entry(entries(family)[0])).verdict == "ok"
 
 

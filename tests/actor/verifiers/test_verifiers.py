@@ -92,8 +92,8 @@ def test_reasoning_gym_without_an_entry_fails_rather_than_scores():
 def test_registry_of_every_name_gives_a_verifier():
     response = Response(text="7", finish="stop", num_tokens=1)
     got = {name: registry.load(name)(response, task("7"), NO_CONTEXT) for name in ("exact", "math")}
-    assert got == dict.fromkeys(("exact", "math"), Score(value=1.0, verdict="ok"))
-    assert registry.load("exact")(response, task("8"), NO_CONTEXT) == Score(value=0.0, verdict="wrong")
+    assert got == dict.fromkeys(("exact", "math"), Score(value=1.0, verdict="ok", answer="7"))
+    assert registry.load("exact")(response, task("8"), NO_CONTEXT) == Score(value=0.0, verdict="wrong", answer="7")
     with pytest.raises(ValueError, match="there are code, exact, format, math, reasoning_gym"):
         registry.load("nope")
     assert {*registry.MODULES, "judge"} == set(VERIFIERS)  # a judge is asked elsewhere

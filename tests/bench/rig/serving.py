@@ -94,6 +94,6 @@ def _rewards(session: Session, config: Config) -> Rewards | HashRewards:
         timeout_s=config.actor.verifier_timeout_s,
         retries=config.actor.verifier_retries,
         settings=config.rewards,
-        own=config.prompts.own_verifiers,
+        own=config.own_verifiers,
     )
     return Rewards(pool, truncated=config.prompts.truncated)

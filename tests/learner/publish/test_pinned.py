@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from bridge.store.sqlite import SqliteStore
-from bridge.types import RewardPart, RewardScore, Sampling, Task, Version
+from bridge.types import RewardPart, Sampling, Task, Version
 from learner.data.problems import Problem
-from learner.publish.pinned import Pinned, evaluation_metrics, pinned_tickets, probe_problems
+from learner.publish.pinned import Pinned, pinned_tickets, probe_problems
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.schedule.fakes import Problems
 
@@ -59,6 +59,26 @@ def test_settle_waits_for_all_and_returns_them_in_order(store):
     assert store.counts() | {"acknowledged": 3, "open": 1, "reissued": 0} == store.counts()
 
 
+def test_start_sends_no_more_than_its_limit_and_settle_the_rest(store):
+    actor = Actor(store, (1, 3, 3))
+    pinned = Pinned("eval", store, while_waiting=actor)
+    pinned.start(problems(4), Sampling(max_tokens=4), version=V3, round=0, limit=5)
+    assert (store.counts()["open"], pinned.num_out, pinned.num_unsent) == (2, 4, 2)  # of two samples each
+    actor()
+    assert not pinned.poll() and pinned.num_out == 2
+    pinned.send(2)
+    assert (pinned.num_out, pinned.num_unsent) == (4, 1)
+    assert [g.prompt_tokens[0] for g in pinned.settle()] == [0, 1, 2, 3] and len(actor.served) == 4
+
+
+def test_ticket_of_more_samples_than_there_is_room_for_goes_out_alone(store):
+    pinned = Pinned("eval", store, while_waiting=lambda: None)
+    pinned.start(problems(2, samples=8), Sampling(max_tokens=4), version=V3, round=0, limit=3)
+    assert (store.counts()["open"], pinned.num_out) == (1, 8)
+    pinned.send(3)
+    assert store.counts()["open"] == 1
+
+
 def test_poll_gives_up_what_an_actor_made_before_it_was_fenced(store):
     actor, fenced = Actor(store, (1, 3, 3)), set[str]()
     pinned = Pinned("eval", store, while_waiting=lambda: None, fenced_actors=lambda: fenced)
@@ -101,8 +121,7 @@ def test_in_flight_newer_weights_do_older_and_abandoned_ones_do_not(store, other
     ask(pinned, 2)
     groups = pinned.settle()
     assert len(actor.served) == 3 and store.counts()["reissued"] == 1
-    row = evaluation_metrics(groups, num_problems=3)
-    assert (row["eval/version"], row["eval/last_version"]) == (3, 5)
+    assert (min(g.min_step for g in groups), max(g.max_step for g in groups)) == (3, 5)
 
 
 def test_poll_takes_in_what_is_there_and_waits_for_nothing(store):
@@ -156,41 +175,6 @@ def test_start_before_the_last_was_settled_is_refused(store):
 
 def test_settle_with_nothing_out_returns_at_once(store):
     assert Pinned("eval", store, while_waiting=lambda: None).settle() == []
-
-
-def test_evaluation_metrics_are_means_over_all_rollouts():
-    ticket = make_ticket("e", kind="eval", order=-1)
-    a = make_group(ticket, rollouts=(make_rollout(1, reward=0.0, step=7), make_rollout(3, reward=1.0, step=7)))
-    b = make_group(ticket, rollouts=tuple(make_rollout(n, reward=0.5, step=7, finish="length") for n in (8, 8)))
-    assert evaluation_metrics([a, b], num_problems=5) == {
-        "eval/reward": 0.5,
-        "eval/left_out": 3,
-        "eval/version": 7,
-        "eval/last_version": 7,
-        "eval/response_tokens": 5.0,
-        "eval/truncated": 0.5,
-    }
-
-
-def test_evaluation_metrics_tell_verifiers_apart_and_count_turns_and_sampled_tokens():
-    mask = np.array([False, True, True, False, True])
-
-    def scored(*values):
-        return tuple(RewardScore(name=n, value=v, verdict="ok") for n, v in values)
-
-    played = make_rollout(
-        5, loss_mask=mask, turn_rewards=np.array([0.5, 0.0], np.float32), scores=scored(("math", 1.0))
-    )
-    short = make_rollout(1, turn_rewards=np.array([0.5], np.float32), scores=scored(("math", 0.0), ("format", 0.25)))
-    plain = make_rollout(2)
-    group = make_group(make_ticket("e", kind="eval", order=-1), rollouts=(played, short, plain))
-    got = evaluation_metrics([group], num_problems=1)
-    assert got["eval/response_tokens"] == (3 + 1 + 2) / 3
-    assert {n: v for n, v in got.items() if n.startswith(("eval/turns", "eval/rewards/"))} == {
-        "eval/turns": 1.5,
-        "eval/rewards/math": 0.5,
-        "eval/rewards/format": 0.25,
-    }
 
 
 def test_probe_problems_are_single_turns_of_the_same_prompts():

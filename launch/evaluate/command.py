@@ -1,0 +1,171 @@
+"""Evaluates a model on vLLM: `python -m launch.evaluate --model=FOLDER --prompts=FILE --k=8 --out=results.json`.
+
+Or a run's checkpoint, on its own sets or others: `python -m launch.evaluate --run_dir=FOLDER [--step=N]`. Problems come
+from a file (.jsonl, .parquet, .arrayrecord), a Hugging Face data set (hf:NAME), a reasoning-gym task (task:FAMILY) or
+an environment (environment:NAME); each --prompts is a set, and --config.evaluation.sets.NAME.FIELD=VALUE says more of
+one. docs/evaluation.md explains the numbers.
+"""
+
+import asyncio
+import contextlib
+import pathlib
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+
+from actor.environments.pool import check_environments
+from actor.verifiers.judge import Judge, read_template
+from actor.verifiers.pool import check_own
+from bridge.timeline import Timeline
+from bridge.types import Version
+from configs import overrides
+from configs.run_folder import RunFolder
+from configs.schema import Config
+from launch import command_line
+from launch.evaluate import export, problems, results, serving, settings
+from launch.evaluate.progress import Progress
+from launch.evaluate.runner import leaves
+from launch.judge import JudgeService
+from launch.processes.lifeline import die_with_parent
+from launch.sandbox_check import check_sandbox
+
+_MODEL = flags.DEFINE_string("model", None, "A Hugging Face folder of any family that vLLM knows (safetensors).")
+_STEP = flags.DEFINE_integer("step", None, "With --run_dir: the checkpoint's step; default: the newest.", lower_bound=0)
+_PROMPTS = flags.DEFINE_multi_string(
+    "prompts",
+    [],
+    "A set: [NAME=] and a file, hf:DATA_SET, task:FAMILY, environment:NAME, or heldout (of the run's or the preset's "
+    "prompts). May be given several times. Default: the sets of the run or the preset.",
+)
+_K = flags.DEFINE_integer("k", None, "Samples a problem; default: 1, or what the sets say.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float(
+    "temperature", None, "0 is greedy. Default: greedy for one sample a problem, 1 for several; or what the sets say."
+)
+_TOP_P = flags.DEFINE_float("top_p", None, "Default: 1, or what the sets say.")
+_MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", None, "Of a response. Default: 1024 or half the model's length; or what the sets say.", lower_bound=1
+)
+_VERIFIER = flags.DEFINE_string("verifier", None, "Who judges rows that name nobody: math, exact, code, judge, ...")
+_SEED = flags.DEFINE_integer("seed", 0, "What is drawn; each sample draws for itself.")
+_LIMIT = flags.DEFINE_integer("limit", None, "Problems of each set at most, the first ones.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", "results.json", "The results' file (JSON), written whole at the end.")
+_SHOW = flags.DEFINE_integer("show", 8, "Problems of each set whose responses are in the results.", lower_bound=0)
+
+
+def main() -> int:
+    """Evaluates and writes the results; 1 if the engine failed, 130 if it was interrupted."""
+    die_with_parent()
+    command_line.log_to_stderr()
+    with command_line.usage_errors():
+        out = pathlib.Path(_OUT.value)
+        if not out.absolute().parent.is_dir():
+            raise ValueError(f"--out: there is no folder {out.parent}")
+        model, step, config = _what()
+        check_own(config.own_verifiers)
+        check_environments(config.environments_played, config.environments)
+        for note in check_sandbox(config):
+            print(note, flush=True)
+        sets = problems.open_problems(config, model)
+    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    progress = Progress({one.name: len(one.problems) * one.how.k for one in sets.sets})
+    with contextlib.ExitStack() as parts:
+        with command_line.usage_errors():
+            folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="sluice-evaluate-"))
+            judge = parts.enter_context(_judge(config, pathlib.Path(folder)))
+            timeline = Timeline(folder, "evaluate")
+            parts.callback(timeline.close)
+        progress.say(f"starting vLLM: {model}, {config.model.served_dtype}, at most {config.model.max_tokens} tokens")
+        try:
+            engine = serving.start_engine(model, config, seed=_SEED.value)
+            version = Version(incarnation=0, step=step or 0)
+            job = serving.Job(config, sets, engine, timeline, judge, version)
+            with progress:
+                groups = asyncio.run(job.run(progress))
+        except KeyboardInterrupt:
+            print("interrupted: nothing is written", file=sys.stderr)
+            return 130
+        except Exception as e:
+            told = "; ".join(dict.fromkeys(leaves(e)))
+            print(f"error: {command_line.one_line(RuntimeError(told))}", file=sys.stderr)
+            return 1
+    found = results.results_of(
+        sets,
+        groups,
+        decode=sets.tokenizer.decode,
+        show=_SHOW.value,
+        head=_head(model, step, config) | {"seconds": progress.seconds, "sampled_tokens": progress.num_tokens},
+    )
+    results.write(found, out)
+    results.print_table(found)
+    print(f"results      {out}")
+    return 0
+
+
+def _what() -> tuple[pathlib.Path, int | None, Config]:
+    """(the model's folder, the run's step, the config).
+
+    Raises:
+      ValueError: the command line doesn't say, or what it says can't be.
+    """
+    run_dir, preset = flags.FLAGS.run_dir, flags.FLAGS.config
+    if (_MODEL.value is None) == (run_dir is None):
+        raise ValueError("give --model=FOLDER, or --run_dir=FOLDER of a run with a checkpoint")
+    asked = settings.Asked(
+        prompts=_PROMPTS.value,
+        k=_K.value,
+        temperature=_TEMPERATURE.value,
+        top_p=_TOP_P.value,
+        max_tokens=_MAX_TOKENS.value,
+        limit=_LIMIT.value,
+        verifier=_VERIFIER.value,
+    )
+    if run_dir is not None:
+        if preset is not None:
+            raise ValueError("--run_dir has its config; leave --config out")
+        base = command_line.open_prepared(run_dir).config
+        step, model = export.model_of(RunFolder(pathlib.Path(run_dir)), _STEP.value)
+        return model, step, settings.settle(base, asked, command_line.given_overrides(), model)
+    if _STEP.value is not None:
+        raise ValueError("--step goes with --run_dir")
+    model = pathlib.Path(_MODEL.value).expanduser().resolve()
+    if preset is None and not asked.prompts:
+        raise ValueError("give --prompts, or --config=configs/NAME.py, whose evaluation sets are asked")
+    base = settings.default_base(model) if preset is None else overrides.load_preset(preset)
+    return model, None, settings.settle(base, asked, command_line.given_overrides(), model)
+
+
+def _head(model: pathlib.Path, step: int | None, config: Config) -> dict[str, Any]:
+    return {
+        "model": str(model),
+        "run_dir": flags.FLAGS.run_dir,
+        "step": step,
+        "seed": _SEED.value,
+        "dtype": config.model.served_dtype,
+        "max_model_tokens": config.model.max_tokens,
+    }
+
+
+@contextlib.contextmanager
+def _judge(config: Config, folder: pathlib.Path) -> Iterator[Judge | None]:
+    """The judge, where one is asked; beside the engine it is started before it, as beside an actor's.
+
+    Raises:
+      ValueError: it does not start, or the file of its key or its template can't be used.
+    """
+    if "judge" not in config.parts:
+        yield None
+    elif not config.judge.colocate:
+        yield Judge(config.judge)
+    else:
+        read_template(config.judge)
+        service = JudgeService(config.judge, folder / "judge.log", stopped_s=config.supervision.heartbeat_s)
+        with contextlib.closing(service):
+            yield Judge(service.config, failure=lambda: service.failure)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,86 @@
+"""What an evaluation leaves: a JSON file, and a table on the terminal."""
+
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bridge import versions
+from bridge.files import replace_file
+from bridge.types import Group
+from launch.evaluate.problems import Problems
+from learner.evaluation import records
+from learner.evaluation.summary import summarize
+from learner.publish.pinned import problem_number
+
+
+def results_of(
+    problems: Problems,
+    groups: Mapping[str, Sequence[Group]],
+    *,
+    decode: records.Decode,
+    show: int,
+    head: Mapping[str, Any],
+) -> records.Json:
+    """The results as JSON: `head`, and of each set what a run's evaluations.jsonl has of it.
+
+    A set of which nothing could be judged has a `problems` of 0, and no metrics.
+    """
+    sets: list[records.Json] = []
+    for one in problems.sets:
+        there = groups.get(one.name, ())
+        asked = records.asked_of(one)
+        if not there:
+            sets.append(asked | {"k": one.how.k, "problems": 0, "left_out": len(one.problems), "metrics": {}})
+            continue
+        summary = summarize(there, num_problems=len(one.problems), pass_reward=one.how.pass_reward or 0.0)
+        sets.append(
+            asked
+            | records.result_of(summary)
+            | {
+                "rows_set_aside": len(one.bad),
+                "samples": records.samples_of(
+                    dict(enumerate(one.problems)), {problem_number(g.ticket_id): g for g in there}, decode, limit=show
+                ),
+            }
+        )
+    made = {"format": records.FORMAT, "time_s": round(time.time(), 3), "sluice": versions.SLUICE, "vllm": versions.VLLM}
+    return made | dict(head) | {"sets": sets}
+
+
+def write(found: records.Json, out: pathlib.Path) -> None:
+    """Writes the file, whole or not at all.
+
+    Raises:
+      OSError: it can't be.
+    """
+    replace_file(out, (json.dumps(found, indent=2, allow_nan=False) + "\n").encode())
+
+
+def print_table(found: records.Json, console: Console | None = None) -> None:
+    """A row an estimate, and below it what is not there."""
+    console = console or Console()
+    table = Table(title=pathlib.Path(found["model"]).name)
+    table.add_column("set", no_wrap=True)
+    table.add_column("metric", no_wrap=True)
+    for name in ("value", "+-", "problems", "truncated"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in found["sets"]:
+        shown, num_samples = one["set"], one["k"] * one["problems"]
+        if not one["metrics"]:
+            table.add_row(shown, "-", "-", "-", "0", "-")
+        for metric, estimate in one["metrics"].items():
+            stderr = "-" if estimate["stderr"] is None else f"{estimate['stderr']:.4f}"
+            cut = f"{one['truncated'] / num_samples:.1%}" if shown else ""
+            table.add_row(shown, metric, f"{estimate['value']:.4f}", stderr, str(one["problems"]) if shown else "", cut)
+            shown = ""
+    console.print(table)
+    for one in found["sets"]:
+        if one["left_out"]:
+            console.print(f"{one['set']}: {one['left_out']} problems left out, nobody could judge them; see the log")
+        for note in one.get("notes", ()):
+            console.print(f"{one['set']}: {note}", soft_wrap=True)
