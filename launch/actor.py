@@ -158,17 +158,16 @@ def _join(waits: Callable[[], None]) -> Joined:
         raise ValueError(
             "an actor takes its config from the run: give --run_dir, or --store and --run, and no --config"
         )
-    run_dir = command_line.given_run_dir()
-    if (_STORE.value is None) == (run_dir is None):
+    if (_STORE.value is None) == (flags.FLAGS.run_dir is None):
         raise ValueError("give --run_dir=FOLDER of a run on this machine, or --store=URL --run=NAME of one elsewhere")
-    if run_dir is not None:
+    if _STORE.value is None:
         for name, value in (("run", _RUN.value), ("work_dir", _WORK_DIR.value), ("allow_module", _ALLOW_MODULE.value)):
             if value:
                 raise ValueError(f"--{name} goes with --store")
         if command_line.given_overrides():
             raise ValueError("--config.* goes with --store here; a run folder's config is fixed")
         return join_folder(
-            run_dir,
+            flags.FLAGS.run_dir,
             _NAME.value,
             wait_s=_WAIT_S.value,
             has_patience=_WAIT_FOR_LEARNER.value,

@@ -25,8 +25,23 @@ _CONFIG = flags.DEFINE_string(
     None,
     "A preset, as in --config=configs/tiny.py; any field of it is set by --config.section.field=value.",
 )
-_RUN_DIR = flags.DEFINE_multi_string(
-    "run_dir", None, "The folder of a run that was set up before; launch.report takes several."
+
+
+class _JoinedFlag(flags.Flag):
+    """A string; given several times, what was given, with commas between."""
+
+    def parse(self, argument: str) -> None:
+        super().parse(f"{self.value},{argument}" if self.present else argument)
+
+
+_RUN_DIR = flags.DEFINE_flag(
+    _JoinedFlag(
+        parser=flags.ArgumentParser(),
+        serializer=None,
+        name="run_dir",
+        default=None,
+        help_string="The folder of a run that was set up before; launch.report takes several.",
+    )
 )
 
 _PROJECT = pathlib.Path(__file__).resolve().parent.parent
@@ -94,10 +109,9 @@ def run_dirs(*, most: int | None = None) -> list[str]:
     Raises:
       ValueError: there is none, or there are more than `most`.
     """
-    found: list[str] = []
-    for given in _RUN_DIR.value or []:
-        # A folder may have a comma in its name.
-        found += [given] if pathlib.Path(given).is_dir() else [part for part in given.split(",") if part]
+    given = _RUN_DIR.value or ""
+    # A folder may have a comma in its name.
+    found = [given] if pathlib.Path(given).is_dir() and given else [part for part in given.split(",") if part]
     if not found:
         raise ValueError("give --run_dir=FOLDER of a run")
     if most is not None and len(found) > most:
@@ -109,12 +123,11 @@ def given_run_dir() -> str | None:
     """The folder of --run_dir, where it is given.
 
     Raises:
-      ValueError: there are several.
+      ValueError: it is given several times.
     """
-    given = _RUN_DIR.value or []
-    if len(given) > 1:
-        raise ValueError(f"one --run_dir is wanted here, got {len(given)}: {', '.join(given)}")
-    return given[0] if given else None
+    if flags.FLAGS[_RUN_DIR.name].present > 1:
+        raise ValueError(f"one --run_dir is wanted here, got {_RUN_DIR.value}")
+    return _RUN_DIR.value
 
 
 def prepare(roles: Collection[str]) -> Prepared:

@@ -64,7 +64,7 @@ def main() -> int:
         if _STORE_ONLY.value:
             return _measure_store(out)
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
-        flags.FLAGS.run_dir = [str(pathlib.Path(root) / "run")]
+        flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
         with command_line.usage_errors():
             prepared = command_line.prepare(("learner", "actor"))
         try:

@@ -23,7 +23,7 @@ MAX_MAKE_S, MAX_BYTES, MAX_OPEN_S, MAX_SEARCH_S, MAX_ROUND_S = 60.0, 6_000_000, 
 
 def main() -> None:
     """Prints a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--small", action="store_true", help="shows that it works; its numbers mean nothing")
     steps, num_responses = (50, 1000) if parser.parse_args().small else (5000, 100_000)
     texts = tuple(TEXT[i % 7 :] * (1 + i % 5) for i in range(11))

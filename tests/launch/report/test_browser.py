@@ -122,6 +122,16 @@ def test_a_legends_entry_hides_what_it_names_and_shows_it_again(page, runs, tmp_
 
 def test_hostile_text_does_nothing_but_to_be_shown(page, tmp_path):
     folder = make_folder(tmp_path / "hostile", texts=HOSTILE)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for row in rows:  # not the texts alone
+        row |= dict.fromkeys(("metadata", "source", "environment", "answer", "set"), HOSTILE[1])
+        for response in row["responses"]:
+            response |= {
+                "finish": HOSTILE[1],
+                "actor": HOSTILE[1],
+                "scores": {HOSTILE[1]: {"value": 1.0, "verdict": HOSTILE[1]}},
+            }
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     opened(page, [folder], tmp_path / "h.html")
     assert page.run("window.hurt === undefined") and page.problems == []
     type_in(page, "<img src=x onerror")

@@ -17,7 +17,8 @@ from tests.launch.report.folder import HOSTILE, make_folder
 
 def data_of(page):
     """What the page's script reads; found as a browser finds it: up to the next end of a script."""
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script', page, re.DOTALL)[1])
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script', page, re.DOTALL)
+    return json.loads(found)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ def test_bins_hold_every_row_once_and_are_at_most_so_many(values, most):
     with np.errstate(all="ignore"):
         mean = [np.nanmean(c) if np.isfinite(c).any() else np.nan for c in chunks]
         largest = [np.nanmax(c) if np.isfinite(c).any() else np.nan for c in chunks]
-    np.testing.assert_allclose(binned(array, starts), mean, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(binned(array, starts), np.array(mean), rtol=1e-9, atol=1e-6)
     np.testing.assert_allclose(binned(array, starts, largest=True), largest)
 
 

@@ -25,7 +25,8 @@ def updates(*ends, first=1):
 def test_a_round_goes_from_its_first_ticket_to_its_weights_being_out():
     learner = [
         instant("restored", 0, incarnation=0), instant("issue", 1, step=0), *updates(5, 7),
-        span("publish", 7, 8, tid=1, step=2), instant("issue", 9, step=2), *updates(12, 15, first=3),
+        span("publish", 7, 8, tid=1, step=2), instant("issue", 9, step=2), instant("issue", 10, step=2),
+        *updates(12, 15, first=3),
         span("publish", 15, 15.5, tid=1, step=4), *updates(20, first=5),
     ]  # fmt: skip
     got = find_rounds(sorted(learner, key=lambda e: e.ts), updates_per_round=2, by_rounds=True)
