@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from bokeh.models import (
@@ -11,10 +12,12 @@ from bokeh.models import (
     CrosshairTool,
     DataRange1d,
     FixedTicker,
+    GlyphRenderer,
     HoverTool,
     Model,
     Range1d,
     Span,
+    TeeHead,
     Whisker,
 )
 from bokeh.plotting import figure
@@ -86,17 +89,17 @@ class Sources:
     def metric(self, run: RunData, kind: str, name: str) -> tuple[ColumnDataSource, str]:
         """The source with a metric in it, and the name of its column."""
         source = self.of(run, kind)
-        if name not in source.data:
+        if name not in source.column_names:
             values = column(run.of(kind), name)
             is_largest = "max" in name
-            source.data[name] = _small(binned(values, bins(values.size), largest=is_largest))
+            source.add(_small(binned(values, bins(values.size), largest=is_largest)), name)
         return source, name
 
     def put(self, run: RunData, kind: str, **columns: Float64[np.ndarray, " N"]) -> ColumnDataSource:
         """The source with columns that were computed from all rows."""
         source = self.of(run, kind)
         for name, values in columns.items():
-            source.data[name] = _small(binned(values, bins(values.size)))
+            source.add(_small(binned(values, bins(values.size))), name)
         return source
 
 
@@ -104,7 +107,8 @@ def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Drawn]]], Source
     """The figures of all sections that have anything to show, by heading; and what they were drawn from."""
     sources = Sources(runs)
     last = max((r["step"] for run in runs for kind in run.rows for r in run.of(kind)), default=1)
-    steps = Range1d(-0.01 * max(last, 1), 1.01 * max(last, 1), bounds=(-0.05 * max(last, 1), 1.05 * max(last, 1)))
+    width = max(last, 1)
+    steps = Range1d(start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
     drawn: list[tuple[str, list[Drawn]]] = []
     for section in SECTIONS:
         found = [_draw(panel, runs, sources, steps) for panel in _panels(section, runs)]
@@ -183,7 +187,9 @@ def _empty(panel: Panel, steps: Range1d) -> figure:
     return fig
 
 
-def _add(fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look) -> tuple[Model, str]:
+def _add(
+    fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look
+) -> tuple[GlyphRenderer, str]:
     """Draws a metric of a run; returns the glyph that is asked under the pointer, and its column."""
     source, metric = sources.metric(run, panel.kind, line.metric)
     values = column(run.of(panel.kind), line.metric)
@@ -217,7 +223,7 @@ def _cut_off(fig: figure, panel: Panel, drawn: Sequence[tuple[RunData, Float64[n
     largest = int(np.nanargmax(values))
     if not 0 < 3 * usual < values[largest]:
         return panel
-    fig.y_range = Range1d(0, usual)
+    fig.y_range = Range1d(start=0, end=usual)
     step = run.of(panel.kind)[largest]["step"]
     said = f"Up to {values[largest]:.3g} {panel.unit} (update {step}): the largest few per cent may lie above."
     return dataclasses.replace(panel, note=f"{panel.note} {said}".strip())
@@ -227,11 +233,18 @@ def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: S
     values, error = column(run.of(panel.kind), metric), standard_error(run, panel.kind, metric)
     low, high = f"{metric} low", f"{metric} high"
     source = sources.put(run, panel.kind, **{low: values - error, high: values + error})
-    whisker = Whisker(base="step", lower=low, upper=high, source=source, line_color=look.colour, name=look.name)
+    head = {"size": 6, "line_color": look.colour}
+    whisker = Whisker(
+        base="step",
+        lower=low,
+        upper=high,
+        source=source,
+        line_color=look.colour,
+        name=look.name,
+        lower_head=TeeHead(**head),
+        upper_head=TeeHead(**head),
+    )
     whisker.level = "underlay"
-    for head in (whisker.upper_head, whisker.lower_head):
-        head.line_color = look.colour
-        head.size = 6
     fig.add_layout(whisker)
     # So that the axis has room for them: a range follows glyphs alone.
     fig.scatter("step", low, source=source, alpha=0, size=1)
@@ -246,8 +259,8 @@ def timeline() -> figure:
         sizing_mode="stretch_width",
         tools="xbox_zoom,xpan,reset,save",
         active_drag="xbox_zoom",
-        x_range=Range1d(0, 1),
-        y_range=Range1d(1, 0),
+        x_range=Range1d(start=0, end=1),
+        y_range=Range1d(start=1, end=0),
         x_axis_label="seconds since the round's first ticket",
         background_fill_alpha=0,
         border_fill_alpha=0,
@@ -302,7 +315,7 @@ def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, 
     return np.where(np.isfinite(known) | (not in_unit), known, bound)
 
 
-def _add_hover(fig: figure, hovered: Sequence[tuple[Model, str, str]]) -> None:
+def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]]) -> None:
     for glyph, metric, name in hovered:
         fig.add_tools(
             HoverTool(
@@ -326,7 +339,10 @@ def _says(run: RunData, panel: Panel, line: Line, *, zero: bool = False) -> bool
     return values.size > 0 and (zero or panel.kind.startswith("eval") or panel is REWARD or bool(np.any(values != 0)))
 
 
-def _small(values: Float64[np.ndarray, " N"]) -> np.ndarray:
-    """As float32: half the size, and more digits than a figure shows. Infinite ones are NaN."""
+def _small(values: Float64[np.ndarray, " N"]) -> Any:
+    """As a float32 array, which bokeh's types don't know: half the size, and more digits than a figure shows.
+
+    What is infinite is NaN.
+    """
     limit = float(np.finfo(np.float32).max)
     return np.where(np.abs(values) < limit, values, math.nan).astype(np.float32)
