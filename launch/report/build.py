@@ -82,7 +82,7 @@ def build(folders: Sequence[pathlib.Path], *, follow: str = "") -> str:
             for (label, kind), num in sources.thinned.items()
         ],
         faults=[
-            {"label": visible(run.label), "of": faults, "times": [_moment(f, run) for f in faults.happened]}
+            {"label": visible(run.label), "of": faults, "times": [_moment(f) for f in faults.happened]}
             for run, (_, _, faults) in zip(runs, told, strict=True)
         ],
         config=_config_table(runs),
@@ -211,9 +211,10 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else str(datetime.timedelta(seconds=int(seconds)))
 
 
-def _moment(fault: Fault, run: RunData) -> str:
-    """When it was, by the clock of who reads."""
-    return datetime.datetime.fromtimestamp(fault.time_s).astimezone().strftime("%m-%d %H:%M:%S")
+def _moment(fault: Fault) -> str:
+    """When it was, by the clock of the machine that makes the report."""
+    first, last = (datetime.datetime.fromtimestamp(t).strftime("%m-%d %H:%M:%S") for t in (fault.time_s, fault.last_s))
+    return f"{first} to {last}" if fault.times > 1 else first
 
 
 def _config_table(runs: Sequence[RunData]) -> Json:

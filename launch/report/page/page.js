@@ -105,7 +105,7 @@
     const notes = [];
     if (rounds().length < run.num_rounds) notes.push(`${rounds().length} of ${run.num_rounds} rounds are in this report: the first, the last, the slowest and some between.`);
     if (r.left_out) notes.push(`${r.left_out} short spans of this round are left out.`);
-    notes.push("Drag to zoom; what a bar is, is told under the pointer. A lighter band is a process's life by its events.");
+    notes.push("Drag to zoom; what a bar is, is told under the pointer. Where a track is shaded its process lived, by its events.");
     under.textContent = notes.join(" ");
     draw(r);
   }
@@ -120,9 +120,9 @@
       left: start, right: end, top, bottom, text, seconds: start.map((s, i) => end[i] - s),
       colour: names.map((n) => KIND_COLOURS[n]), alpha: names.map((n) => (n === "idle" ? 0.35 : n === "pause" ? 0.8 : 0.95)),
     };
+    const lives = r.tracks.flatMap((t) => t.alive.map(([from, to]) => ({ from, to, top: t.y0, bottom: t.y1 })));
     model("timeline-tracks").data = {
-      left: r.tracks.map((t) => t.alive[0]), right: r.tracks.map((t) => t.alive[1]),
-      top: r.tracks.map((t) => t.y0), bottom: r.tracks.map((t) => t.y1),
+      left: lives.map((l) => l.from), right: lives.map((l) => l.to), top: lives.map((l) => l.top), bottom: lives.map((l) => l.bottom),
     };
     model("timeline-marks").data = { x: r.marks[0], y: r.marks[1], text: r.marks[2] };
     const dispatch = model("timeline-dispatch");

@@ -48,6 +48,10 @@ class Fault:
     process: str
     what: str
     detail: str
+    times: int = 1
+    """How often it happened, nothing else between; the others may have other details."""
+    last_s: float = 0.0
+    """When it last did."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,11 @@ class Faults:
     """What went wrong in a run."""
 
     happened: list[Fault]
-    """In order of time; the first `MAX_SHOWN`."""
+    """In order of time, what repeats itself once; the first `MAX_SHOWN`."""
     num_happened: int
+    """All of them."""
+    num_shown: int
+    """Of all, how many `happened` tells."""
     counts: list[tuple[str, float]]
     """What is counted only, and how often it was."""
     restarts: dict[str, int]
@@ -77,9 +84,28 @@ def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults
             if fault := _fault(process, event):
                 found.append(fault)
     found.sort(key=lambda f: f.time_s)
+    told = _together(found)
     last = run.of("step")[-1] if run.of("step") else {}
     counts = [(said, float(last[name])) for name, said in _COUNTS.items() if last.get(name)]
-    return Faults(happened=found[:MAX_SHOWN], num_happened=len(found), counts=counts, restarts=restarts)
+    return Faults(
+        happened=told[:MAX_SHOWN],
+        num_happened=len(found),
+        num_shown=sum(f.times for f in told[:MAX_SHOWN]),
+        counts=counts,
+        restarts=restarts,
+    )
+
+
+def _together(faults: Sequence[Fault]) -> list[Fault]:
+    """What a process says again and again becomes one, with how often it was."""
+    found: list[Fault] = []
+    for fault in faults:
+        before = found[-1] if found else None
+        if before is not None and (before.process, before.what) == (fault.process, fault.what):
+            found[-1] = dataclasses.replace(before, times=before.times + 1, last_s=fault.time_s)
+        else:
+            found.append(fault)
+    return found
 
 
 def _fault(process: str, event: Event) -> Fault | None:

@@ -88,33 +88,24 @@ class Timeline:
     def drawn(self, index: int, *, run_end_s: float) -> dict[str, Any]:
         """A round's tracks and rectangles as JSON; times in seconds from its begin."""
         about = self.rounds[index]
-        names = [n for n in self.lives if self._is_there(n, index)]
         tracks, spans, marks, top = [], [], [], 0.0
         num_left_out = 0
-        budget = MAX_SPANS
-        for name in names:
-            seen = self._seen[index].get(name, _Seen())
-            num_left_out += max(0, len(seen.spans) - budget)
-            kept = sorted(sorted(seen.spans, key=lambda e: -e.dur)[:budget], key=lambda e: e.ts)
-            lanes = _lanes(kept, is_learner=name.startswith("learner"))
-            num_lanes = max(lanes.values(), default=0) + 1
+        for role, names in self._roles().items():
+            seen = [(name, self._seen[index].get(name, _Seen())) for name in names]
+            events = [(name, event) for name, of in seen for event in of.spans]
+            num_left_out += max(0, len(events) - MAX_SPANS)
+            kept = sorted(sorted(events, key=lambda e: -e[1].dur)[:MAX_SPANS], key=lambda e: e[1].ts)
+            lanes = _lanes([event for _, event in kept], is_learner=role.startswith("learner"))
+            num_lanes = max(lanes, default=0) + 1
             height = min(6.0, max(1.0, 0.16 * num_lanes))
-            life = self._life(name, run_end_s)
-            tracks.append(
-                {
-                    "name": name,
-                    "y0": round(top, 4),
-                    "y1": round(top + height, 4),
-                    "alive": [
-                        round(max(life[0], self._begins[index]) - about.begin_s, 4),
-                        round(min(life[1], self._ends[index]) - about.begin_s, 4),
-                    ],
-                }
-            )
+            alive = [self._alive(name, names, index, run_end_s) for name in names]
+            y = {"y0": round(top, 4), "y1": round(top + height, 4)}
+            tracks.append({"name": role, **y, "alive": [a for a in alive if a is not None]})
             spans += _rectangles(kept, lanes, about, top=top, height=height, num_lanes=num_lanes)
-            if name.startswith("learner"):
-                spans += _idle(kept, about, top=top, height=height / num_lanes)
-            marks += _marks(name, seen.instants, about, at=top + height / 2)
+            if role.startswith("learner"):
+                spans += _idle([event for _, event in kept], about, top=top, height=height / num_lanes)
+            for name, of in seen:
+                marks += _marks(name, of.instants, about, at=top + height / 2)
             top += height + 0.25
         told = self._seen[index].get(SUPERVISOR, _Seen()).instants
         for track in tracks:
@@ -131,19 +122,21 @@ class Timeline:
             "left_out": num_left_out,
         }
 
-    def _is_there(self, name: str, index: int) -> bool:
-        """Whether a process lived in a round, or is one of few, which are shown in all."""
-        if name == SUPERVISOR:
-            return False
-        first_s, last_s = self.lives[name]
-        return len(self.lives) <= 12 or (first_s <= self._ends[index] and last_s >= self._begins[index])
+    def _roles(self) -> dict[str, list[str]]:
+        """The processes that have a track together: a role's, over all of its starts."""
+        found: dict[str, list[str]] = {}
+        for name in self.lives:
+            if name != SUPERVISOR:
+                found.setdefault(_role(name), []).append(name)
+        return {role: sorted(names, key=lambda n: self.lives[n][0]) for role, names in found.items()}
 
-    def _life(self, name: str, run_end_s: float) -> tuple[float, float]:
-        """From first to last event; who has no successor lived as long as the run."""
+    def _alive(self, name: str, starts: Sequence[str], index: int, run_end_s: float) -> list[float] | None:
+        """From when to when a process lived in a round; the last start of a role lived as long as the run."""
         first_s, last_s = self.lives[name]
-        role = _role(name)
-        later = [n for n, (start_s, _) in self.lives.items() if n != name and _role(n) == role and start_s > first_s]
-        return first_s, last_s if later else max(last_s, run_end_s)
+        last_s = max(last_s, run_end_s) if name == starts[-1] else last_s
+        begin_s = self.rounds[index].begin_s
+        low, high = max(first_s, self._begins[index]) - begin_s, min(last_s, self._ends[index]) - begin_s
+        return [round(low, 4), round(high, 4)] if low < high else None
 
 
 def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) -> list[list[Any]]:
@@ -155,10 +148,9 @@ def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) 
     ]
 
 
-def _is_of(event: Event, process: str) -> bool:
-    """Whether the supervisor spoke of a process: it names roles."""
-    said = str(event.args.get("line", event.args.get("process", "")))
-    return event.name == "told" and said.startswith(f"{_role(process)} ") and _role(process) == process
+def _is_of(event: Event, role: str) -> bool:
+    """Whether the supervisor spoke of a role's process."""
+    return event.name == "told" and str(event.args.get("line", "")).startswith(f"{role} ")
 
 
 def _role(name: str) -> str:
@@ -166,27 +158,27 @@ def _role(name: str) -> str:
     return head if sep and tail.isdigit() else name
 
 
-def _lanes(spans: Sequence[Event], *, is_learner: bool) -> dict[int, int]:
-    """The lane of each span, by its place; a group's rollout and reward share one, weights have one of their own."""
+def _lanes(spans: Sequence[Event], *, is_learner: bool) -> list[int]:
+    """The lane of each span; a group's rollout and reward share one, weights have one of their own."""
     keys = [-1 if event.name in _WEIGHTS and not is_learner else event.tid for event in spans]
     order = {key: lane for lane, key in enumerate(sorted(set(keys)))}
-    return {i: order[key] for i, key in enumerate(keys)}
+    return [order[key] for key in keys]
 
 
 def _rectangles(
-    spans: Sequence[Event], lanes: Mapping[int, int], about: Round, *, top: float, height: float, num_lanes: int
+    spans: Sequence[tuple[str, Event]], lanes: Sequence[int], about: Round, *, top: float, height: float, num_lanes: int
 ) -> list[list[Any]]:
     """[start, end, top, bottom, kind, what it was] of each; a pause is as high as its track."""
     found: list[list[Any]] = []
     each = height / num_lanes
-    for i, event in enumerate(spans):
+    for (process, event), lane in zip(spans, lanes, strict=True):
         kind = _KIND_OF.get(event.name, "other")
         if event.args.get("kind") in ("eval", "probe") and kind in ("rollout", "reward"):
             kind = "evaluation"
-        y0 = top + lanes[i] * each
+        y0 = top + lane * each
         y0, y1 = (top, top + height) if kind in ("pause", "engine start", "drain") else (y0, y0 + each * 0.94)
         start_s, end_s = event.start_s - about.begin_s, event.end_s - about.begin_s
-        text = visible(f"{event.name}{_told(event.args)}")
+        text = visible(f"{process}: {event.name}{_told(event.args)}")
         found.append([round(start_s, 4), round(end_s, 4), round(y0, 4), round(y1, 4), KINDS.index(kind), text])
     return found
 

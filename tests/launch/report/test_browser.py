@@ -95,7 +95,7 @@ def test_timeline_of_each_round_shows_every_process(page, runs, tmp_path):
             "(() => { const s = document.getElementById('round-number');"
             f" s.value = {i}; s.dispatchEvent(new Event('change')); }})()"
         )
-        tracks = ["learner", "actor-0", "actor-0-r1", "actor-1"]
+        tracks = ["learner", "actor-0", "actor-1"]
         assert json.loads(page.run("document.getElementById('timeline').dataset.tracks")) == tracks
         figure = "Bokeh.documents[0].get_model_by_name('timeline')"
         assert page.run(f"[...{figure}.left[0].major_label_overrides.values()]") == tracks

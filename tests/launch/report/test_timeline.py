@@ -80,7 +80,7 @@ def test_every_process_has_a_track_in_every_round_with_what_it_did(killed):
     timeline, _ = read_timeline(killed, rounds)
     for i in range(len(rounds)):
         got = timeline.drawn(i, run_end_s=START_S + 30)
-        assert [t["name"] for t in got["tracks"]] == ["learner", "actor-0", "actor-0-r1", "actor-1"]
+        assert [t["name"] for t in got["tracks"]] == ["learner", "actor-0", "actor-1"]
         left, right, top, bottom, kind, text = got["spans"]
         of_track = {
             t["name"]: {
@@ -101,7 +101,9 @@ def test_a_killed_actors_track_ends_where_it_died_and_says_so(killed):
     index = next(i for i, r in enumerate(rounds) if r.begin_s <= died_s <= r.end_s)
     got = timeline.drawn(index, run_end_s=START_S + 30)
     alive = {t["name"]: t["alive"] for t in got["tracks"]}
-    assert alive["actor-0"][1] < died_s - rounds[index].begin_s < alive["actor-0-r1"][0] < alive["actor-1"][1]
+    (_, died), (came, _) = alive["actor-0"]
+    assert died < died_s - rounds[index].begin_s < came < alive["actor-1"][0][1]
+    assert any(text.startswith("actor-0-r1: start engine") for text in got["spans"][5])
     assert any("killed by signal 9" in text for text in got["marks"][2])
 
 
@@ -150,3 +152,11 @@ def test_faults_are_told_in_order_with_restarts_and_what_is_counted_only(killed)
     assert "\x1b" not in faults.happened[0].detail
     assert faults.restarts == {"actor-0": 1, "learner": 2}
     assert faults.counts == [("verifiers that failed or hung", 2.0)]
+
+
+def test_what_repeats_itself_is_told_once_with_how_often_it_was(killed):
+    again = [instant("dropped", START_S + i, ticket=f"t{i}") for i in (1, 2, 3, 7)]
+    between = instant("fence", START_S + 5, actor="actor-0")
+    faults = find_faults(read_run(killed), {"actor-1": again, "learner": [between]})
+    assert [(f.times, f.detail) for f in faults.happened] == [(3, "ticket t1"), (1, "actor actor-0"), (1, "ticket t7")]
+    assert (faults.num_happened, faults.num_shown) == (5, 5) and faults.happened[0].last_s == START_S + 3
