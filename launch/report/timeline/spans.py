@@ -150,7 +150,7 @@ def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) 
 
 def _is_of(event: Event, role: str) -> bool:
     """Whether the supervisor spoke of a role's process."""
-    return event.name == "told" and str(event.args.get("line", "")).startswith(f"{role} ")
+    return event.name == "told" and _role(str(event.args.get("line", "")).partition(" ")[0]) == role
 
 
 def _role(name: str) -> str:
