@@ -277,7 +277,7 @@ def timeline() -> figure:
     marks = ColumnDataSource({n: [] for n in ("x", "y", "text")}, name="timeline-marks")
     fig.quad(*names, source=tracks, fill_color="#8a94a0", fill_alpha=0.14, line_alpha=0)
     bars = fig.quad(*names, source=spans, fill_color="colour", fill_alpha="alpha", line_alpha=0)
-    points = fig.scatter("x", "y", source=marks, marker="diamond", size=9, color="#d1495b", line_color="white")
+    points = fig.scatter("x", "y", source=marks, marker="diamond", size=13, color="#d1495b", line_color="white")
     for renderer, tooltips in (
         (bars, [("", "@text"), ("seconds", "@seconds{0.000} from @left{0.000}")]),
         (points, [("", "@text")]),

@@ -142,7 +142,11 @@ class Timeline:
 def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) -> list[list[Any]]:
     """[time, height, what happened] of what took no time."""
     return [
-        [round(e.start_s - about.begin_s, 4), round(at, 4), visible(f"{process}: {e.name}{_told(e.args)}")]
+        [
+            round(e.start_s - about.begin_s, 4),
+            round(at, 4),
+            visible(str(e.args["line"]) if e.name == "told" else f"{process}: {e.name}{_told(e.args)}"),
+        ]
         for e in instants[:MAX_MARKS]
         if e.name != "issue"
     ]
