@@ -17,6 +17,7 @@ _MAY_DIFFER = (
     *("run.num_updates ", "run.dir ", "run.trackers ", "run.project ", "supervision ", "supervision."),
     *("actor.leave_s ", "actor.max_unstored_groups "),
     *("checkpoint.max_failed_in_a_row ", "checkpoint.on_stop ", "learner ", "learner.", "mesh."),
+    *("samples ", "samples."),
     *("store.bucket ", "store.inline_bytes ", "store.actor_role ", "store.lead_s ", "store.retry_s "),
     *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_wait_s "),
     *(
@@ -85,6 +86,16 @@ class RunFolder:
     def abandoned_metrics(self) -> pathlib.Path:
         """Rows of steps that a restarted learner went back behind."""
         return self.path / "metrics.abandoned.jsonl"
+
+    @property
+    def samples(self) -> pathlib.Path:
+        """Some of what was sampled, as text: a line a group (JSONL)."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def report(self) -> pathlib.Path:
+        """What `launch.report` makes of all this: one HTML file."""
+        return self.path / "report.html"
 
     @property
     def tensorboard(self) -> pathlib.Path:

@@ -29,6 +29,7 @@ from configs.sections import (
     RewardsConfig,
     RoundsConfig,
     RunConfig,
+    SamplesConfig,
     SamplingConfig,
     StoreConfig,
     SupervisionConfig,
@@ -62,6 +63,7 @@ class Config:
     learner: LearnerConfig = LearnerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    samples: SamplesConfig = SamplesConfig()
     actor: ActorConfig = ActorConfig()
     store: StoreConfig = StoreConfig()
     supervision: SupervisionConfig = SupervisionConfig()

@@ -27,7 +27,24 @@ _CONFIG = flags.DEFINE_string(
     None,
     "A preset, as in --config=configs/tiny.py; any field of it is set by --config.section.field=value.",
 )
-_RUN_DIR = flags.DEFINE_string("run_dir", None, "The folder of a run that was set up before.")
+
+
+class _JoinedFlag(flags.Flag):
+    """A string; given several times, what was given, with commas between."""
+
+    def parse(self, argument: str) -> None:
+        super().parse(f"{self.value},{argument}" if self.present else argument)
+
+
+_RUN_DIR = flags.DEFINE_flag(
+    _JoinedFlag(
+        parser=flags.ArgumentParser(),
+        serializer=None,
+        name="run_dir",
+        default=None,
+        help_string="The folder of a run that was set up before; launch.report takes several.",
+    )
+)
 
 _SHARED_FLAGS = ("config", "run_dir")
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"}
@@ -115,6 +132,33 @@ def given_overrides() -> dict[str, str]:
     return dict(_overrides)
 
 
+def run_dirs(*, most: int | None = None) -> list[str]:
+    """The folders of --run_dir, given once for each or with commas between them.
+
+    Raises:
+      ValueError: there is none, or there are more than `most`.
+    """
+    given = _RUN_DIR.value or ""
+    # A folder may have a comma in its name.
+    found = [given] if pathlib.Path(given).is_dir() and given else [part for part in given.split(",") if part]
+    if not found:
+        raise ValueError("give --run_dir=FOLDER of a run")
+    if most is not None and len(found) > most:
+        raise ValueError(f"one --run_dir is wanted here, got {len(found)}: {', '.join(found)}")
+    return found
+
+
+def given_run_dir() -> str | None:
+    """The folder of --run_dir, where it is given.
+
+    Raises:
+      ValueError: it is given several times.
+    """
+    if flags.FLAGS[_RUN_DIR.name].present > 1:
+        raise ValueError(f"one --run_dir is wanted here, got {_RUN_DIR.value}")
+    return _RUN_DIR.value
+
+
 def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Prepared:
     """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
 
@@ -135,11 +179,12 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     from learner.data.quarantine import write_set_aside
 
     if _CONFIG.value is None:
-        if _RUN_DIR.value is None:
+        run_dir = given_run_dir()
+        if run_dir is None:
             raise ValueError("give --config=configs/NAME.py, or --run_dir=FOLDER of a run set up before")
         if _overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
-        prepared = open_prepared(_RUN_DIR.value)
+        prepared = open_prepared(run_dir)
         at("looking for devices, folders and room")
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder)
@@ -149,8 +194,8 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
             print(note, flush=True)
         return prepared
     config = overrides.load_preset(_CONFIG.value)
-    if _RUN_DIR.value is not None:
-        _overrides.setdefault("run.dir", _RUN_DIR.value)
+    if (run_dir := given_run_dir()) is not None:
+        _overrides.setdefault("run.dir", run_dir)
     config = overrides.apply(config, _overrides)
     check_run_folder(config)
     _check_tiny_model_fits(config)
@@ -192,8 +237,8 @@ def given_config() -> Config:
     Raises:
       ValueError: there is none, or an override is wrong.
     """
-    if _CONFIG.value is None and _RUN_DIR.value is not None:
-        return open_prepared(_RUN_DIR.value).config
+    if _CONFIG.value is None and (run_dir := given_run_dir()) is not None:
+        return open_prepared(run_dir).config
     return config()
 
 

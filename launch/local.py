@@ -7,7 +7,10 @@ whatever ends it.
 import contextlib
 import sys
 
+from rich.console import Console
+
 from launch import command_line
+from launch.report.afterwards import show
 from launch.set_up import SetUp
 from launch.summary import finish
 from launch.supervisor import Ending, Supervisor
@@ -26,6 +29,8 @@ def main() -> int:
         finish(prepared, ending)
     except OSError as e:
         print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
+    if ending in (Ending.DONE, Ending.FAILED):
+        show(prepared.folder, Console(highlight=False))
     if ending in (Ending.FAILED, Ending.UNUSABLE):
         print(f"error: {supervisor.last_error}", file=sys.stderr)
     return CODES[ending]

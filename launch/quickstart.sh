@@ -36,13 +36,14 @@ fi
 .venv/bin/python -m launch.local --config="$config" ${given[@]+"${given[@]}"}
 
 if [ "$model" = smollm2 ]; then
-  .venv/bin/python -m launch.before_after --config="$config" ${given[@]+"${given[@]}"}
   printf '\nfrom set-up to here: %d min %d s\n' $((SECONDS / 60)) $((SECONDS % 60))
 fi
 
 cat <<'HINTS'
 
 To look closer (the summary names the run folder):
+  report     open its report.html in a browser: curves, the timeline of rounds, samples, faults, config
+  samples    .venv/bin/python -m launch.samples --run_dir=runs/NAME --grep=TEXT
   curves     .venv/bin/tensorboard --logdir runs
   timeline   open the run's trace.json at https://ui.perfetto.dev
   again      remove the run folder, or name another: --config.run.name=NAME

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bridge.pulse import Doing
 from bridge.run_lock import RunLock
+from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from launch import command_line
 from launch.announcer import Announcer
@@ -59,6 +60,7 @@ class Supervisor:
         self._config = prepared.config
         self._crew = crew or LocalCrew(prepared.config, folder)
         self._lock = RunLock(RunFolder(folder).supervisor_lock, "launch.local")
+        self._timeline = Timeline(RunFolder(folder).events, "supervisor")
         self._learner, self._actors = self._crew.learner, self._crew.actors
         self._children = (self._learner, *self._actors)
         self._given_up: list[Process] = []
@@ -80,7 +82,7 @@ class Supervisor:
             for line in self._crew.open(lambda: self._interrupted):
                 self._tell(line)
             for child in self._children:
-                child.start()
+                self._start(child)
             if self._console.is_terminal:
                 with rich.live.Live(console=self._console, refresh_per_second=4, screen=False) as live:
                     return self._watch(lambda rows: live.update(self._view.render()))
@@ -148,7 +150,7 @@ class Supervisor:
         child.kill()  # what it started and left
         if code == command_line.RESIZE:
             self._console.print(f"{child.name} starts again with other engine limits")
-            child.start()  # under its name: it left in order
+            self._start(child)  # under its name: it left in order
             return True
         if child.hung:
             self.last_error = f"{child.name} hung ({child.hung}) and was killed"
@@ -171,6 +173,10 @@ class Supervisor:
         self._waits_for_its_start(child)
         return True
 
+    def _start(self, child: Process) -> None:
+        child.start()
+        self._timeline.instant("start", process=child.name)
+
     def _waits_for_its_start(self, child: Process) -> bool:
         """Whether it is to be started again later; starts it if it is time."""
         if child not in self._due_s:
@@ -178,7 +184,7 @@ class Supervisor:
         if time.monotonic() < self._due_s[child]:
             return True
         del self._due_s[child]
-        child.start()
+        self._start(child)
         return False
 
     def _note_progress(self) -> None:
@@ -201,6 +207,7 @@ class Supervisor:
 
     def _tell(self, line: str) -> None:
         self._console.print(line, style="yellow", markup=False, soft_wrap=True)
+        self._timeline.instant("told", line=line)
 
     def _plain(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -223,4 +230,6 @@ class Supervisor:
             except TimeoutError as e:
                 self._tell(f"left behind: {e}")
         self._crew.close()
+        self._timeline.instant("end")
+        self._timeline.close()
         self._lock.release()

@@ -141,6 +141,7 @@ def update(run: Run, books: StepBooks) -> None:
         **run.publisher.metrics(),
     }
     run.metrics.write("step", run.step, row, groups=ticket_ids)
+    run.samples.trained(run.step, run.stream.take_samples())
     books.check_skipped()
 
 

@@ -20,6 +20,7 @@ from learner.model.config import Architecture
 from learner.publish.evaluations import Evaluations
 from learner.publish.pinned import Pinned
 from learner.publish.publisher import Publisher
+from learner.samples.log import SampleLog
 from learner.schedule.stream import Stream
 from learner.timeouts import TimeoutAnchors
 from learner.trainer import Trainer
@@ -46,6 +47,7 @@ class Run:
     evaluations: Evaluations
     probe: Pinned
     metrics: MetricsWriter
+    samples: SampleLog
     timeline: Timeline
     heart: Heart
     lock: RunLock
@@ -96,6 +98,7 @@ class Run:
                 self.timeline,
                 self.metrics,
                 self.evaluations,
+                self.samples,
                 self.checkpoints,
                 self.publisher,
             ):

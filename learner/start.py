@@ -39,6 +39,7 @@ from learner.publish.outlet import Outlet
 from learner.publish.pinned import Pinned
 from learner.restore import Weights, load_base, restore, trainer_of
 from learner.run import Run
+from learner.samples.log import SampleLog
 from learner.schedule.stream import Stream
 from learner.schedule.ticket_books import training_sampling
 from learner.store import announcer, by_samples, open_run_store, put_run_card, take_lead
@@ -157,6 +158,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     metrics = MetricsWriter(
         folder, restored_step=step, incarnation=incarnation, view=_board(config, folder, step, incarnation)
     )
+    samples = SampleLog(RunFolder(folder).samples, config.samples, tokenizer.decode_all, restored_step=step)
     token = read_token() if config.publish.leaves_the_machine else None
     publisher = open_publisher(
         config,
@@ -220,9 +222,11 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
             accept=stream.is_sound,
             fenced_actors=lambda: stream.fenced_actors,
             while_waiting=waiting.check,
+            kept=samples.evaluated,
         ),
         probe=Pinned("probe", store, while_waiting=waiting.check, fenced_actors=lambda: stream.fenced_actors),
         metrics=metrics,
+        samples=samples,
         timeline=timeline,
         heart=heart,
         lock=parts.lock,

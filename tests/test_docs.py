@@ -36,7 +36,7 @@ LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 PLACE = re.compile(r"((?:[\w.-]+/)*[\w.-]+\.py):([A-Za-z_][\w.]*)")
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|toml|txt)")
 FIELD = re.compile(r"([a-z_]+)\.([a-z_]+)(?:=(.*))?")
-FILE_ENDS = ("json", "py", "md", "sbatch", "log", "yaml")
+FILE_ENDS = ("json", "jsonl", "py", "md", "sbatch", "log", "yaml")
 """A file has them after its dot, not a section of the config."""
 SIZES = ("tiny", "paper")
 """What may follow a preset's file in place of a symbol."""

@@ -18,6 +18,7 @@ from configs.sections.publish import PublishConfig
 from configs.sections.rewards import RewardsConfig
 from configs.sections.rounds import RoundsConfig
 from configs.sections.run import RunConfig
+from configs.sections.samples import SamplesConfig
 from configs.sections.sampling import SamplingConfig
 from configs.sections.store import StoreConfig
 from configs.sections.supervision import SupervisionConfig
@@ -42,6 +43,7 @@ __all__ = [
     "RewardsConfig",
     "RoundsConfig",
     "RunConfig",
+    "SamplesConfig",
     "SamplingConfig",
     "StoreConfig",
     "SupervisionConfig",

@@ -112,7 +112,8 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
       ValueError: the command line doesn't say, or what it says can't be.
     """
     run_dir, preset = flags.FLAGS.run_dir, flags.FLAGS.config
-    if (_MODEL.value is None) == (run_dir is None):
+    given_model = _MODEL.value
+    if (given_model is None) == (run_dir is None):
         raise ValueError("give --model=FOLDER, or --run_dir=FOLDER of a run with a checkpoint")
     asked = settings.Asked(
         prompts=_PROMPTS.value,
@@ -123,7 +124,7 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
         limit=_LIMIT.value,
         verifier=_VERIFIER.value,
     )
-    if run_dir is not None:
+    if given_model is None:
         if preset is not None:
             raise ValueError("--run_dir has its config; leave --config out")
         base = command_line.open_prepared(run_dir).config
@@ -131,7 +132,7 @@ def _what() -> tuple[pathlib.Path, int | None, Config]:
         return model, step, settings.settle(base, asked, command_line.given_overrides(), model)
     if _STEP.value is not None:
         raise ValueError("--step goes with --run_dir")
-    model = pathlib.Path(_MODEL.value).expanduser().resolve()
+    model = pathlib.Path(given_model).expanduser().resolve()
     if preset is None and not asked.prompts:
         raise ValueError("give --prompts, or --config=configs/NAME.py, whose evaluation sets are asked")
     base = settings.default_base(model) if preset is None else overrides.load_preset(preset)

@@ -57,9 +57,10 @@ def prompt_set(text: str) -> tuple[str, EvaluationSet]:
     kind, _, what = source.partition(":")
     if source == HELD_OUT:
         return HELD_OUT, EvaluationSet()
-    if kind in ("task", "environment") and what:
-        own: dict[str, str] = {kind: what}
-        return name or _as_name(what), EvaluationSet(**own)
+    if kind == "task" and what:
+        return name or _as_name(what), EvaluationSet(task=what)
+    if kind == "environment" and what:
+        return name or _as_name(what), EvaluationSet(environment=what)
     if source.startswith(HUGGING_FACE):
         return name or _as_name(source.removeprefix(HUGGING_FACE).rstrip("/").rpartition("/")[2]), EvaluationSet(
             path=source

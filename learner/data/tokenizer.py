@@ -34,6 +34,10 @@ class Tokenizer:
         """The text of token ids, special tokens left out."""
         return self.backend.decode(list(map(int, tokens)), skip_special_tokens=True)
 
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens too: what the model saw and wrote."""
+        return self.backend.decode(list(map(int, tokens)), skip_special_tokens=False)
+
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has; on all cores, in a fraction of the time of as many `encode`."""
         return [len(e.ids) for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from absl import logging
 
 from bridge.store.protocol import LearnerStore
-from bridge.types import Group, Heartbeat, Sampling, Version
+from bridge.types import Group, Heartbeat, Sampling, Task, Version
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT, EvaluationSet
@@ -25,8 +25,15 @@ from learner.heart import live_actors
 from learner.metrics import MetricsWriter
 from learner.publish.pinned import Accept, Pinned, problem_number
 
+Kept = Callable[[int, str, list[tuple[Group, Task]]], None]
+"""Takes a step, a set's name, and its groups with their tasks in the order of its problems."""
 LOOK_S = 0.5
 """How often it is looked for what came, while the learner waits for something else."""
+
+
+def keep_none(step: int, name: str, groups: list[tuple[Group, Task]]) -> None:
+    """Keeps nothing of an evaluation."""
+    del step, name, groups
 
 
 def row_kind(name: str) -> str:
@@ -72,6 +79,7 @@ class Evaluations:
         log: EvaluationLog,
         decode: records.Decode,
         show_problems: int,
+        kept: Kept = keep_none,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing is out.
@@ -88,6 +96,7 @@ class Evaluations:
           log: where records go.
           decode: from tokens to text.
           show_problems: of an evaluation, whose responses are kept.
+          kept: called with what an evaluation that is done was made of.
           clock: in seconds.
         """
         self._asked = [
@@ -99,6 +108,7 @@ class Evaluations:
         self._num_updates, self._stop_token_ids = num_updates, stop_token_ids
         self._max_out, self._accept, self._metrics, self._log = max_out, accept, metrics, log
         self._decode, self._show_problems = decode, show_problems
+        self._kept = kept
         self._clock, self._looked_s = clock, clock()
         self._is_settling = False
 
@@ -196,6 +206,8 @@ class Evaluations:
         self._metrics.write(
             row_kind(one.name), version.step, row, set=one.name, problems=len(groups), version=str(version)
         )
+        by_problem = sorted(((problem_number(g.ticket_id), g) for g in groups), key=lambda found: found[0])
+        self._kept(version.step, one.name, [(g, one.problems[number].task) for number, g in by_problem])
         told = " ".join(f"{name}={e.value:.3f}({e.stderr:.3f})" for name, e in found.estimates.items())
         logging.info(
             "eval set=%s version=%s last_version=%d %s problems=%d left_out=%d%s",
@@ -238,6 +250,7 @@ def open_evaluations(
     accept: Accept,
     fenced_actors: Callable[[], Collection[str]],
     while_waiting: Callable[[], None],
+    kept: Kept = keep_none,
 ) -> Evaluations:
     """The evaluations of a run; what its metrics say was evaluated is not evaluated again.
 
@@ -251,6 +264,7 @@ def open_evaluations(
       accept: whether a group may be right.
       fenced_actors: names of those whose groups are refused.
       while_waiting: called on every look that found nothing; may raise.
+      kept: called with what an evaluation that is done was made of.
 
     Raises:
       ValueError: the file of records is none of ours.
@@ -281,6 +295,7 @@ def open_evaluations(
         log=EvaluationLog(RunFolder(folder).evaluations, there=there),
         decode=tokenizer.decode,
         show_problems=config.evaluation.show_problems,
+        kept=kept,
     )
 
 

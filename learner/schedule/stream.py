@@ -20,6 +20,7 @@ from configs.schema import Config
 from configs.sections import PackingConfig
 from learner.data.problems import Problem
 from learner.objective.trained import teaches
+from learner.samples.pick import Picked, SamplePick
 from learner.schedule import group_check
 from learner.schedule.batches import consume
 from learner.schedule.group_queue import GroupQueue
@@ -116,6 +117,9 @@ class Stream:
         self._race_places = RacePlaces(config, store)
         self._tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
         self._shape = RowShape(config)
+        self._pick = SamplePick(
+            groups_per_round=config.rounds.groups_per_round, kept_per_round=config.samples.groups_per_round
+        )
         self.clock = RoundClock()
         self.num_dropped_updates = 0
         """Full updates that were not made (`drop_update`)."""
@@ -175,7 +179,7 @@ class Stream:
             self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
             for group in groups:
                 self._observe(group)
-            yield from consume(self._config, self.planner, self._tally, self._shape, groups)
+            yield from consume(self._config, self.planner, self._tally, self._shape, groups, self._pick)
 
     def poll(self) -> None:
         """Looks for arrivals without waiting, while the learner computes: a race may be decided, a window run dry."""
@@ -205,6 +209,10 @@ class Stream:
         """What the responses of the update just made earned, as metrics; the next update's count anew."""
         return self._tally.take()
 
+    def take_samples(self) -> list[Picked]:
+        """Groups of the update just made that are kept as text."""
+        return self._pick.take()
+
     def drop_update(self) -> None:
         """The update that was full is not made; only groups by the current weights are taken until the next one is.
 
@@ -212,6 +220,7 @@ class Stream:
         """
         ids = [t.id for t in self.planner.put_back()]
         self._tally.clear()
+        self._pick.clear()
         self._queue.take_back(ids)
         self.intake.dropped["off_policy"] += len(ids)
         self._queue.poll()

@@ -11,7 +11,7 @@ least one prompt token, so a trained token always has its predecessor in its own
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -71,6 +71,10 @@ class MicroBatch:
     ends_round: bool
 
 
+Told = Callable[[Group, list[Float32[np.ndarray, " T"]]], None]
+"""Takes a group that is packed, and the advantages of its responses' tokens."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sequence:
     group: int
@@ -113,6 +117,7 @@ def pack_groups(
     masks_truncated: bool = False,
     ends_update: bool = False,
     ends_round: bool = False,
+    told: Told = lambda group, advantages: None,
 ) -> list[MicroBatch]:
     """Packs complete groups into as many micro-batches as they fill; the flags go on the last one.
 
@@ -127,6 +132,7 @@ def pack_groups(
         their groups' advantages all the same.
       ends_update: the optimizer steps after these groups.
       ends_round: the round is complete with these groups.
+      told: called with each group; the advantages are computed here alone.
 
     Raises:
       ValueError: there is no group, or a sequence is longer than a row.
@@ -141,7 +147,9 @@ def pack_groups(
         lengths = np.array([num_sampled(r) for r in group.rollouts])
         shaped = shaped_rewards(rewards, lengths, loss, max_response_tokens)
         signal.append(teaches(group, loss, masks_truncated=masks_truncated))
-        for rollout, advantages in zip(group.rollouts, token_advantages(group.rollouts, shaped, loss), strict=True):
+        of_group = token_advantages(group.rollouts, shaped, loss)
+        told(group, of_group)
+        for rollout, advantages in zip(group.rollouts, of_group, strict=True):
             trained = trained_tokens(rollout, masks_truncated=masks_truncated)
             sequences.append(_Sequence(i, group.prompt_tokens, rollout, trained, advantages))
     rows = first_fit_decreasing([s.size for s in sequences], packing)

@@ -21,6 +21,8 @@ PATHS = {
     "store": "store.sqlite",
     "learner_lock": "learner.lock",
     "supervisor_lock": "supervisor.lock",
+    "samples": "samples.jsonl",
+    "report": "report.html",
     "checkpoints": "checkpoints",
     "metrics": "metrics.jsonl",
     "evaluations": "evaluations.jsonl",

@@ -33,11 +33,10 @@ def test_flags_of_the_run_are_handed_on_and_the_model_is_not(tmp_path):
 
     assert lines()[:2] == ["setup", "-m launch.local --config=configs/tiny.py"]
     recipe = "--config=configs/recipes/arithmetic_smollm2.py --config.run.name=a b"
-    assert lines("--model=smollm2", "--config.run.name=a b")[:5] == [
+    assert lines("--model=smollm2", "--config.run.name=a b")[:4] == [
         "setup",
         "-m launch.get_model smollm2 --out=models/smollm2",
         "-m launch.write_tasks arithmetic --out=data/arithmetic",
         f"-m launch.local {recipe}",
-        f"-m launch.before_after {recipe}",
     ]
     assert any(line.startswith("from set-up to here: ") for line in lines("--model=smollm2"))

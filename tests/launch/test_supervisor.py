@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from bridge import timeline
 from bridge.pulse import Doing
 from bridge.run_lock import RunLock
-from configs.run_folder import run_id, set_up_run, snapshot_folder
+from configs.run_folder import RunFolder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, PublishConfig, RunConfig, SupervisionConfig
 from launch import command_line, supervisor
@@ -99,6 +100,16 @@ def test_stopped_actor_is_killed_with_all_it_started_and_started_again(prepared)
     assert not is_alive(pids(run, "actor-0")[0])
     grandchild = int((run.folder / "grandchildren").read_text())
     wait_until(lambda: not is_alive(grandchild), "what the actor had started")
+
+
+def test_event_log_has_what_was_started_and_what_was_said(prepared):
+    run = prepared(learner=["until said"], actor=["stop", "serve"])
+    watch(run, what="starting it again (1)")
+    events = [e for e in timeline.read(RunFolder(run.folder).events) if e["ph"] == "i"]
+    told = [e["args"].get("process", e["args"].get("line", "")) for e in events]
+    restarted = ["actor-0 hung (no heartbeat for 4 s) and was killed; starting it again (1)", "actor-0-r1"]
+    assert [line for line in told if not line.startswith("no live actor")][:4] == ["learner", "actor-0", *restarted]
+    assert events[-1]["name"] == "end"
 
 
 def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(prepared):

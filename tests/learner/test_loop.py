@@ -111,7 +111,7 @@ def publishing_run(when: str, **evaluations: Any) -> Any:
     run.stream = SimpleNamespace(aside=contextlib.nullcontext, round=0, is_sound=lambda group, ticket: True)
     run.timeline = SimpleNamespace(measure=lambda *_, **__: contextlib.nullcontext())
     run.publisher, run.heart, run.do = mock.Mock(probe_is_due=False), mock.Mock(), mock.Mock()
-    run.metrics = mock.Mock()
+    run.metrics, run.samples = mock.Mock(), mock.Mock()
     run.held_out, run.tokenizer = [], SimpleNamespace(stop_token_ids=(), folder=None)
     return run
 

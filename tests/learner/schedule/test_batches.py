@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from configs import schema, sections
+from learner.samples.pick import SamplePick
 from learner.schedule.batches import consume
 from learner.schedule.reward_tally import RewardTally
 from learner.schedule.ticket_books import Consumed
@@ -11,15 +12,45 @@ from learner.update.row_shape import RowShape
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 
+def planner_of(*, num_left_in_round: int) -> Any:
+    return SimpleNamespace(
+        consume=lambda id_: Consumed(ends_update=True, ends_round=False),
+        ticket=lambda id_: make_ticket(id_),
+        source=lambda id_: f"source of {id_}",
+        num_left_in_round=num_left_in_round,
+    )
+
+
+def pick_of(config: schema.Config, kept: int) -> SamplePick:
+    return SamplePick(groups_per_round=config.rounds.groups_per_round, kept_per_round=kept)
+
+
 @pytest.mark.parametrize(("truncated", "num_trained"), [("zero", 7), ("keep", 7), ("mask", 3)])
 def test_consume_trains_truncated_responses_unless_they_are_masked(truncated, num_trained):
     config = schema.Config(preset="test", prompts=sections.PromptsConfig(truncated=truncated))
-    planner: Any = SimpleNamespace(
-        consume=lambda id_: Consumed(ends_update=True, ends_round=False), ticket=lambda id_: make_ticket(id_)
-    )
+    planner: Any = planner_of(num_left_in_round=config.rounds.groups_per_round)
     tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
     rollouts = (make_rollout(3), make_rollout(4, reward=0.0, finish="length"))
-    (micro,) = consume(config, planner, tally, RowShape(config), [make_group(make_ticket(), rollouts=rollouts)])
+    groups = [make_group(make_ticket(), rollouts=rollouts)]
+    (micro,) = consume(config, planner, tally, RowShape(config), groups, pick_of(config, 0))
     assert int(micro.batch.loss_mask.sum()) == float(micro.batch.denominator) == num_trained
     assert int(micro.batch.num_truncated) == 1 and micro.ends_update
     assert tally.take()["verdicts/unjudged"] == 2  # booked, and of verdicts there are none
+
+
+def test_consume_keeps_groups_evenly_over_the_round_with_the_advantages_they_train_with():
+    config = schema.Config(
+        preset="test",
+        rounds=sections.RoundsConfig(groups_per_round=6, groups_per_update=3),
+        loss=sections.LossConfig(advantage="mean_baseline"),
+    )
+    tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
+    pick = pick_of(config, 3)
+    rollouts = (make_rollout(3, reward=1.0), make_rollout(2, reward=0.0))
+    groups = [make_group(make_ticket(f"t{i}"), rollouts=rollouts) for i in range(3, 6)]
+    consume(
+        config, planner_of(num_left_in_round=3), tally, RowShape(config), groups, pick
+    )  # the round's second half: 3, 4 and 5
+    kept = pick.take()
+    assert [(p.group.ticket_id, p.source) for p in kept] == [("t3", "source of t3"), ("t5", "source of t5")]
+    assert [a.tolist() for a in kept[0].advantages] == [[0.5, 0.5, 0.5], [-0.5, -0.5]]

@@ -37,10 +37,12 @@ def watch() -> None:
     fence, unfence = Stream.fence, Stream.unfence
     made_by: dict[str, list[Any]] = {}
 
-    def consumed(config: Config, planner: Any, tally: Any, shape: Any, groups: Sequence[Group]) -> Iterator[MicroBatch]:
+    def consumed(
+        config: Config, planner: Any, tally: Any, shape: Any, groups: Sequence[Group], pick: Any
+    ) -> Iterator[MicroBatch]:
         for group in groups:
             made_by[group.ticket_id] = [group.ticket_id, sorted(group.actors), group.min_step, group.max_step]
-        yield from consume(config, planner, tally, shape, list(groups))
+        yield from consume(config, planner, tally, shape, list(groups), pick)
 
     def accumulated(run: Run, micro: MicroBatch, books: StepBooks) -> None:
         note("accumulate", step=run.step, groups=[made_by[id_] for id_ in micro.ticket_ids])

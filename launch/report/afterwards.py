@@ -1,0 +1,51 @@
+"""What a run that has ended shows of itself: the report's place, and a few samples."""
+
+import pathlib
+
+from absl import logging
+from rich.console import Console
+
+from configs.run_folder import RunFolder
+from launch.samples import terminal
+from launch.samples.choose import Query, choose, pairs
+from launch.samples.read import read_samples
+
+NUM_SAMPLES = 3
+
+
+def show(folder: pathlib.Path, console: Console) -> None:
+    """Writes the report and says where it is; shows problems as they were answered first and last.
+
+    Nothing that goes wrong here is an error of the run: it is said in a line.
+    """
+    try:
+        _show_samples(folder, console)
+        _write_report(folder, console)
+    except Exception as e:  # a page for reading must not make a run fail that is done
+        logging.debug("report of %s", folder, exc_info=True)
+        console.print(f"report       not written: {type(e).__name__}: {e}", markup=False, soft_wrap=True)
+
+
+def _show_samples(folder: pathlib.Path, console: Console) -> None:
+    samples = read_samples(folder)
+    if not samples.groups:
+        return
+    found = pairs(samples, limit=NUM_SAMPLES)
+    if found:
+        console.print(f"{len(found)} problems, as they were answered first and last:")
+        terminal.show_pairs(console, found)
+    else:
+        chosen, _ = choose(samples, Query(limit=NUM_SAMPLES))
+        terminal.show(console, chosen)
+    console.print(f"samples      python -m launch.samples --run_dir={folder}", markup=False, soft_wrap=True)
+
+
+def _write_report(folder: pathlib.Path, console: Console) -> None:
+    target = RunFolder(folder).report
+    try:
+        from launch.report.build import write_report
+    except ImportError:
+        said = f"python -m launch.report --run_dir={folder} (it wants the extra `report`)"
+    else:
+        said = f"{target}   ({write_report([folder], target) / 1e6:.1f} MB; open it in a browser)"
+    console.print(f"report       {said}", markup=False, soft_wrap=True)

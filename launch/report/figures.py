@@ -1,0 +1,348 @@
+"""The figures, by bokeh: drawn in the browser, on canvases, with its JavaScript in the file."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from bokeh.models import (
+    Band,
+    ColumnDataSource,
+    CrosshairTool,
+    DataRange1d,
+    FixedTicker,
+    GlyphRenderer,
+    HoverTool,
+    Model,
+    Range1d,
+    Span,
+    TeeHead,
+    Whisker,
+)
+from bokeh.plotting import figure
+from jaxtyping import Float64
+
+from launch.report.panels import EVALUATION, REWARD, SECTIONS, Line, Panel, Section, expand, of_set
+from launch.report.run_data import RunData, column, metric_names
+from launch.report.thinning import binned, bins, running_mean
+from launch.samples.text import visible
+
+COLOURS = ("#3b82c4", "#d9772b", "#2f9e6e", "#b45fa8", "#c0973a", "#d1495b", "#5f7fa8", "#7c7c7c")
+"""Seen on white and on dark grey alike, and told apart by most who see few colours."""
+_DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
+HEIGHT = 250
+_MIN_SMOOTHED = 20
+"""Updates from which on a running mean is drawn over the curve."""
+_MAX_DOTTED = 40
+"""Points that are drawn as such."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """An entry of a legend; it hides and shows what it names."""
+
+    label: str
+    colour: str
+    """Empty: that of the text, where colours tell runs apart."""
+    dash: str
+    run: str
+    """What it names, as in `name_of`; empty is all."""
+    line: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A figure, what is said below it, and its legend, which the page has: it may be wider than a figure."""
+
+    panel: Panel
+    model: Model
+    keys: list[Key]
+
+
+def name_of(run: int, line: int) -> str:
+    """Of all that is drawn of a run's metric, for who hides it."""
+    return f"{run}/{line}"
+
+
+class Sources:
+    """The rows of each run as columns for bokeh: those of one kind share a source, so each number is there once."""
+
+    def __init__(self, runs: Sequence[RunData]) -> None:
+        """Reads nothing yet."""
+        self._runs = runs
+        self._made: dict[tuple[str, str], ColumnDataSource] = {}
+        self.thinned: dict[tuple[str, str], int] = {}
+        """(run, kind) -> rows a point stands for, where that is more than one."""
+
+    def of(self, run: RunData, kind: str) -> ColumnDataSource:
+        """The source of a run's rows of a kind, with its steps."""
+        key = (run.label, kind)
+        if key not in self._made:
+            steps = column(run.of(kind), "step")
+            starts = bins(steps.size)
+            if starts.size < steps.size:
+                self.thinned[key] = int(starts[1])
+            self._made[key] = ColumnDataSource({"step": _small(binned(steps, starts))})
+        return self._made[key]
+
+    def metric(self, run: RunData, kind: str, name: str) -> tuple[ColumnDataSource, str]:
+        """The source with a metric in it, and the name of its column."""
+        source = self.of(run, kind)
+        if name not in source.column_names:
+            values = column(run.of(kind), name)
+            is_largest = "max" in name
+            source.add(_small(binned(values, bins(values.size), largest=is_largest)), name)
+        return source, name
+
+    def put(self, run: RunData, kind: str, **columns: Float64[np.ndarray, " N"]) -> ColumnDataSource:
+        """The source with columns that were computed from all rows."""
+        source = self.of(run, kind)
+        for name, values in columns.items():
+            source.add(_small(binned(values, bins(values.size))), name)
+        return source
+
+
+def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Drawn]]], Sources]:
+    """The figures of all sections that have anything to show, by heading; and what they were drawn from."""
+    sources = Sources(runs)
+    last = max((r["step"] for run in runs for kind in run.rows for r in run.of(kind)), default=1)
+    width = max(last, 1)
+    steps = Range1d(start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
+    drawn: list[tuple[str, list[Drawn]]] = []
+    for section in SECTIONS:
+        found = [_draw(panel, runs, sources, steps) for panel in _panels(section, runs)]
+        if found := [d for d in found if d is not None]:
+            drawn.append((section.title, found))
+    return drawn, sources
+
+
+def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
+    """With a panel for each named evaluation set after that of the held-out problems."""
+    panels: list[Panel] = []
+    for panel in section.panels:
+        panels.append(panel)
+        if panel is EVALUATION:
+            kinds = sorted({kind for run in runs for kind in run.eval_kinds})
+            panels += [of_set(kind, sorted({n for r in runs for n in metric_names(r.of(kind))})) for kind in kinds]
+    return panels
+
+
+def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, steps: Range1d) -> Drawn | None:
+    """None where no run has any of it, or all of it is 0."""
+    lines = expand(panel, sorted({n for r in runs for n in metric_names(r.of(panel.kind))}))
+    lines = [line for line in lines if any(_says(run, panel, line) for run in runs)]
+    if not lines:
+        return None
+    fig = _empty(panel, steps)
+    hovered, keys = [], []
+    is_alone = len(runs) == 1
+    for i, run in enumerate(runs):
+        there = [j for j, line in enumerate(lines) if _says(run, panel, line, zero=True)]
+        for j in there:
+            colour = COLOURS[(j if is_alone else i) % len(COLOURS)]
+            dash = "solid" if is_alone else _DASHES[j % len(_DASHES)]
+            look = _Look(colour=colour, dash=dash, name=name_of(i, j))
+            label = lines[j].label if is_alone else f"{run.label}: {lines[j].label}"
+            glyph, metric = _add(fig, panel, run, lines[j], sources, look)
+            hovered.append((glyph, metric, visible(label)))
+            if is_alone:
+                keys.append(Key(visible(lines[j].label), colour, dash, "", str(j)))
+        if there and not is_alone:
+            keys.append(Key(visible(run.label), COLOURS[i % len(COLOURS)], "solid", str(i), ""))
+    if not is_alone and len(lines) > 1:
+        keys += [Key(visible(one.label), "", _DASHES[j % len(_DASHES)], "", str(j)) for j, one in enumerate(lines)]
+    _add_hover(fig, hovered)
+    panel = _cut_off(fig, panel, [(r, column(r.of(panel.kind), one.metric)) for r in runs for one in lines])
+    return Drawn(panel, fig, keys if len(keys) > 1 else [])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Look:
+    colour: str
+    dash: str
+    name: str
+
+
+def _empty(panel: Panel, steps: Range1d) -> figure:
+    fig = figure(
+        height=HEIGHT,
+        sizing_mode="stretch_width",
+        tools="xbox_zoom,xpan,reset,save",
+        active_drag="xbox_zoom",
+        x_range=steps,
+        x_axis_label="optimizer step",
+        y_axis_label=panel.y_label,
+        y_axis_type="log" if panel.is_log else "linear",
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+        output_backend="canvas",
+    )
+    fig.toolbar.logo = None
+    fig.toolbar.autohide = True
+    fig.min_border_right = 12
+    fig.outline_line_alpha = 0
+    fig.xgrid.grid_line_alpha = 0
+    fig.y_range = DataRange1d(only_visible=True)
+    return fig
+
+
+def _add(
+    fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look
+) -> tuple[GlyphRenderer, str]:
+    """Draws a metric of a run; returns the glyph that is asked under the pointer, and its column."""
+    source, metric = sources.metric(run, panel.kind, line.metric)
+    values = column(run.of(panel.kind), line.metric)
+    width = 1.8
+    if panel.kind == "step" and values.size >= _MIN_SMOOTHED:
+        fig.line("step", metric, source=source, color=look.colour, alpha=0.3, line_width=1, name=look.name)
+        mean, error = running_mean(values, width=max(run.updates_per_round, 5, values.size // 25))
+        metric, width = f"{metric} smooth", 2.2
+        sources.put(run, panel.kind, **{metric: mean})
+        if panel is REWARD:
+            sources.put(run, panel.kind, _low=mean - error, _high=mean + error)
+            band = Band(base="step", lower="_low", upper="_high", source=source, fill_color=look.colour, name=look.name)
+            band.fill_alpha, band.line_alpha = 0.18, 0
+            fig.add_layout(band)
+    glyph = fig.line("step", metric, source=source, color=look.colour, line_dash=look.dash, name=look.name)
+    glyph.glyph.line_width = width
+    if panel.kind.startswith("eval") or values.size <= _MAX_DOTTED:
+        fig.scatter("step", metric, source=source, color=look.colour, size=5, name=look.name)
+    if panel.kind.startswith("eval"):
+        _add_errors(fig, panel, run, metric, sources, look)
+    return glyph, metric
+
+
+def _cut_off(fig: figure, panel: Panel, drawn: Sequence[tuple[RunData, Float64[np.ndarray, " N"]]]) -> Panel:
+    """Leaves the few largest values above the figure where they would press all others flat; the panel then says so."""
+    known = [(r, v) for r, v in drawn if np.isfinite(v).any()]
+    if not panel.unit or not known:
+        return panel
+    usual = 1.25 * max(float(np.nanpercentile(v, 97)) for _, v in known)
+    run, values = max(known, key=lambda one: float(np.nanmax(one[1])))
+    largest = int(np.nanargmax(values))
+    if not 0 < 3 * usual < values[largest]:
+        return panel
+    fig.y_range = Range1d(start=0, end=usual)
+    step = run.of(panel.kind)[largest]["step"]
+    said = f"Up to {values[largest]:.3g} {panel.unit} (update {step}): the largest few per cent may lie above."
+    return dataclasses.replace(panel, note=f"{panel.note} {said}".strip())
+
+
+def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: Sources, look: _Look) -> None:
+    values, error = column(run.of(panel.kind), metric), standard_error(run, panel.kind, metric)
+    low, high = f"{metric} low", f"{metric} high"
+    source = sources.put(run, panel.kind, **{low: values - error, high: values + error})
+    head = {"size": 6, "line_color": look.colour}
+    whisker = Whisker(
+        base="step",
+        lower=low,
+        upper=high,
+        source=source,
+        line_color=look.colour,
+        name=look.name,
+        lower_head=TeeHead(**head),
+        upper_head=TeeHead(**head),
+    )
+    whisker.level = "underlay"
+    fig.add_layout(whisker)
+    # So that the axis has room for them: a range follows glyphs alone.
+    fig.scatter("step", low, source=source, alpha=0, size=1)
+    fig.scatter("step", high, source=source, alpha=0, size=1)
+
+
+def timeline() -> figure:
+    """The figure of a round; the page's script fills it with the round that is chosen."""
+    fig = figure(
+        name="timeline",
+        height=300,
+        sizing_mode="stretch_width",
+        tools="xbox_zoom,xpan,reset,save",
+        active_drag="xbox_zoom",
+        x_range=Range1d(start=0, end=1),
+        y_range=Range1d(start=1, end=0),
+        x_axis_label="seconds since the round's first ticket",
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+    )
+    fig.toolbar.logo = None
+    fig.toolbar.autohide = True
+    fig.outline_line_alpha = 0
+    fig.ygrid.grid_line_alpha = 0
+    fig.yaxis.ticker = FixedTicker(ticks=[])
+    fig.min_border_left = 90  # processes' names
+    names = ("left", "right", "top", "bottom")
+    tracks = ColumnDataSource({n: [] for n in names}, name="timeline-tracks")
+    spans = ColumnDataSource({n: [] for n in (*names, "text", "seconds", "colour", "alpha")}, name="timeline-spans")
+    marks = ColumnDataSource({n: [] for n in ("x", "y", "text")}, name="timeline-marks")
+    fig.quad(*names, source=tracks, fill_color="#8a94a0", fill_alpha=0.14, line_alpha=0)
+    bars = fig.quad(*names, source=spans, fill_color="colour", fill_alpha="alpha", line_alpha=0)
+    points = fig.scatter("x", "y", source=marks, marker="diamond", size=13, color="#d1495b", line_color="white")
+    for renderer, tooltips in (
+        (bars, [("", "@text"), ("seconds", "@seconds{0.000} from @left{0.000}")]),
+        (points, [("", "@text")]),
+    ):
+        fig.add_tools(HoverTool(renderers=[renderer], tooltips=tooltips, visible=False))
+    fig.add_layout(
+        Span(
+            name="timeline-dispatch",
+            dimension="height",
+            location=0,
+            line_color="#176043",
+            line_dash="dashed",
+            visible=False,
+        )
+    )
+    return fig
+
+
+def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, " N"]:
+    """Of an evaluation's mean: the row's own; else sqrt(m (1 - m) / n), which it can't exceed by much.
+
+    Among all that lies in [0, 1] with mean m, what is 0 or 1 alone varies most. NaN where neither is known.
+    """
+    rows = run.of(kind)
+    known = column(rows, f"{metric}_stderr")
+    mean, num = column(rows, metric), column(rows, "problems")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bound = np.where((mean >= 0) & (mean <= 1), np.sqrt(mean * (1 - mean) / num), np.nan)
+    in_unit = all(
+        -1e-9 <= r.get(name, 0.0) <= 1 + 1e-9
+        for r in run.of("step")
+        for name in ("reward/min", "reward/max")
+        if r.get(name) is not None
+    )
+    return np.where(np.isfinite(known) | (not in_unit), known, bound)
+
+
+def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]]) -> None:
+    for glyph, metric, name in hovered:
+        fig.add_tools(
+            HoverTool(
+                renderers=[glyph],
+                mode="vline",
+                tooltips=[("step", "@step{0}"), (name.replace("{", "(").replace("}", ")"), f"@{{{metric}}}{{%.4g}}")],
+                formatters={f"@{{{metric}}}": "printf"},
+                attachment="horizontal",
+                visible=False,
+            )
+        )
+    fig.add_tools(CrosshairTool(dimensions="height", line_alpha=0.35, visible=False))
+
+
+def _says(run: RunData, panel: Panel, line: Line, *, zero: bool = False) -> bool:
+    """Whether a run has any value of a metric, other than 0 unless `zero`."""
+    values = column(run.of(panel.kind), line.metric)
+    values = values[np.isfinite(values)]
+    if panel.is_log:
+        return bool((values > 0).any())
+    return values.size > 0 and (zero or panel.kind.startswith("eval") or panel is REWARD or bool(np.any(values != 0)))
+
+
+def _small(values: Float64[np.ndarray, " N"]) -> Any:
+    """As a float32 array, which bokeh's types don't know: half the size, and more digits than a figure shows.
+
+    What is infinite is NaN.
+    """
+    limit = float(np.finfo(np.float32).max)
+    return np.where(np.abs(values) < limit, values, math.nan).astype(np.float32)

@@ -1,0 +1,87 @@
+"""Samples of a run: `python -m launch.samples --run_dir=runs/NAME [--sort=reward|lag|length] [--grep=TEXT]`.
+
+Shows what is kept in samples.jsonl (config section `samples`): prompts, responses, rewards by verifier, advantages, and
+the weights behind them. Reads a running run, too. --compare shows problems at the first and the last evaluation.
+"""
+
+import pathlib
+import re
+
+from absl import flags
+from rich.console import Console
+
+from configs.run_folder import RunFolder
+from launch import command_line
+from launch.samples import terminal
+from launch.samples.choose import SORTS, Query, choose, pairs, parse_steps
+from launch.samples.read import Samples, read_samples
+
+_SORT = flags.DEFINE_enum("sort", "step", list(SORTS), "By what, the largest first; length is in sampled tokens.")
+_REVERSE = flags.DEFINE_boolean("reverse", False, "The smallest first.")
+_GREP = flags.DEFINE_string(
+    "grep", None, "A regular expression that the prompt or the response has; (?i) at its start ignores case."
+)
+_STEP = flags.DEFINE_string("step", None, "A step, or a range of them, as 40-60.")
+_EVAL = flags.DEFINE_boolean("eval", None, "Evaluations alone; --noeval: training alone.")
+_LIMIT = flags.DEFINE_integer("limit", 10, "Samples at most.", lower_bound=1)
+_COMPARE = flags.DEFINE_boolean("compare", False, "Problems as they were answered at the first and last evaluation.")
+_FULL = flags.DEFINE_boolean("full", False, "Long texts to their end.")
+SHARED_FLAGS = ("run_dir",)
+"""Of all commands' those that this one takes."""
+
+
+def main() -> int:
+    """Prints the samples asked for; 2 where there is no such run, or nothing is kept of it."""
+    with command_line.usage_errors():
+        folder = pathlib.Path(command_line.run_dirs(most=1)[0])
+        query = _query()
+        samples = read_kept(folder)
+    console = Console(highlight=False)
+    try:
+        if _COMPARE.value:
+            found = pairs(samples, limit=_LIMIT.value)
+            terminal.show_pairs(console, found, full=_FULL.value)
+            said = f"{len(found)} problems" if found else "no problem was evaluated twice yet"
+        else:
+            chosen, num_found = choose(samples, query)
+            terminal.show(console, chosen, full=_FULL.value)
+            said = f"{len(chosen)} of {num_found} samples that fit, of {samples.num_responses} kept"
+        if samples.num_unreadable:
+            said += f"; {samples.num_unreadable} lines of samples.jsonl can't be read"
+        console.print(said, style="dim")
+    except BrokenPipeError:  # as in `| head`
+        console.quiet = True
+    return 0
+
+
+def read_kept(folder: pathlib.Path) -> Samples:
+    """The samples of a run folder.
+
+    Raises:
+      ValueError: it is no run folder, or has no samples.
+    """
+    run = RunFolder(folder)
+    if not run.config_file.is_file():
+        raise ValueError(f"{folder} is no run folder (it has no {run.config_file.name})")
+    samples = read_samples(folder)
+    if not samples.groups:
+        raise ValueError(
+            f"{run.samples} has no samples yet: they are written with the first evaluation and update "
+            "(samples.groups_per_round, samples.eval_problems; runs of older versions have none)"
+        )
+    return samples
+
+
+def _query() -> Query:
+    try:
+        grep = re.compile(_GREP.value) if _GREP.value is not None else None
+    except re.error as e:
+        raise ValueError(f"--grep={_GREP.value!r} is no regular expression: {e}") from e
+    return Query(
+        sort=_SORT.value,
+        reverse=_REVERSE.value,
+        grep=grep,
+        steps=parse_steps(_STEP.value) if _STEP.value is not None else None,
+        is_eval=_EVAL.value,
+        limit=_LIMIT.value,
+    )

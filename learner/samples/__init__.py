@@ -1,0 +1,1 @@
+"""Samples as text: which groups are kept, what a line of samples.jsonl says, and the file."""

@@ -1,0 +1,145 @@
+"""The file samples.jsonl: written beside the training, bounded in size, cut back where a run goes back."""
+
+import json
+import os
+import pathlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from absl import logging
+
+from bridge.files import replace_file
+from bridge.types import Group, Task
+from configs.sections import SamplesConfig
+from learner.samples.pick import Picked
+from learner.samples.record import Decode, Json, evaluated_record, trained_record
+
+MAX_WAITING = 64
+"""Updates and evaluations that may wait to be written; what comes then is left out."""
+CLOSE_S = 10.0
+"""How long the end of a run waits for what is still to be written."""
+
+
+class SampleLog:
+    """Appends groups as text, in a thread of its own: neither decoding nor a slow disk holds the learner up.
+
+    What can't be written, as on a full disk, is left out and said once: it is for reading alone.
+    """
+
+    def __init__(self, file: pathlib.Path, config: SamplesConfig, decode: Decode, *, restored_step: int) -> None:
+        """Opens the file for what comes after `restored_step`; what it has of later steps never happened."""
+        self._path, self._config, self._decode = file, config, decode
+        self._max_bytes = int(config.max_mib * 2**20)
+        self.num_lost = 0
+        """Groups that were not written."""
+        self._cut_back(restored_step)
+        self._jobs: queue.Queue[tuple[int, Callable[[], Iterable[Json]]] | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._work, name="samples", daemon=True)
+        self._thread.start()
+
+    def trained(self, step: int, groups: Sequence[Picked]) -> None:
+        """Hands over groups that trained in the update that made `step`; returns at once."""
+        self._hand_over(
+            len(groups),
+            lambda: (trained_record(g, step=step, decode=self._decode, config=self._config) for g in groups),
+        )
+
+    def evaluated(self, step: int, set_name: str, groups: Sequence[tuple[Group, Task]]) -> None:
+        """Hands over the groups of an evaluation by the weights of `step`; returns at once.
+
+        The first `samples.eval_problems` of them are kept: given in the order of their problems, always the same.
+        """
+        groups = groups[: self._config.eval_problems]
+        self._hand_over(
+            len(groups),
+            lambda: (
+                evaluated_record(g, t, set_name=set_name, step=step, decode=self._decode, config=self._config)
+                for g, t in groups
+            ),
+        )
+
+    def close(self) -> None:
+        """Writes what waits, within a bound."""
+        try:
+            self._jobs.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            logging.error("samples: %s takes no more; what waits is not written", self._path)
+            return
+        self._thread.join(CLOSE_S)
+
+    def _hand_over(self, num_groups: int, records: Callable[[], Iterable[Json]]) -> None:
+        if not num_groups:
+            return
+        try:
+            self._jobs.put_nowait((num_groups, records))
+        except queue.Full:
+            self._lose(num_groups, "they come faster than they are written")
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            num_groups, records = job
+            try:
+                self._append(b"".join(_line(r) for r in records()))
+            except Exception as e:  # no sample is worth a run
+                self._lose(num_groups, str(e))
+
+    def _append(self, data: bytes) -> None:
+        """Writes whole lines, or nothing."""
+        with open(self._path, "ab") as file:
+            end = file.tell()
+            try:
+                file.write(data)
+                file.flush()
+            except OSError:
+                os.truncate(self._path, end)
+                raise
+        if end + len(data) > self._max_bytes:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Halves what is there until it is half of what may be, the oldest first."""
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        replace_file(self._path, b"".join(thinned(lines, max_bytes=self._max_bytes // 2)))
+
+    def _cut_back(self, step: int) -> None:
+        if not self._path.is_file():
+            return
+        kept: list[bytes] = []
+        num_lines = 0
+        with open(self._path, "rb") as file:
+            for line in file:
+                num_lines += 1
+                if _step(line) <= step:
+                    kept.append(line)
+        if len(kept) < num_lines:
+            replace_file(self._path, b"".join(kept))
+
+    def _lose(self, num_groups: int, why: str) -> None:
+        if not self.num_lost:
+            logging.error("samples: %s lacks groups from now on: %s", self._path, why)
+        self.num_lost += num_groups
+
+
+def thinned(lines: list[bytes], *, max_bytes: int) -> list[bytes]:
+    """Lines of `max_bytes` at most: of the older half every second one goes, again and again; the first one stays.
+
+    So the newest are all there, and the older the fewer. One line that is larger than that goes, too.
+    """
+    while lines and sum(map(len, lines)) > max_bytes:
+        half = (len(lines) + 1) // 2
+        lines = lines[:half:2] + lines[half:] if half > 2 else lines[half:]
+    return lines
+
+
+def _line(record: Json) -> bytes:
+    """UTF-8; half a surrogate pair, as a row's answer may have, becomes a question mark."""
+    return json.dumps(record, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def _step(line: bytes) -> float:
+    """Of a line; one that a killed process left torn belongs to no step."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

@@ -1,0 +1,87 @@
+"""The report of a long run: how long it takes to make, how large it is, and whether a browser stays quick with it.
+
+    python -m tests.bench.report [--small]
+
+The run has 5,000 updates, 100,000 responses kept as text, and the events of four actors; it is made up
+(`tests/launch/report/folder.py`). Without a Chromium the browser's part is left out.
+"""
+
+import argparse
+import json
+import pathlib
+import resource
+import tempfile
+import time
+
+from launch.report.build import write_report
+from tests.launch.report.browser import PROGRAM, Page, browser
+from tests.launch.report.folder import make_folder
+
+TEXT = "the sum of the first numbers is found by adding them one after the other so that nothing is left over "
+MAX_MAKE_S, MAX_BYTES, MAX_OPEN_S, MAX_SEARCH_S, MAX_ROUND_S = 60.0, 6_000_000, 10.0, 1.0, 1.0
+
+
+def main() -> None:
+    """Prints a line of JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--small", action="store_true", help="shows that it works; its numbers mean nothing")
+    steps, num_responses = (50, 1000) if parser.parse_args().small else (5000, 100_000)
+    texts = tuple(TEXT[i % 7 :] * (1 + i % 5) for i in range(11))
+    with tempfile.TemporaryDirectory() as root:
+        folder = make_folder(pathlib.Path(root) / "run", steps=steps, groups=num_responses // 8, actors=4, texts=texts)
+        target = pathlib.Path(root) / "report.html"
+        start_s = time.monotonic()
+        num_bytes = write_report([folder], target)
+        values: dict[str, float | int | bool] = {
+            "steps": steps,
+            "responses": num_responses,
+            "make_s": time.monotonic() - start_s,
+            "bytes": num_bytes,
+            "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "run_folder_mib": sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 2**20,
+        }
+        if PROGRAM is not None:
+            with browser() as page:
+                values |= use(page, target)
+    bounds = {"make_s": MAX_MAKE_S, "bytes": MAX_BYTES, "open_s": MAX_OPEN_S, "search_s": MAX_SEARCH_S}
+    bounds |= {"round_s": MAX_ROUND_S, "problems": 0}
+    aims = {
+        name: {"value": values[name], "aim": f"<= {bound}", "met": values[name] <= bound}
+        for name, bound in bounds.items()
+        if name in values
+    }
+    print(json.dumps({"bench": "report", "values": values, "aims": aims}))
+
+
+def use(page: Page, target: pathlib.Path) -> dict[str, float | int | bool]:
+    """Opens the report, searches it and turns to another round, each timed in the browser."""
+    start_s = time.monotonic()
+    page.open(target.as_uri())
+    open_s = time.monotonic() - start_s
+    search = (
+        "(async () => { const at = (id) => document.getElementById(id);"
+        " const box = at('sample-search'), count = at('sample-count');"
+        " const before = count.textContent, start = performance.now(); box.value = 'question 96: ';"
+        " box.dispatchEvent(new Event('input'));"
+        " while (count.textContent === before) await new Promise((f) => setTimeout(f, 5));"
+        " return (performance.now() - start) / 1000; })()"
+    )
+    turn = (
+        "(async () => { const start = performance.now(); document.getElementById('round-before').click();"
+        " await new Promise((f) => requestAnimationFrame(() => setTimeout(f, 0)));"
+        " return (performance.now() - start) / 1000; })()"
+    )
+    return {
+        "open_s": open_s,
+        "search_s": page.run(search),
+        "round_s": page.run(turn),
+        "responses_shown": int(
+            page.run("document.getElementById('sample-count').textContent.match(/of ([\\d,]+)/)[1]").replace(",", "")
+        ),
+        "thinned_said": page.run("document.querySelectorAll('.thinned').length > 0"),
+        "problems": len(page.problems),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""`python -m launch.samples` as it is typed."""
+
+import pytest
+
+from tests.launch.commands import call_each
+from tests.launch.report.folder import make_folder
+
+REFUSED = {
+    "no-run-dir": ((), "give --run_dir=FOLDER of a run"),
+    "no-run-folder": (("--run_dir=/nowhere",), "/nowhere is no run folder (it has no config.json)"),
+    "two": (("--run_dir=a,b",), "one --run_dir is wanted here, got 2: a, b"),
+    "grep": (("--run_dir=RUN", "--grep=("), "--grep='(' is no regular expression"),
+    "step": (("--run_dir=RUN", "--step=9-3"), "--step is a step or a range of them"),
+    "sort": (("--run_dir=RUN", "--sort=size"), "should be one of <step|reward|lag|length>"),
+    "limit": (("--run_dir=RUN", "--limit=0"), "0 is not a positive integer"),
+}
+SHOWN = (
+    ("--run_dir=RUN", "--limit=2", "--sort=reward"),
+    ("--run_dir=RUN", "--grep=needle", "--noeval", "--step=2-3", "--full"),
+    ("--run_dir=RUN", "--compare"),
+)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    run = make_folder(tmp_path_factory.mktemp("command") / "run")
+    (run.parent / "empty").mkdir()
+    (run.parent / "empty" / "config.json").write_text("{}")
+    lines = [arguments for arguments, _ in REFUSED.values()] + [*SHOWN, ("--run_dir=EMPTY",)]
+    put = [[a.replace("RUN", str(run)).replace("EMPTY", str(run.parent / "empty")) for a in line] for line in lines]
+    return call_each("launch.samples.command", put)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_command_refuses_in_one_line_with_code_2(done, case):
+    got = done[list(REFUSED).index(case)]
+    assert got.code == 2 and REFUSED[case][1] in got.err and len(got.err.splitlines()) == 1 and not got.out
+
+
+def test_command_prints_what_is_asked_for_and_how_much_there_is(done):
+    by_reward, found, compared = done[len(REFUSED) : len(REFUSED) + 3]
+    assert by_reward.code == found.code == compared.code == 0
+    assert by_reward.out.splitlines()[-1] == "2 of 128 samples that fit, of 128 kept"
+    assert "needle" in found.out and "eval" not in found.out
+    assert compared.out.strip() == "no problem was evaluated twice yet"
+
+
+def test_command_says_how_a_run_comes_to_have_samples(done):
+    assert done[-1].code == 2 and "samples.groups_per_round" in done[-1].err
