@@ -27,7 +27,8 @@ def main() -> int:
             raise ValueError("--serve writes no file: leave out --out, or --serve")
         check_library()
         if _SERVE.value:
-            from launch.report.server import serve
+            from launch.report.library import check_library
+from launch.report.server import serve
 
             return serve(folders, port=_PORT.value)
         from launch.report.build import write_report
@@ -44,15 +45,3 @@ def target_of(folders: list[pathlib.Path]) -> pathlib.Path:
     if _OUT.value is not None:
         return pathlib.Path(_OUT.value)
     return RunFolder(folders[0]).report if len(folders) == 1 else pathlib.Path("report.html")
-
-
-def check_library() -> None:
-    """Refuses to go on without what draws the figures.
-
-    Raises:
-      ValueError: says what to install.
-    """
-    try:
-        import bokeh  # noqa: F401
-    except ImportError as e:
-        raise ValueError("launch.report draws with bokeh, which is not installed: pip install 'sluice[report]'") from e

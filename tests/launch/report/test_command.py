@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from launch.report import afterwards
-from launch.report.command import check_library
+from launch.report.library import check_library
 from tests.launch.commands import call_each
 from tests.launch.report.folder import make_folder
 
