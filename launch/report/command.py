@@ -11,6 +11,7 @@ from absl import flags
 
 from configs.run_folder import RunFolder
 from launch import command_line
+from launch.report.library import check_library
 
 _OUT = flags.DEFINE_string("out", None, "The file to write; else report.html in the run's folder, of several here.")
 _SERVE = flags.DEFINE_boolean("serve", False, "Serve it on 127.0.0.1 and follow the run, until Ctrl-C.")
@@ -27,8 +28,7 @@ def main() -> int:
             raise ValueError("--serve writes no file: leave out --out, or --serve")
         check_library()
         if _SERVE.value:
-            from launch.report.library import check_library
-from launch.report.server import serve
+            from launch.report.server import serve
 
             return serve(folders, port=_PORT.value)
         from launch.report.build import write_report
