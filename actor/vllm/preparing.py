@@ -31,7 +31,7 @@ class PreparedSnapshot:
           SnapshotError: it is not at `path`.
         """
         self.manifest = manifest
-        self.tensors = {name: _as_torch(array) for name, array in map_tensors(path, manifest).items()}
+        self.tensors = mapped(path, manifest)
         """The whole snapshot, by name; empty once it was dropped."""
         self._staged: Staged | None = None
         self._retired: list[object] = []
@@ -101,6 +101,15 @@ def _cores(task: int) -> set[int]:
         return os.sched_getaffinity(task)
     except ProcessLookupError:  # it has ended
         return set()
+
+
+def mapped(path: str, manifest: WeightManifest) -> dict[str, torch.Tensor]:
+    """Views of a snapshot's tensors, by name; nothing is copied.
+
+    Raises:
+      SnapshotError: it is not at `path`.
+    """
+    return {name: _as_torch(array) for name, array in map_tensors(path, manifest).items()}
 
 
 def _as_torch(array: np.ndarray) -> torch.Tensor:

@@ -32,7 +32,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from actor.vllm.control import listen
 from actor.vllm.phases import say_phases
-from actor.vllm.preparing import PreparedSnapshot
+from actor.vllm.preparing import PreparedSnapshot, mapped
 from actor.vllm.processes import end_quickly
 from actor.vllm.proof import has_experts, prove_served
 from bridge import codec
@@ -179,8 +179,7 @@ class WorkerPlugin:
         """Takes an adapter from a verified snapshot; see `adapter_worker.load_adapter`, whose errors it raises."""
         from actor.vllm import adapter_worker
 
-        arrays = map_tensors(path, codec.decode(WeightManifest, manifest))
-        tensors = {name: _as_torch(array) for name, array in arrays.items()}
+        tensors = mapped(path, codec.decode(WeightManifest, manifest))
         adapter_worker.load_adapter(self.model_runner, number, tensors, settings)
 
     def prove_base(self, folder: str, table: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
         model,
         config="configs/pipelinerl.py:tiny",
         cwd=here,
+        admission__width=0,
+        admission__sequences=24,
         evaluation__every_n_steps=6,
         evaluation__sets__greedy__temperature=0,
         evaluation__sets__many__k=4,

@@ -136,14 +136,11 @@ def test_failed_swap_ends_the_requests_that_wait_for_it(bench: Bench, monkeypatc
         await bench.update()
         tasks = [asyncio.create_task(bench.sample(PROMPT, max_tokens=400)) for _ in range(3)]
         await progress(bench, 20)
-        call = bench.engine._call
 
-        async def failing(action, *arguments):
-            if action == "load":
-                raise RuntimeError("out of memory")
-            await call(action, *arguments)
+        async def failing(request: object) -> None:
+            raise RuntimeError("out of memory")
 
-        monkeypatch.setattr(bench.engine, "_call", failing)
+        monkeypatch.setattr(bench.engine._llm, "update_weights", failing)
         with pytest.raises(EngineDeadError, match="out of memory"):
             await bench.update()
         return await asyncio.gather(*tasks, bench.sample(PROMPT), return_exceptions=True)
