@@ -113,7 +113,8 @@ def main() -> None:
         found = evaluate(given.model, prompts, given.k)
     plain, plain_s = plain_answers(given.model, rows)
     rewards = judge(rows, plain)
-    of_greedy, of_sampled = found["sets"]
+    by_name = {one["set"]: one for one in found["sets"]}
+    of_greedy, of_sampled = by_name["greedy"], by_name["drawn"]
     ours = {s["problem"]: s["responses"][0] for s in of_greedy["samples"]}
     same = [ours[i]["text"] == text for i, (text, _) in enumerate(plain)]
     num_other_rewards = sum(ours[i]["reward"] != reward for i, reward in enumerate(rewards))
