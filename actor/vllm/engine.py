@@ -113,6 +113,7 @@ class VllmEngine:
         say_phase("importing vLLM")
         from vllm import AsyncEngineArgs
         from vllm.config import WeightTransferConfig
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from actor.vllm import weights
@@ -138,6 +139,8 @@ class VllmEngine:
             gpu_memory_utilization=config.actor.gpu_memory_utilization,
             enforce_eager=config.actor.enforce_eager,
             enable_prefix_caching=config.actor.prefix_caching,
+            # A prompt in parts sets a request's random state back, which a CPU's can't be (vLLM 0.32: the engine dies).
+            enable_chunked_prefill=False if seed is not None and current_platform.is_cpu() else None,
             scheduling_policy="priority",
             logprobs_mode="processed_logprobs",
             weight_transfer_config=WeightTransferConfig(backend=weights.BACKEND),

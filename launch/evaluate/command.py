@@ -89,8 +89,9 @@ def main() -> int:
             print("interrupted: nothing is written", file=sys.stderr)
             return 130
         except Exception as e:
-            told = "; ".join(dict.fromkeys(leaves(e)))
-            print(f"error: {command_line.one_line(RuntimeError(told))}", file=sys.stderr)
+            first, *others = leaves(e)
+            more = f" (and {len(others)} more errors)" if others else ""
+            print(f"error: {command_line.one_line(RuntimeError(first))}{more}", file=sys.stderr)
             return 1
     found = results.results_of(
         sets,

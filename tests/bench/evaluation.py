@@ -1,8 +1,8 @@
 """`launch.evaluate` against a plain loop of transformers: `python -m tests.bench.evaluation --model=FOLDER`.
 
 Both answer the same problems greedily, in float32, and one verifier judges both: the numbers must be the same. Then k
-samples a problem, with their standard errors and the engine's speed. The problems are two-digit sums and differences in
-the model's chat template.
+samples a problem, with their standard errors and the engine's speed. The problems are small sums and differences in the
+model's chat template.
 """
 
 import argparse
@@ -22,14 +22,16 @@ from bridge.types import Finish, Task
 
 MAX_TOKENS = 24
 VERIFIER = "math"
+ANSWER_IN = "text"
+"""A model that was not tuned answers in a sentence."""
 
 
 def make_problems(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Sums and differences of numbers of two digits."""
+    """Sums and differences of numbers up to 20."""
     draw = random.Random(seed)
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
-        a, b, is_sum = draw.randint(10, 99), draw.randint(10, 99), draw.random() < 0.5
+        a, b, is_sum = draw.randint(1, 20), draw.randint(1, 20), draw.random() < 0.5
         asked = f"What is {a} {'+' if is_sum else '-'} {b}? Reply with the number only."
         if asked not in [r["prompt"] for r in rows]:
             rows.append({"prompt": asked, "answer": a + b if is_sum else a - b})
@@ -46,6 +48,7 @@ def evaluate(model: str, prompts: pathlib.Path, k: int) -> dict[str, Any]:
                 *(f"--prompts=greedy={prompts}", f"--prompts=drawn={prompts}", f"--verifier={VERIFIER}"),
                 *(f"--max_tokens={MAX_TOKENS}", "--show=1000000", "--config.model.served_dtype=float32"),
                 *(f"--config.evaluation.sets.drawn.k={k}", "--config.evaluation.sets.drawn.temperature=1"),
+                f"--config.prompts.answer_in={ANSWER_IN}",
                 "--config.actor.enforce_eager=true",  # else it compiles for longer than it runs
             ],
             check=True,
@@ -89,7 +92,8 @@ def judge(rows: list[dict[str, Any]], answers: list[tuple[str, Finish]]) -> list
         try:
             found: list[float] = []
             for row, (text, finish) in zip(rows, answers, strict=True):
-                task = Task.judged_by(VERIFIER, answer=str(row["answer"]))
+                metadata = json.dumps({"answer_in": ANSWER_IN})
+                task = Task.judged_by(VERIFIER, answer=str(row["answer"]), metadata=metadata)
                 response = Response(text=text, finish=finish, num_tokens=1)
                 found.append((await pool.score(VERIFIER, response, task)).value if finish == "stop" else 0.0)
             return found
@@ -113,7 +117,8 @@ def main() -> None:
         found = evaluate(given.model, prompts, given.k)
     plain, plain_s = plain_answers(given.model, rows)
     rewards = judge(rows, plain)
-    of_greedy, of_sampled = found["sets"]
+    by_name = {one["set"]: one for one in found["sets"]}
+    of_greedy, of_sampled = by_name["greedy"], by_name["drawn"]
     ours = {s["problem"]: s["responses"][0] for s in of_greedy["samples"]}
     same = [ours[i]["text"] == text for i, (text, _) in enumerate(plain)]
     num_other_rewards = sum(ours[i]["reward"] != reward for i, reward in enumerate(rewards))
