@@ -30,6 +30,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
         cwd=here,
         admission__width=0,
         admission__sequences=24,
+        prompts__truncated="keep",  # nearly all that an untrained model says is cut off, and would not be judged
         evaluation__every_n_steps=6,
         evaluation__sets__greedy__temperature=0,
         evaluation__sets__many__k=4,

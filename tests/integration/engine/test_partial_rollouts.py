@@ -130,9 +130,11 @@ def test_stats_are_those_of_a_cache_that_is_too_small(bench: Bench):
 def test_aborted_request_is_not_resumed(bench: Bench):
     async def body():
         await bench.update()
+        bench.write()
+        prefetched = await bench.client.prefetch()
         tasks = [asyncio.create_task(bench.sample(PROMPT, request_id=f"a{i}", max_tokens=400)) for i in range(2)]
         await progress(bench, 20)
-        swapping = asyncio.create_task(bench.update())
+        swapping = asyncio.create_task(bench.client.swap(prefetched))
         await bench.engine.abort("a0")
         await swapping
         await bench.engine.abort("a1")
