@@ -58,7 +58,8 @@ def watch_source() -> None:
 
 def watch_engine() -> None:
     """The phases of an update in the engine; and what is done to its weights after one."""
-    start, call, swap = VllmEngine.start.__func__, VllmEngine._call, VllmEngine.swap_weights  # pyright: ignore[reportFunctionMemberAccess]
+    start = VllmEngine.start.__func__  # pyright: ignore[reportFunctionMemberAccess]
+    prepare, load, swap = VllmEngine._prepare, VllmEngine._load, VllmEngine.swap_weights
     num_swaps = 0
 
     def started(
@@ -72,12 +73,23 @@ def watch_engine() -> None:
         doom.engine = start(cls, path, config, expected=expected, base=base)
         return doom.engine
 
-    async def called(self: VllmEngine, action: str, path: pathlib.Path, manifest: WeightManifest) -> None:
-        if action == "load":
+    async def prepared(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest) -> Any:
+        result = await prepare(self, path, manifest)
+        die_at("checked", 1 + num_swaps, manifest.version)
+        return result
+
+    async def loaded(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest) -> float:
+        begin = self._llm.start_weight_update
+
+        async def paused() -> None:
             die_at("paused", 1 + num_swaps, manifest.version)
-        await call(self, action, path, manifest)
-        if action == "check":
-            die_at("checked", 1 + num_swaps, manifest.version)
+            await begin()
+
+        self._llm.start_weight_update = paused
+        try:
+            return await load(self, path, manifest)
+        finally:
+            self._llm.start_weight_update = begin
 
     async def swapped(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest):
         nonlocal num_swaps
@@ -91,7 +103,7 @@ def watch_engine() -> None:
         return timings
 
     VllmEngine.start = classmethod(started)  # pyright: ignore[reportAttributeAccessIssue]
-    VllmEngine._call, VllmEngine.swap_weights = called, swapped
+    VllmEngine._prepare, VllmEngine._load, VllmEngine.swap_weights = prepared, loaded, swapped
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from actor.vllm import weights
-from bridge.published import WeightManifest
+from actor.vllm.preparing import PreparedSnapshot
 from bridge.types import Version
 from tests.integration.network.real import doom
 
@@ -53,12 +53,12 @@ class Worker(weights.WorkerPlugin):
 def _watch() -> None:
     load, num_loads = weights.SnapshotTransfer._load, 0
 
-    def watched(self: weights.SnapshotTransfer, tensors: Mapping[str, torch.Tensor], manifest: WeightManifest) -> None:
+    def watched(self: weights.SnapshotTransfer, snapshot: PreparedSnapshot) -> None:
         nonlocal num_loads
         num_loads += 1
         if doom.is_due("load", num_loads) or doom.is_due("core", num_loads):
-            tensors = Halves(tensors, manifest.version)
-        load(self, tensors, manifest)
+            self._reload(Halves(snapshot.tensors, snapshot.manifest.version))  # as where nothing was staged
+        load(self, snapshot)
 
     weights.SnapshotTransfer._load = watched
 
