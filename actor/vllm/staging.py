@@ -160,7 +160,8 @@ class _Twins:
             return None
         if id(served) in self._tensors:
             return self._tensors[id(served)]
-        new: Any = restore_layer_refs(materialize_meta_tensor(served if plain is None else plain), twin)
+        form: Any = served if plain is None else plain
+        new: Any = restore_layer_refs(materialize_meta_tensor(form), twin)
         if hasattr(new, "weight_loader"):
             # A reload leaves its wrapper there, which loads nothing once that reload is over.
             new.weight_loader = _get_original_loader(new)

@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 from blake3 import blake3
 
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> None:
     gguf, folder = map(pathlib.Path, argv)
     transformers.utils.logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     # What was read is no longer quantised; saving would refuse, and who loads it would look for a quantiser.
     model.config.quantization_config = None
     del model.config.quantization_config

@@ -88,8 +88,8 @@ class Architecture:
                 if value != field.default:
                     refuse(key, value, f"{field.default} for {self.family}")
                 continue
-            is_number = field.type in ("int", "float") or (field.type == "float | None" and value is not None)
-            if is_number and (isinstance(value, bool) or value <= 0):
+            is_number = field.type in ("int", "float", "float | None")
+            if is_number and value is not None and (isinstance(value, bool) or value <= 0):
                 refuse(key, value, "a positive number")
         if self.num_heads % self.num_kv_heads:
             refuse("num_key_value_heads", self.num_kv_heads, f"a divisor of {self.num_heads} heads")
@@ -205,8 +205,8 @@ class Architecture:
         for name in (*_HF_KEYS, *family.fields):
             if read is None or getattr(read, name) != getattr(self, name):
                 raw[_key(family, name)] = getattr(self, name)
-                if name in family.fields and family.fields[name].alias is not None:
-                    raw.pop(family.fields[name].alias, None)
+                if name in family.fields and (alias := family.fields[name].alias) is not None:
+                    raw.pop(alias, None)
         if len(family.attention_biases) > 1 and (read is None or read.qkv_bias != self.qkv_bias):
             raw["attention_bias"] = self.qkv_bias
         family.write_rope(raw, self.rope, read and read.rope)
@@ -224,7 +224,7 @@ def _key(family: Family, name: str) -> str:
 
 
 def _read_field(raw: Mapping[str, Any], field: HfField) -> Any:
-    key = field.alias if field.alias in raw else field.key
+    key = field.alias if field.alias is not None and field.alias in raw else field.key
     if field.optional and key in raw and raw[key] is None:
         return None
     return need(raw, key, field.kind)

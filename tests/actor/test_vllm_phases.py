@@ -27,7 +27,7 @@ def vllm_logger():
     logger.handlers, logger.propagate = [], False
     yield logger
     logger.level, logger.handlers, logger.propagate = before
-    logger.manager._clear_cache()
+    logger.manager._clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_phases_are_said_once_each_and_the_log_shows_no_more_than_before(vllm_logger, capfd):

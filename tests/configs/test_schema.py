@@ -431,6 +431,7 @@ def test_lora_scale_modules_and_the_dtype_of_the_base():
     assert lora.scale == 0.5 and lora.modules == ("q_proj", "down_proj")
     assert dataclasses.replace(lora, rank_stabilized=True).scale == 2.0
     assert dataclasses.replace(lora, rank=0).modules == ()
+    served: dict[tuple[Any, Any], str]
     served = {("float32", "bfloat16"): "float32", ("bfloat16", "bfloat16"): "bfloat16"}
     for (compute, out), wanted in served.items():
         model = sections.ModelConfig(compute_dtype=compute, served_dtype=out)

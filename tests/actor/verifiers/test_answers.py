@@ -8,13 +8,13 @@ import reasoning_gym
 from actor.verifiers import exact, format, math
 from actor.verifiers import reasoning_gym as gym
 from actor.verifiers.judged import Context, Response, Score, answer_key
-from bridge.types import MAX_ANSWER_CHARS, Task
+from bridge.types import MAX_ANSWER_CHARS, Finish, Task
 from configs.sections import RewardsConfig
 
 NO_CONTEXT = Context()
 
 
-def read(verifier, text, answer, finish="stop"):
+def read(verifier, text, answer, finish: Finish = "stop"):
     task = Task.judged_by("any", answer=answer)
     return verifier.score(Response(text=text, finish=finish, num_tokens=1), task, NO_CONTEXT).answer
 

@@ -80,7 +80,7 @@ def watch_vllm() -> None:
     """`generating`: requests are in the engine; `swapping`: before the pause, in it, after it."""
     from actor.vllm.engine import VllmEngine
 
-    call, swap = VllmEngine._call, VllmEngine.swap_weights
+    load, swap = VllmEngine._load, VllmEngine.swap_weights
     looking: list[asyncio.Task[None]] = []
 
     async def look(engine: VllmEngine) -> None:
@@ -89,10 +89,18 @@ def watch_vllm() -> None:
                 reach("generating", "middle")
             await asyncio.sleep(_POLL_S)
 
-    async def called(self: VllmEngine, action: str, path: pathlib.Path, manifest: WeightManifest) -> None:
-        if action == "load":
+    async def loaded(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest) -> float:
+        begin = self._llm.start_weight_update
+
+        async def paused() -> None:
             reach("swapping", "middle")
-        await call(self, action, path, manifest)
+            await begin()
+
+        self._llm.start_weight_update = paused
+        try:
+            return await load(self, path, manifest)
+        finally:
+            self._llm.start_weight_update = begin
 
     @functools.wraps(swap)
     async def swapped(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest) -> Any:
@@ -103,7 +111,7 @@ def watch_vllm() -> None:
         reach("swapping", "end")
         return timings
 
-    VllmEngine._call, VllmEngine.swap_weights = called, swapped
+    VllmEngine._load, VllmEngine.swap_weights = loaded, swapped
 
 
 def main() -> None:

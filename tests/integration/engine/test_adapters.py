@@ -81,9 +81,12 @@ def test_a_running_request_ends_under_the_adapter_it_began_with_while_newer_ones
     assert_made_by_its_versions(bench, long)
     assert_made_by_its_versions(bench, short)
 
+    adapters = bench.engine._adapters
+    assert adapters is not None
+
     async def settled():
-        await until(lambda: bench.engine._adapters.num_alive == 1, "the older one is gone", deadline_s=60)
-        await asyncio.gather(*bench.engine._adapters._removals)
+        await until(lambda: adapters.num_alive == 1, "the older one is gone", deadline_s=60)
+        await asyncio.gather(*adapters._removals)
         return await held(bench)
 
     assert bench.run(settled()) == 1

@@ -132,6 +132,7 @@ def test_aborted_request_is_not_resumed(bench: Bench):
         await bench.update()
         bench.write()
         prefetched = await bench.client.prefetch()
+        assert prefetched is not None
         tasks = [asyncio.create_task(bench.sample(PROMPT, request_id=f"a{i}", max_tokens=400)) for i in range(2)]
         await progress(bench, 20)
         swapping = asyncio.create_task(bench.client.swap(prefetched))

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def first_rows(path: pathlib.Path, wanted: str, *, num_rows: int) -> tuple[str, 
         name = text()
         dims = [take("Q") for _ in range(take("I"))]
         tensors[name] = (dims, take("I"), take("Q"))
-    alignment = pairs.get("general.alignment", 32)
+    alignment: Any = pairs.get("general.alignment", 32)
     start = -(-at // alignment) * alignment
     dims, kind, offset = tensors[wanted]
     assert kind == 3, "Q4_1"

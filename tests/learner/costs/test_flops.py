@@ -124,9 +124,9 @@ def test_model_flops_of_adapters_leave_out_the_gradients_of_what_is_frozen():
     num = adapter_params(QWEN3_0_6B, lora)
     assert num == 28 * 16 * (q + v + down) == 4128768
     assert adapter_params(QWEN3_0_6B, LoraConfig()) == 0
-    of = dict(num_tokens=1000.0, num_scored_tokens=800.0, sum_squared_lengths=0.0)
+    of: dict[str, Any] = dict(num_tokens=1000.0, num_scored_tokens=800.0, sum_squared_lengths=0.0)
     # Forward and the inputs' gradients through 440,401,920 parameters and the head; the adapters' own on top.
     layers, head, adapters = 2e3 * 440401920, 2 * 800 * 1024 * 151936, 2e3 * num
     assert model_flops(QWEN3_0_6B, **of, num_adapter_params=num) == pytest.approx(2 * (layers + head) + 3 * adapters)
-    attention = dict(num_tokens=0.0, num_scored_tokens=0.0, sum_squared_lengths=1e6)
+    attention: dict[str, Any] = dict(num_tokens=0.0, num_scored_tokens=0.0, sum_squared_lengths=1e6)
     assert model_flops(QWEN3_0_6B, **attention, num_adapter_params=num) == model_flops(QWEN3_0_6B, **attention) > 0
