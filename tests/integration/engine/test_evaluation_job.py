@@ -28,6 +28,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, model: Path):
         model,
         config="configs/pipelinerl.py:tiny",
         cwd=here,
+        admission__width=0,  # its window is said in sequences
         evaluation__every_n_steps=6,
         evaluation__sets__greedy__temperature=0,
         evaluation__sets__many__k=4,
