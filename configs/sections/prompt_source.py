@@ -9,6 +9,9 @@ from configs import extension
 
 VERIFIERS = ("reasoning_gym", "exact", "math", "format", "code", "judge")
 
+READS_ANSWERS = ("reasoning_gym", "exact", "math")
+"""Those of them that say which answer a response gives, by which responses vote (maj@k)."""
+
 HUGGING_FACE = "hf:"
 """Before the name of a data set of the Hub, or a folder in its format."""
 

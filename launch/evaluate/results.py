@@ -37,7 +37,12 @@ def results_of(
         if not there:
             sets.append(asked | {"k": one.how.k, "problems": 0, "left_out": len(one.problems), "metrics": {}})
             continue
-        summary = summarize(there, num_problems=len(one.problems), pass_reward=one.how.pass_reward or 0.0)
+        summary = summarize(
+            there,
+            num_problems=len(one.problems),
+            pass_reward=one.how.pass_reward or 0.0,
+            reads_answers=one.reads_answers,
+        )
         sets.append(
             asked
             | records.result_of(summary)

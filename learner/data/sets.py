@@ -7,6 +7,7 @@ from absl import logging
 
 from configs.schema import Config
 from configs.sections.evaluation import EvaluationSet
+from configs.sections.prompt_source import READS_ANSWERS
 from learner.data.files import FileProblems, open_rows
 from learner.data.filters import Screen
 from learner.data.problems import BadRow, Problem
@@ -24,6 +25,11 @@ class ProblemSet:
     """With all that it leaves out filled in."""
     problems: tuple[Problem, ...]
     bad: tuple[BadRow, ...] = ()
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether of each problem a verifier of ours says which answer a response gives."""
+        return all(any(part.name in READS_ANSWERS for part in p.task.rewards) for p in self.problems)
 
 
 def open_own_sets(config: Config, tokenizer: Tokenizer) -> dict[str, ProblemSet]:

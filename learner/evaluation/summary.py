@@ -55,13 +55,16 @@ class Summary:
         return self.num_truncated / (self.num_problems * self.k)
 
 
-def summarize(groups: Sequence[Group], *, num_problems: int, pass_reward: float) -> Summary:
+def summarize(
+    groups: Sequence[Group], *, num_problems: int, pass_reward: float, reads_answers: bool = False
+) -> Summary:
     """The numbers of an evaluation.
 
     Args:
       groups: one a problem, each of k samples; at least one.
       num_problems: that were asked; some may be left out.
       pass_reward: a response with at least this reward passes.
+      reads_answers: the problems' verifiers are known to say which answer they read, should none of them be asked.
 
     Raises:
       ValueError: there is no group, or they are of different sizes.
@@ -77,7 +80,7 @@ def summarize(groups: Sequence[Group], *, num_problems: int, pass_reward: float)
     estimates |= {f"pass@{j}": estimators.pass_at_j(passed, j) for j in estimators.sizes_of_pass(k)}
     notes: list[str] = []
     if k > 1:
-        if silent := _without_answers(rollouts):
+        if silent := _without_answers(rollouts, reads_answers=reads_answers):
             notes.append(f"maj@{k} is not there: {silent}")
         else:
             answers = [[answer_of(r) or "" for r in g.rollouts] for g in groups]
@@ -104,11 +107,11 @@ def answer_of(rollout: Rollout) -> str | None:
     return next((score.answer for score in rollout.scores if score.answer is not None), None)
 
 
-def _without_answers(rollouts: Sequence[Rollout]) -> str:
+def _without_answers(rollouts: Sequence[Rollout], *, reads_answers: bool) -> str:
     """Why responses can't vote; empty if they can. One that was cut off and not judged does not vote."""
     judged = [r for r in rollouts if r.scores]
     if not judged:
-        return "no response was judged by a verifier"
+        return "" if reads_answers else "no response was judged by a verifier"
     silent = sorted({score.name for r in judged if answer_of(r) is None for score in r.scores})
     return f"{', '.join(silent)} does not say which answer a response gives" if silent else ""
 

@@ -199,7 +199,12 @@ class Evaluations:
                 "eval set=%s version=%s: no response could be judged; see the actors' logs", one.name, version
             )
             return
-        found = summary.summarize(groups, num_problems=len(one.problems), pass_reward=one.how.pass_reward or 0.0)
+        found = summary.summarize(
+            groups,
+            num_problems=len(one.problems),
+            pass_reward=one.how.pass_reward or 0.0,
+            reads_answers=one.reads_answers,
+        )
         self._log.add(self._record(one, version, found, groups))
         metrics_of = summary.held_out_metrics if one.name == HELD_OUT else summary.metrics_of
         row = metrics_of(one.name, found)

@@ -10,6 +10,7 @@ from actor.verifiers import reasoning_gym as gym
 from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import MAX_ANSWER_CHARS, Finish, Task
 from configs.sections import RewardsConfig
+from configs.sections.prompt_source import READS_ANSWERS
 
 NO_CONTEXT = Context()
 
@@ -79,6 +80,10 @@ def test_reasoning_gym_answer_is_the_text():
     for text in (entry["answer"], f" {entry['answer']}\n", "5  or 6"):
         got = gym.score(Response(text=text, finish="stop", num_tokens=1), task, NO_CONTEXT)
         assert got.answer == " ".join(text.split())
+
+
+def test_verifiers_that_read_answers_are_those_that_the_config_knows():
+    assert {"exact": exact, "math": math, "reasoning_gym": gym}.keys() == set(READS_ANSWERS)
 
 
 def test_verifier_without_answers_says_none():

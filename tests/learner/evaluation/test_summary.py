@@ -91,6 +91,9 @@ def test_majority_is_left_out_where_a_verifier_reads_no_answers_and_that_is_said
         "maj@2 is not there: code does not say which answer a response gives",
     )
     assert "no response was judged" in summary_of((make_rollout(2), make_rollout(2))).notes[0]
+    cut = [make_group(TICKET, rollouts=(make_rollout(2, reward=0.0, finish="length"),) * 2)]
+    all_cut = summarize(cut, num_problems=1, pass_reward=1.0, reads_answers=True)
+    assert all_cut.estimates["maj@2"].value == 0.0 and all_cut.notes == ()  # nobody voted
     assert summary_of((code,)).notes == ()  # of one sample nobody wants it
 
 
