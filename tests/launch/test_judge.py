@@ -109,7 +109,8 @@ def test_judge_that_does_not_start_is_refused_and_leaves_nothing(tmp_path, what,
         start(tmp_path, what, start_timeout_s=2.0 if what == "dumb" else 60.0)
     if (tmp_path / "0.json").exists():
         process = given(tmp_path)
-        assert not is_alive(process["pid"]) and not is_alive(process["engine"])
+        assert not is_alive(process["pid"])
+        wait_until(lambda: not is_alive(process["engine"]), "the engine's end")
 
 
 def test_judge_on_cores_that_are_not_there_is_refused(tmp_path):
