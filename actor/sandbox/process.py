@@ -40,15 +40,6 @@ class UsedUpError(RuntimeError):
     """A sandbox in which another case can't be begun."""
 
 
-def _num_killed_for_memory() -> int:
-    """Processes that the kernel has killed on this machine for want of memory; 0 where it doesn't say."""
-    with contextlib.suppress(OSError):
-        for line in _VMSTAT.read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
 def uid_of(pid: int) -> int:
     """The user of a sandbox's programs, where root starts it: no other sandbox's while that process lives.
 
@@ -268,3 +259,12 @@ def _memory_file(content: bytes) -> int:
         file.write(content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def _num_killed_for_memory() -> int:
+    """Processes that the kernel has killed on this machine for want of memory; 0 where it doesn't say."""
+    with contextlib.suppress(OSError):
+        for line in _VMSTAT.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

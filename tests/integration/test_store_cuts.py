@@ -142,13 +142,13 @@ def test_operation_whose_connection_is_cut_anywhere_is_as_if_it_had_not_been(ben
         cut = bench.proxy.arm(direction, num_messages)
         got = operation.call(store)
         bench.proxy.disarm()
-        if not cut.happened.is_set():  # it took a message less than the one that was watched
+        if not cut.happened.is_set():  # its connection had prepared statements that the watched one still had to parse
             missed.append((direction, num_messages))
         assert (got, bench.dump(run, after=f"cut-{operation.side}")) == (operation.want, want), (
             direction,
             num_messages,
         )
-    assert len(missed) <= 1, missed
+    assert len(missed) <= seen["to_server"].count("P"), missed
 
 
 @EVERY

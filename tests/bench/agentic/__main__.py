@@ -13,7 +13,8 @@ is compared is the time from one update to the next, over episodes with the same
 * the same in a window with an async ratio: as one ends, the next begins, and training is beside it;
 * the same with redundant environments (section 5.2.2): 1.25 times as many prompts and samples, the first to end win.
 
-The planner predicts each from the distribution of the latencies and three calibration sessions at another deviation.
+The planner predicts each from the distribution of the latencies and three calibration sessions: two at another
+deviation, one of environments that answer at once.
 Takes some eight minutes. Writes `results/agentic.{json,md}`.
 """
 

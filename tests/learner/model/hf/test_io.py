@@ -175,9 +175,9 @@ def test_load_and_save_peak_memory_is_what_is_kept_and_part_of_a_tensor(tmp_path
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     load_peak, kept, save_peak = map(int, done.stdout.split())
-    largest = 40_000 * 512 * 4  # the embedding; a stack of 12 kernels is 201 MB
     assert kept > 600e6
-    assert load_peak < kept + 1.3 * largest and save_peak < 1.3 * largest, (load_peak, kept, save_peak)
+    room = 150e6  # the embedding has 82 MB, a stack of 12 kernels 201 MB; the allocator's threads add some 20 at times
+    assert load_peak < kept + room and save_peak < room, (load_peak, kept, save_peak)
 
 
 def assert_equal(got, want):
