@@ -62,7 +62,8 @@ def first_that_fits(
     needs = {
         policy: state + micro_batch_bytes(architecture, policy, share, num_params=num_trained) for policy in choices
     }
-    chosen: Policy = next((policy for policy in choices if needs[policy] <= usable), choices[-1])
+    fitting: list[Policy] = [policy for policy in choices if needs[policy] <= usable]
+    chosen = fitting[0] if fitting else choices[-1]
     estimates = " ".join(f"{policy}={need / 2**30:.2f}" for policy, need in needs.items())
     logging.info("remat=%s GiB a device: may use %.2f, estimated %s", chosen, usable / 2**30, estimates)
     return chosen

@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
     del argv
     is_whole = not ONLY.value and ENGINES.value and TRANSFORMERS.value
     kept = {} if is_whole else _kept()
-    families = ONLY.value or list(get_args(models.Family))
+    families = [family for family in get_args(models.Family) if not ONLY.value or family in ONLY.value]
     found: dict[str, dict[str, Any]] = {"transformers": {}, "engines": {}, "real": {}} | kept
     for name in (name for name, (family, _) in MODELS.items() if family in families and TRANSFORMERS.value):
         found["transformers"][name] = dataclasses.asdict(tiny_against_transformers(name))
