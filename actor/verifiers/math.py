@@ -95,7 +95,7 @@ def _is_left_to_do(gold: str, stated: str) -> bool:
 
     The question itself does: a policy that is paid for it learns to say 23 + 48 where that was asked.
     """
-    return notation.is_number(conclusion(gold) or gold) and notation.is_left_to_do(stated)
+    return notation.is_number(conclusion(gold) or gold) and not notation.is_worked_out(stated)
 
 
 def _are_equal(gold: str, parsed: list[Any], stated: str) -> bool:

@@ -21,9 +21,18 @@ _DEGREES = re.compile(
 _EULER = re.compile(r"(?<![A-Za-z\\])e(?![A-Za-z])")
 _NAMED = re.compile(r"([^=<>]*[^=<>\s:!])\s*=\s*([a-zA-Z])\s*")
 _NUMBER = re.compile(r"[\s${}\\]*[-+]?\s*[\\$]*\d[\d,]*(?:\.\d*)?[\s$}.]*")
-_SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|[*×·])\s*10\s*(?:\^|\*\*)")
-_RATIO = re.compile(r"\s*[-+]?\s*(\d+)\s*/\s*(\d+)\s*")
-_OPERATION = re.compile(r"[\d)}\]]\s*(?:\\times|\\cdot|\\div|[-+*/×·÷])\s*(?:\\left)?[-+({\[\\]*\s*\d")
+_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
+_DRESS = re.compile(
+    r"\\(?:boxed|text(?:bf|rm|it)?|math(?:rm|bf)?|left|right)(?![a-zA-Z])|\\[,;:! ]|\\(?=[$%])"
+    r"|\{,\}|[{}$~]|(?<=\d),(?=\d)"
+)
+_WORKED_OUT = re.compile(
+    r"""\(?\s?[-+]?\s?
+    (?:(?:\d+\s)?(?P<over>\d+)\s?/\s?(?P<under>\d+)|\d+(?:\.\d*)?|\.\d+)
+    (?:\s?(?:\\times|\\cdot|[*×·])\s?10\s?(?:\^|\*\*)\s?\(?[-+]?\d+\)?)?
+    \s?\)?\s?[%°]?\s?(?:[A-Za-z]+(?:\s[A-Za-z]+)*)?[\s.]*""",
+    re.VERBOSE,
+)
 _CHOICE = re.compile(r"\W*(?:text(?:bf|rm|it)?|math(?:rm|bf))?\s*\{?\s*\(?\s*([A-J])\s*(?:\)|\}|\s*$)")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\?\s*(?:\\text\s*\{)?\s*\bpercent\b\s*\}?)\s*$")
 
@@ -71,15 +80,20 @@ def is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
-def is_left_to_do(text: str) -> bool:
-    r"""Whether an expression, or what follows its last equals sign, is a calculation that was not done: 23 + 48, 6 / 2.
+def is_worked_out(text: str) -> bool:
+    r"""Whether an expression, or what follows its last equals sign, is a number that nobody has to compute.
 
-    Powers, roots, scientific notation, functions and fractions in lowest terms count as done.
+    That is one number in digits, or a fraction in lowest terms; with a sign, a power of ten, a currency, a percent sign
+    or words of a unit. All else is a calculation that was not done, however it is written: 23 + 48, 6 / 2,
+    \sqrt{2304}, 2^{10}.
     """
-    last = text.rpartition("=")[2]
-    if ratio := _RATIO.fullmatch(last):
-        return math.gcd(int(ratio[1]), int(ratio[2])) != 1 or int(ratio[2]) == 1
-    return _OPERATION.search(_SCIENTIFIC.sub("", last)) is not None
+    last = _FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text.rpartition("=")[2])
+    found = _WORKED_OUT.fullmatch(" ".join(_DRESS.sub("", last).split()))
+    if found is None:
+        return False
+    return found["under"] is None or (
+        int(found["under"]) > 1 and math.gcd(int(found["over"]), int(found["under"])) == 1
+    )
 
 
 def is_choice(text: str) -> bool:
