@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct learns sums and differences of two digits, on two CPU cores.
+"""SmolLM2-135M-Instruct learns sums and differences of numbers below a hundred, on two CPU cores.
 
 It begins with hardly any right, since it explains where a number alone is asked for and adds badly; how far it gets,
 with the three kinds of question that it never trained on (`configs/tasks/arithmetic.py`), the bench says. First

@@ -1,8 +1,9 @@
-"""Sums and differences of numbers of two digits, asked in words: rows for verifier=math.
+"""Sums and differences of numbers below a hundred, asked in words: rows for verifier=math.
 
-A row is a function of (seed, index). Which pairs of numbers are held out is decided by the pair alone, so that none of
-them is trained on, however it is asked. Held-out problems come in one kind of question that is trained, `TRAINED`, and
-in three that are not, `UNSEEN`.
+A row's numbers are its `size` at most, one of `SIZES`: a small model finds rewards in small numbers long before it can
+add large ones. A row is a function of (seed, index). Which pairs of numbers are held out is decided by the pair alone,
+so that none of them is trained on, however it is asked. Held-out problems come in one kind of question that is trained,
+`TRAINED`, and in three that are not, `UNSEEN`.
 """
 
 import hashlib
@@ -37,6 +38,9 @@ def _as_story(a: int, sign: str, b: int) -> str:
 UNSEEN: Mapping[str, Ask] = {"in_words": _in_words, "as_order": _as_order, "as_story": _as_story}
 """By name, those that are only asked of a held-out pair."""
 
+SIZES = (9, 20, 50, 99)
+"""Of a row's numbers the largest there may be; each as often as another."""
+
 HELD_OUT_ONE_IN = 10
 """Pairs of numbers."""
 
@@ -54,8 +58,9 @@ def held_out_row(seed: int, index: int) -> dict[str, Any]:
 
 
 def _row(drawn: random.Random, kinds: Mapping[str, Ask], *, is_held_out: bool) -> dict[str, Any]:
+    size = drawn.choice(SIZES)
     while True:
-        a, b = drawn.randint(10, 99), drawn.randint(10, 99)
+        a, b = drawn.randint(1, size), drawn.randint(1, size)
         sign = drawn.choice("+-")
         if sign == "-":
             a, b = max(a, b), min(a, b)
@@ -63,7 +68,7 @@ def _row(drawn: random.Random, kinds: Mapping[str, Ask], *, is_held_out: bool) -
             break
     kind = drawn.choice(list(kinds))
     answer = a + b if sign == "+" else a - b
-    return {"prompt": kinds[kind](a, sign, b), "answer": answer, "metadata": {"kind": kind}}
+    return {"prompt": kinds[kind](a, sign, b), "answer": answer, "metadata": {"kind": kind, "size": size}}
 
 
 def _holds_out(a: int, sign: str, b: int) -> bool:
