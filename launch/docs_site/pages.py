@@ -16,7 +16,7 @@ def borrowed() -> dict[str, pathlib.Path]:
     """Files of the project by their path on the site."""
     packages = {f"packages/{name}.md": ROOT / name / "README.md" for name in _PACKAGES}
     results = {f"measured/{f.name}": f for f in sorted(_RESULTS.iterdir()) if f.suffix in {".md", ".png"}}
-    return {**packages, "contributing.md": ROOT / "CONTRIBUTING.md", **results}
+    return {"overview.md": ROOT / "README.md", "contributing.md": ROOT / "CONTRIBUTING.md", **packages, **results}
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def on_site() -> dict[pathlib.Path, str]:
     """The path on the site of every file of the project that is there."""
     own = {f: f.relative_to(DOCS).as_posix() for f in DOCS.rglob("*") if f.is_file()}
     folders = {source.parent: path for path, source in borrowed().items() if source.name == "README.md"}
-    return {**own, **folders, **{source: path for path, source in borrowed().items()}, ROOT / "README.md": "README.md"}
+    return {**own, **folders, **{source: path for path, source in borrowed().items()}}
 
 
 def source_of(path: str) -> pathlib.Path:
@@ -57,6 +57,7 @@ def navigation() -> list[dict[str, Any]]:
         },
         {
             "Project": [
+                {"On one page": "overview.md"},
                 {"Contributing": "contributing.md"},
                 {"Packages": [{name: f"packages/{name}.md"} for name in _PACKAGES]},
                 {"Measured": [{pathlib.Path(path).stem: path} for path in results]},

@@ -80,4 +80,4 @@ def _field(doc: FieldDoc) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").strip()
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
