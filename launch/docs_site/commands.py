@@ -32,7 +32,7 @@ def pages() -> dict[str, str]:
 
 
 def _page(name: str) -> str:
-    return f"# {name}\n\n`python -m launch.{name}`\n\n```text\n{_help(name).rstrip()}\n```\n"
+    return f"# {name}\n\n`python -m launch.{name}`\n\n```txt\n{_help(name).rstrip()}\n```\n"
 
 
 def _help(name: str) -> str:

@@ -1,5 +1,7 @@
 """What MkDocs calls while it builds the site (mkdocs.yml)."""
 
+import pathlib
+
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -27,3 +29,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Leads links to files of the project to where these are on the site."""
     del config, files
     return relink(markdown, page.file.src_uri)
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Writes the search's index as a script too, which is what a page that was opened from its file may load."""
+    index = pathlib.Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text()}")

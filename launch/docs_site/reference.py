@@ -42,11 +42,11 @@ def fields() -> str:
         "# Fields\n\nSet by `--config.FIELD=VALUE`, or in a preset. Defaults are those of the sections in "
         "`configs/sections/`, before any preset.\n"
     ]
-    section = ""
+    section = None
     for doc in field_docs().values():
         if (own := doc.path.rpartition(".")[0]) != section:
             section = own
-            parts.append(f"\n## {section}\n\n| field | default | type | meaning |\n|---|---|---|---|")
+            parts.append(f"\n## {section or 'config'}\n\n| field | default | type | meaning |\n|---|---|---|---|")
         parts.append(_field(doc))
     return "\n".join(parts) + "\n"
 

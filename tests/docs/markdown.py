@@ -38,7 +38,12 @@ def commands(text: str) -> Iterator[Command]:
     """The commands in a page's code: indented, fenced, or between backticks."""
     text = re.sub(r"[ ]*\\\n\s*", " ", text)
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    lines += [line.strip() for _, name, body in _FENCED.findall(text) if name in ("", "bash", "sh") for line in body.splitlines()]
+    lines += [
+        line.strip()
+        for _, name, body in _FENCED.findall(text)
+        if name in ("", "bash", "sh")
+        for line in body.splitlines()
+    ]
     lines += re.findall(r"`([^`\n]+)`", text)
     for line in lines:
         yield from _commands(line)

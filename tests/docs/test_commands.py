@@ -59,7 +59,9 @@ def test_fields_that_commands_set_are_fields_and_presets_are_files():
             if _PLACEHOLDER.search(name):
                 continue
             path = name.removeprefix("config.")
-            of_dict = path.startswith(("prompts.mixture.", "evaluation.sets.", "prompts.task_args.", "prompts.environment_args."))
+            of_dict = path.startswith(
+                ("prompts.mixture.", "evaluation.sets.", "prompts.task_args.", "prompts.environment_args.")
+            )
             if name.startswith("config.") and not of_dict and path not in known:
                 wrong.append(f"{page}: {argument}")
             if name == "config" and not _PLACEHOLDER.search(value) and not (REPO / value.partition(":")[0]).is_file():

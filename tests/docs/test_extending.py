@@ -143,7 +143,9 @@ def test_tracker_is_fed_with_what_has_a_name_and_a_unit(place, monkeypatch):
     writer.write("step", 2, {"loss": 0.25, "ess": 0.5}, groups=["h"])
     writer.close()
     told = Told(run="id", name="mine", project="p", config={}, folder=place / "trackers")
-    feed = Feed(place / "metrics.jsonl", place / "marks.json", shelf.opener("csv", told), wait=lambda s: None, name="csv")
+    feed = Feed(
+        place / "metrics.jsonl", place / "marks.json", shelf.opener("csv", told), wait=lambda s: None, name="csv"
+    )
     feed.follow(lambda: True)
     lines = (place / "trackers" / "id.csv").read_text().split()
     assert {"1,step,loss,0.5", "1,step,ess,1.0", "2,step,loss,0.25", "2,step,ess,0.5"} <= set(lines)

@@ -9,7 +9,7 @@ from tests.docs.markdown import DOCS, fenced
 from tests.docs.templates import said, unsaid
 
 PAGE = DOCS / "troubleshooting.md"
-LINES = [line for block in fenced(PAGE, "text") for line in block.splitlines()]
+LINES = [line for block in fenced(PAGE, "output") for line in block.splitlines()]
 LEAST = 16
 """Characters of one text of the sources that a line has at least: less could be any line."""
 OF_OTHERS = (
@@ -80,7 +80,7 @@ def test_page_has_many_symptoms_and_each_says_what_to_do():
     sections = re.split(r"^### ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     assert len(sections) >= 30
     for section in sections:
-        assert "```text\n" in section, section
+        assert "```output\n" in section, section
         assert len(section.rpartition("```")[2].split("\n## ")[0].split()) > 10, section
 
 

@@ -20,7 +20,11 @@ from tests.launch.test_help import commands as all_commands
         ("packages/launch.md", "[a](../docs/deploy.md#ray)", "[a](../deploy.md#ray)"),
         ("packages/launch.md", "[a](../README.md) [b](../actor/README.md)", "[a](../overview.md) [b](actor.md)"),
         ("measured/tail.md", "![a](tail.png)", "![a](tail.png)"),
-        ("deploy.md", "[a](security.md) [b](#ray) [c](https://x.org/a.md)", "[a](security.md) [b](#ray) [c](https://x.org/a.md)"),
+        (
+            "deploy.md",
+            "[a](security.md) [b](#ray) [c](https://x.org/a.md)",
+            "[a](security.md) [b](#ray) [c](https://x.org/a.md)",
+        ),
         ("deploy.md", "[a](nosuch.md)", "[a](nosuch.md)"),  # which a strict build refuses
         ("README.md", "`[a](../launch/README.md)`", "`[a](../launch/README.md)`"),
         ("README.md", "```\n[a](../launch/README.md)\n```\n", "```\n[a](../launch/README.md)\n```\n"),
@@ -51,7 +55,7 @@ def test_every_command_that_people_start_has_a_page():
 @pytest.mark.heavy
 def test_page_of_a_command_is_its_help():
     page = commands._page("runs")
-    assert page.startswith("# runs\n\n`python -m launch.runs`\n\n```text\n") and "--unfence" in page
+    assert page.startswith("# runs\n\n`python -m launch.runs`\n\n```txt\n") and "--unfence" in page
 
 
 def test_help_that_fails_ends_the_build():
