@@ -58,12 +58,12 @@ def _texts(file: Path) -> Iterator[tuple[str, ...]]:
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    apart = docstrings | inside
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             yield _parts("\0".join(_constants(node)))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) not in docstrings and id(node) not in inside:
-                yield _parts(_PERCENT.sub("\0", node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in apart:
+            yield _parts(_PERCENT.sub("\0", node.value))
 
 
 def _constants(node: ast.JoinedStr) -> list[str]:

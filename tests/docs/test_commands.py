@@ -40,7 +40,8 @@ def given(command: Command) -> list[str]:
 
 
 def test_pages_have_commands_and_they_are_read_over_line_ends():
-    text = "x\n\n    a=1 .venv/bin/python -m launch.x --a=1 \\\n        --b='c d' && python -m launch.y &  # e\n\n`python -m z --d`"
+    text = "x\n\n    a=1 .venv/bin/python -m launch.x --a=1 \\\n        --b='c d' && python -m launch.y &  # e\n"
+    text += "\n`python -m z --d`"
     assert [str(c) for c in commands(text)] == ["launch.x --a=1 --b=c d", "launch.y", "z --d"]
     assert len(lines()) > 100
 

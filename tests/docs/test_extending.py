@@ -49,7 +49,10 @@ def place(tmp_path, monkeypatch):
 def config_of(page_command: str) -> Config:
     """The config of the command of the pages that sets something to this."""
     (command,) = {c for page in PAGES for c in commands(page.read_text()) if page_command in str(c)}
-    given = dict(a.removeprefix("--").partition("=")[::2] for a in command.arguments)
+    given: dict[str, str] = {}
+    for argument in command.arguments:
+        name, _, value = argument.removeprefix("--").partition("=")
+        given[name] = value
     fields = {name.removeprefix("config."): value for name, value in given.items() if name.startswith("config.")}
     return overrides.apply(overrides.load_preset(f"{REPO}/{given['config']}"), fields)
 

@@ -17,6 +17,15 @@ from tests.launch.report.browser import MISSING, PROGRAM, browser
 pytestmark = pytest.mark.integration
 
 
+SEARCH = """(() => {
+  document.querySelector('[data-md-toggle=search]').click();
+  const input = document.querySelector('.md-search__input');
+  input.focus();
+  input.value = 'bubblewrap is not installed';
+  for (const name of ['keyup', 'input']) input.dispatchEvent(new Event(name, {bubbles: true}));
+})()"""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The built site; what Python opens a connection to while it is built fails."""
@@ -37,7 +46,7 @@ def site(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(site):
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format, *args) -> None:  # noqa: A002
+        def log_message(self, format, *args) -> None:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
@@ -67,20 +76,19 @@ def open_page(page, url, **how):
 
 
 @pytest.mark.skipif(PROGRAM is None, reason=MISSING)
-def test_pages_open_in_a_browser_without_problems_and_the_search_finds(address):
+def test_pages_open_in_a_browser_without_problems_and_the_search_finds(address, site):
     with browser() as page:
         for name in ("index", "troubleshooting", "api/losses", "reference/fields"):
             for scheme, width in (("light", 1280), ("dark", 390)):
-                page.open(f"{address}/{name}.html", scheme=scheme, width=width)
+                open_page(page, f"{address}/{name}.html", scheme=scheme, width=width)
                 assert page.run("document.documentElement.scrollWidth") <= width, f"{name} is wider than {width}"
-        open_page(page, f"{address}/index.html")
-        page.run(
-            "(() => { document.querySelector('[data-md-toggle=search]').click();"
-            " const i = document.querySelector('.md-search__input'); i.focus(); i.value = 'bubblewrap is not installed';"
-            " i.dispatchEvent(new Event('keyup', {bubbles: true})); i.dispatchEvent(new Event('input', {bubbles: true})); })()"
-        )
-        page.wait("document.querySelectorAll('.md-search-result__link').length > 0")
-        found = page.run("[...document.querySelectorAll('.md-search-result__link')].map((a) => a.href)")
-        assert any("troubleshooting" in link for link in found)
+        for start in (f"{address}/index.html", (site / "api" / "losses.html").as_uri()):
+            open_page(page, start)
+            page.run(SEARCH)
+            page.wait("document.querySelectorAll('.md-search-result__link').length > 0")
+            found = page.run("[...document.querySelectorAll('.md-search-result__link')].map((a) => a.href)")
+            assert any("troubleshooting" in link for link in found)
         assert page.problems == []
-        assert [url for url in page.requests if not url.startswith((address, "data:", "blob:"))] == []
+        assert [
+            url for url in page.requests if not url.startswith((address, "file:", "data:", "blob:", "about:"))
+        ] == []
