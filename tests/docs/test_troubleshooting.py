@@ -20,7 +20,7 @@ OF_OTHERS = (
     "Address already in use (while attempting to bind on address ('127.0.0.1', 8443))",
     "Cannot connect to host 127.0.0.1:8100 ssl:default [Connect call failed ('127.0.0.1', 8100)]",
     "Address already in use",
-    'password authentication failed for user "learner"',
+    'connection to server at "127.0.0.1", port 5432 failed: FATAL:  password authentication failed for user "learner"',
 )
 """What Python, vLLM, XLA, libpq or the kernel say, which Sluice passes on."""
 PROVOKED = [
