@@ -14,25 +14,25 @@ from typing import Any
 Ask = Callable[[int, str, int], str]
 
 TRAINED: Mapping[str, Ask] = {
-    "what_is": lambda a, sign, b: f"What is {a} {sign} {b}? Reply with the number only.",
-    "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}. Answer with just the number.",
-    "equation": lambda a, sign, b: f"{a} {sign} {b} = ? Give only the result.",
+    "what_is": lambda a, sign, b: f"What is {a} {sign} {b}?",
+    "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}.",
+    "equation": lambda a, sign, b: f"{a} {sign} {b} = ?",
 }
 """By name, the questions that are trained on."""
 
 
 def _in_words(a: int, sign: str, b: int) -> str:
-    return f"How much is {a} {'plus' if sign == '+' else 'minus'} {b}? Reply with a number and nothing else."
+    return f"How much is {a} {'plus' if sign == '+' else 'minus'} {b}?"
 
 
 def _as_order(a: int, sign: str, b: int) -> str:
     order = f"Add {b} to {a}" if sign == "+" else f"Subtract {b} from {a}"
-    return f"{order}. Your reply must be the result alone."
+    return f"{order}."
 
 
 def _as_story(a: int, sign: str, b: int) -> str:
     then = f"gets {b} more" if sign == "+" else f"gives {b} away"
-    return f"Ann has {a} apples and {then}. How many apples has she now? Reply with the number only."
+    return f"Ann has {a} apples and {then}. How many apples has she now?"
 
 
 UNSEEN: Mapping[str, Ask] = {"in_words": _in_words, "as_order": _as_order, "as_story": _as_story}
