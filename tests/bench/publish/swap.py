@@ -22,7 +22,9 @@ from typing import Any, Literal
 import numpy as np
 
 from actor.engine.protocol import SwapTimings
+from actor.vllm.control import Control
 from actor.vllm.engine import VllmEngine
+from actor.vllm.updates import Updates
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from bridge.published import WeightManifest
 from bridge.snapshots.mirror import SnapshotMirror
@@ -42,14 +44,14 @@ WINDOW_S = 6.0
 Way = Literal["reload", "staged"]
 
 
-class BenchEngine(VllmEngine):
-    """An engine that can be told not to stage."""
+class ToldUpdates(Updates):
+    """Updates that can be told not to stage."""
 
     way: Way = "staged"
 
-    async def _prepare(self, path: pathlib.Path, manifest: WeightManifest) -> None:
+    async def _prepare(self, control: Control, path: pathlib.Path, manifest: WeightManifest) -> None:
         if self.way == "staged":
-            await super()._prepare(path, manifest)
+            await super()._prepare(control, path, manifest)
 
 
 def make_folder(path: pathlib.Path) -> pathlib.Path:
@@ -77,13 +79,15 @@ def make_folder(path: pathlib.Path) -> pathlib.Path:
 class Bench:
     """An engine and its snapshots."""
 
-    def __init__(self, engine: BenchEngine, folder: pathlib.Path, model: ModelFolder, at: pathlib.Path) -> None:
+    def __init__(self, engine: VllmEngine, folder: pathlib.Path, model: ModelFolder, at: pathlib.Path) -> None:
         """`at` is a folder in shared memory."""
         keys: dict[str, Any] = {"run": "bench", "tokenizer_hash": model.tokenizer_hash}
         self.engine, self._weights, self._file = engine, models.read_weights(folder), at / "copy"
         self._writer = SnapshotWriter(at / "weights", **keys)
         self._mirror = SnapshotMirror(at / "weights", self._file, expected=model.tensors, **keys)
         self._step = 0
+        self._updates = ToldUpdates(engine._llm, engine._config, expected=model.tensors, counter=engine._counter)
+        engine._updates = self._updates
         (worker,) = multiprocessing.active_children()
         self._worker = worker.pid
 
@@ -101,7 +105,7 @@ class Bench:
     async def swapped(self, way: Way) -> tuple[SwapTimings, float]:
         """The timings of one swap, and the seconds of CPU that the engine's process took for it all in all."""
         manifest = await self.fetched()
-        self.engine.way = way
+        self._updates.way = way
         begin_s = cpu_s(self._worker)
         timings = await self.engine.swap_weights(self._file, manifest)
         return timings, cpu_s(self._worker) - begin_s
@@ -197,8 +201,7 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         folder = make_folder(pathlib.Path(root) / "model")
         model = read_model_folder(folder, dtype="float32")
-        engine = BenchEngine.start(folder, config, expected=model.tensors)
-        assert isinstance(engine, BenchEngine)
+        engine = VllmEngine.start(folder, config, expected=model.tensors)
         bench = Bench(engine, folder, model, pathlib.Path(shm))
         try:
             found = asyncio.run(_measure(bench))
