@@ -19,8 +19,6 @@ from collections.abc import Callable
 
 _REQUEST, _ANSWER = struct.Struct(">QII"), struct.Struct(">QI")
 _CONNECT_S = 60.0
-
-
 Handler = Callable[[int, str, bytes], None]
 """What a worker does of a request: its number, the snapshot's path, its `WeightManifest`, encoded."""
 
