@@ -47,7 +47,9 @@ class LoraConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
-                raise ValueError(f"lora.{field.name}={value} has no effect without lora.rank; give that, or leave it out")
+                raise ValueError(
+                    f"lora.{field.name}={value} has no effect without lora.rank; give that, or leave it out"
+                )
 
     @property
     def is_on(self) -> bool:

@@ -90,8 +90,8 @@ class PublishConfig:
             raise ValueError(f"publish.bucket must be s3://..., gs://... or file:///..., got {self.bucket!r}")
         if self.lora != "adapter" and self.max_adapters != DEFAULT_MAX_ADAPTERS:
             raise ValueError(
-                f"publish.max_adapters={self.max_adapters} has no effect with publish.lora={self.lora}; leave it out, or "
-                "take publish.lora=adapter"
+                f"publish.max_adapters={self.max_adapters} has no effect with publish.lora={self.lora}; leave it out, "
+                "or take publish.lora=adapter"
             )
         if self.kv_cache == "recompute" and self.at_publish != "keep":
             raise ValueError(

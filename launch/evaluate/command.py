@@ -43,7 +43,9 @@ _PROMPTS = flags.DEFINE_multi_string(
 )
 _K = flags.DEFINE_integer("k", None, "Samples a problem; default: 1, or what the sets say.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float(
-    "temperature", None, "0 is greedy. Default: greedy for one sample a problem, 1 for several; or what the sets say."
+    "temperature",
+    None,
+    "0 is greedy. Default: what the set, the run or the preset says; else greedy for one sample a problem, 1 for more.",
 )
 _TOP_P = flags.DEFINE_float("top_p", None, "Default: 1, or what the sets say.")
 _MAX_TOKENS = flags.DEFINE_integer(

@@ -93,7 +93,7 @@ class Landing:
         """Fills a folder beside the place, checks it, and moves it there in one step.
 
         Raises:
-          ValueError: there is something else already, somebody is in it, it can't be had, or it is not what it should be.
+          ValueError: there is something else already, this runs in it, it can't be had, or it is not what it should be.
         """
         if self._out.is_dir() and any(self._out.iterdir()):
             raise ValueError(
