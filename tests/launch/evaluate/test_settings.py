@@ -105,7 +105,7 @@ def test_settle_temperature_that_a_set_or_a_preset_says_is_kept_whatever_k(model
     assert temperatures() == {"heldout": (1, 0.6), "low": (2, 0.3)}
     assert temperatures(k=8) == {"heldout": (8, 0.6), "low": (8, 0.3)}
     assert temperatures(k=1) == {"heldout": (1, 0.6), "low": (1, 0.3)}
-    assert temperatures("a.jsonl", "heldout", k=4) == {"heldout": (4, 0.6), "a": (4, 0.6)}
+    assert temperatures("a=task:chain_sum", "heldout", k=4) == {"heldout": (4, 0.6), "a": (4, 0.6)}
     assert temperatures(k=8, temperature=0.9) == {"heldout": (8, 0.9), "low": (8, 0.9)}
     told = {"evaluation.temperature": "0.7", "evaluation.sets.low.k": "3"}
     assert temperatures(k=8, given=told) == {"heldout": (8, 0.7), "low": (3, 0.3)}
