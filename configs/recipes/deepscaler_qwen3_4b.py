@@ -1,7 +1,8 @@
 """Competition mathematics with Qwen3-4B, as in DeepScaleR's first stage: responses of 8k tokens.
 
 Sized for a TPU v5p slice of 2x4x4 as the learner, with GPU actors. The rows are those of DeepScaleR's preview set (some
-40,000, from AIME, AMC, Omni-MATH and STILL) on the Hugging Face Hub; held out are the 30 of AIME 2024. The model:
+40,000, from AIME, AMC, Omni-MATH and STILL) on the Hugging Face Hub; held out are the 30 of AIME 2024, 16 samples
+of each. The model:
 
     python -m launch.get_model Qwen/Qwen3-4B --out=models/Qwen3-4B
 
