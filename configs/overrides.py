@@ -4,6 +4,7 @@ Values are converted to the field's declared type by msgspec; what does not fit 
 before anything starts. Run folders are `run_folder`'s.
 """
 
+import copy
 import dataclasses
 import difflib
 import importlib.util
@@ -108,15 +109,24 @@ def apply(config: Config, overrides: Mapping[str, str]) -> Config:
     Raises:
       ValueError: an unknown field (the nearest valid one is named), or a value of another type.
     """
-    raw = dataclasses.asdict(config)
+    return from_dict(merge(dataclasses.asdict(config), overrides))
+
+
+def merge(raw: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Plain data with fields replaced by dotted path; whether they go together `from_dict` says.
+
+    Raises:
+      ValueError: an unknown field (the nearest valid one is named), or a value of another type.
+    """
+    merged: dict[str, Any] = copy.deepcopy(dict(raw))
     for path, text in overrides.items():
         kind = _field_type(path)
         parents, _, leaf = path.rpartition(".")
-        node = raw
+        node = merged
         for part in parents.split(".") if parents else ():
             node = node.setdefault(part, {})  # a new entry of a dict field
         node[leaf] = _parse(path, text, kind)
-    return from_dict(raw)
+    return merged
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:

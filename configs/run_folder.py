@@ -83,6 +83,11 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
+    def evaluated(self) -> pathlib.Path:
+        """What `launch.evaluate` found of its checkpoints: a file an evaluation, STEP-TIME.json."""
+        return self.path / "evaluated"
+
+    @property
     def abandoned_metrics(self) -> pathlib.Path:
         """Rows of steps that a restarted learner went back behind."""
         return self.path / "metrics.abandoned.jsonl"

@@ -162,14 +162,19 @@ class Checkpoints:
             raise CheckpointError(self._failure)
 
     def restore_latest(
-        self, abstract: Any, *, check: Callable[[dict[str, Any]], None] = lambda host: None
+        self,
+        abstract: Any,
+        *,
+        check: Callable[[dict[str, Any]], None] = lambda host: None,
+        is_part: bool = False,
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """The newest intact step: (step, arrays placed like `abstract`, host books). None if there is no step.
 
         A step whose files do not match their hashes is reported, renamed and passed over. So is a lone first
         save that was killed before it was hashed: nothing was acknowledged yet, so starting afresh is exact.
 
-        `check` sees the host books before any array is read, and may refuse them by raising.
+        `check` sees the host books before any array is read, and may refuse them by raising. With `is_part` what
+        `abstract` lacks of what was saved is not read.
 
         Raises:
           CheckpointError: there are steps, but not one is intact; nothing is renamed then.
@@ -185,8 +190,9 @@ class Checkpoints:
             host = manager.restore(intact, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
         check(host)
         self.latest = intact
+        wanted = _part(abstract) if is_part else ocp.args.StandardRestore(abstract)
         with _system_errors(self._folder / str(intact)):
-            arrays = manager.restore(intact, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
+            arrays = manager.restore(intact, args=ocp.args.Composite(arrays=wanted))
         return intact, arrays["arrays"], host
 
     def close(self) -> None:
@@ -374,6 +380,11 @@ class Checkpoints:
         got = self._agreement.all_hashes(self._agreement.own_hashes(self._folder / str(step)))
         differing = sorted(name for name in {*wanted, *got} if wanted.get(name) != got.get(name))
         return f"{len(differing)} files changed, {differing[0]} among them" if differing else None
+
+
+def _part(abstract: Any) -> ocp.args.PyTreeRestore:
+    placed = ocp.checkpoint_utils.construct_restore_args(abstract)
+    return ocp.args.PyTreeRestore(item=abstract, restore_args=placed, partial_restore=True)
 
 
 @contextlib.contextmanager

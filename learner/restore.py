@@ -1,6 +1,7 @@
 """Where a learner goes on from: its last checkpoint, or the model that the run began with."""
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -9,14 +10,16 @@ from jax.sharding import NamedSharding
 
 from configs.schema import Config
 from learner.checkpoint import CheckpointError, Checkpoints
-from learner.devices.mesh import make_mesh, param_spec
+from learner.devices.mesh import make_mesh, param_shardings, param_spec
+from learner.lora.adapters import abstract_adapters
 from learner.lora.base import Base, lora_books
 from learner.model.config import Architecture
-from learner.model.decoder import Params
+from learner.model.decoder import Params, abstract_params
 from learner.model.hf import io as hf_io
 from learner.trainer import Publishing, Trainer, saved_part
 from learner.update.anchors import Anchors
 from learner.update.kept_batch import KeptBatch
+from learner.update.placement import placed
 from learner.update.state import TrainState
 from learner.update.step import Steps
 
@@ -72,20 +75,53 @@ def restore(
     Raises:
       CheckpointError: there are checkpoints, and none is intact or fits.
     """
-    config, architecture = weights.config, weights.architecture
-
-    def check(books: dict[str, Any]) -> None:
-        check_same("model", _shape_fields(Architecture.from_hf(books["model"])), _shape_fields(architecture), folder)
-        check_same_adapters(books.get("lora", {}), {} if base is None else base.books, folder, model_folder)
-        if books["mesh"] != config.mesh.axes:
-            logging.info("the checkpoint is spread anew: its mesh was %s, it is %s", books["mesh"], config.mesh.axes)
-
+    check = functools.partial(_check_books, weights=weights, folder=folder, model_folder=model_folder, base=base)
     restored = checkpoints.restore_latest(saved_part(steps.abstract_state()), check=check)
     if restored is None:
-        params = steps.init_adapters() if base else weights.load(model_folder, config.model.param_dtype)
+        params = steps.init_adapters() if base else weights.load(model_folder, weights.config.model.param_dtype)
         return 0, steps.init(params), None
     step, arrays, books = restored
     return step, TrainState(**arrays, accumulator=steps.zero_accumulator()), books
+
+
+def restore_params(
+    checkpoints: Checkpoints, weights: Weights, folder: pathlib.Path, model_folder: pathlib.Path, base: Base | None
+) -> tuple[int, Params]:
+    """The latest checkpoint's (step, parameters), for who does not train: there is no room for an optimizer's state.
+
+    With a `base` they are adapters.
+
+    Raises:
+      CheckpointError: there is none, or none that is intact or fits.
+    """
+    config, architecture = weights.config, weights.architecture
+    mesh, dtype = make_mesh(**config.mesh.axes, devices=None), config.model.param_dtype
+    if base is None:
+        params = abstract_params(architecture, dtype)
+    else:
+        params = abstract_adapters(architecture, config.lora, dtype)
+    check = functools.partial(_check_books, weights=weights, folder=folder, model_folder=model_folder, base=base)
+    abstract = {"params": placed(params, param_shardings(params, mesh))}
+    restored = checkpoints.restore_latest(abstract, check=check, is_part=True)
+    if restored is None:
+        raise CheckpointError(f"no checkpoint of {folder} is whole")
+    step, arrays, _ = restored
+    return step, arrays["params"]
+
+
+def _check_books(
+    books: dict[str, Any], *, weights: Weights, folder: pathlib.Path, model_folder: pathlib.Path, base: Base | None
+) -> None:
+    """Refuses a checkpoint of another model, or of other adapters.
+
+    Raises:
+      CheckpointError: names what differs.
+    """
+    now, mesh = _shape_fields(weights.architecture), weights.config.mesh.axes
+    check_same("model", _shape_fields(Architecture.from_hf(books["model"])), now, folder)
+    check_same_adapters(books.get("lora", {}), {} if base is None else base.books, folder, model_folder)
+    if books["mesh"] != mesh:
+        logging.info("the checkpoint is spread anew: its mesh was %s, it is %s", books["mesh"], mesh)
 
 
 def trainer_of(

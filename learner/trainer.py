@@ -107,32 +107,24 @@ class Trainer:
         """What is published: the parameters; of a run with adapters these, or the base with them added to it."""
         if self.base is None or self.config.publishes_adapters:
             return self.state.params
-        return self._merged(self.base, self.config.model.served_dtype)
+        scale, dtype = self.config.lora.scale, self.config.model.served_dtype
+        return merge(self.base.params, self.state.params, scale=scale, dtype=dtype)
 
     def save(self, step: int, books: dict[str, Any]) -> None:
         """Starts a checkpoint of the state as it is between two updates; `books` are the leader's."""
         self.checkpoints.save(step, saved_part(self.state), books)
 
     def save_model(self, folder: pathlib.Path, tokenizer_from: pathlib.Path) -> None:
-        """Writes the model in Hugging Face's format; one with adapters merged, and those in PEFT's format beside it."""
-        if self.base is None:
-            hf_io.save(folder, self.architecture, self.state.params, tokenizer_from=tokenizer_from)
-            return
-        adapters = jax.tree.map(whole_on_host, self.state.params)
-        if jax.process_index() == 0:
-            peft.save(
-                RunFolder(folder.parent).adapter(int(self.state.step)),
-                self.architecture,
-                self.config.lora,
-                adapters,
-                base=str(tokenizer_from),
-            )
-        dtype = self.config.model.param_dtype
-        merged = self._merged(self.base, dtype)
-        hf_io.save(folder, self.architecture, merged, dtype=dtype, tokenizer_from=tokenizer_from)
-
-    def _merged(self, base: Base, dtype: str) -> Params:
-        return merge(base.params, self.state.params, scale=self.config.lora.scale, dtype=dtype)
+        """Writes the model as it is now; see `save_model`."""
+        save_model(
+            self.config,
+            self.architecture,
+            self.state.params,
+            self.base,
+            step=int(self.state.step),
+            folder=folder,
+            tokenizer_from=tokenizer_from,
+        )
 
 
 def saved_part(state: TrainState) -> dict[str, Any]:
@@ -143,3 +135,36 @@ def saved_part(state: TrainState) -> dict[str, Any]:
         "step": state.step,
         "skipped_updates": state.skipped_updates,
     }
+
+
+def save_model(
+    config: Config,
+    architecture: Architecture,
+    params: Params,
+    base: Base | None,
+    *,
+    step: int,
+    folder: pathlib.Path,
+    tokenizer_from: pathlib.Path,
+) -> None:
+    """Writes a model in Hugging Face's format; one with adapters merged, and those in PEFT's format beside it.
+
+    Args:
+      config: the run's.
+      architecture: the model's.
+      params: its parameters, or adapters.
+      base: what adapters belong to.
+      step: of the parameters.
+      folder: where to; the adapters' is the run folder's own, above it.
+      tokenizer_from: the model that the run began with.
+    """
+    if base is None:
+        hf_io.save(folder, architecture, params, tokenizer_from=tokenizer_from)
+        return
+    adapters = jax.tree.map(whole_on_host, params)
+    if jax.process_index() == 0:
+        target = RunFolder(folder.parent).adapter(step)
+        peft.save(target, architecture, config.lora, adapters, base=str(tokenizer_from))
+    dtype = config.model.param_dtype
+    whole = merge(base.params, params, scale=config.lora.scale, dtype=dtype)
+    hf_io.save(folder, architecture, whole, dtype=dtype, tokenizer_from=tokenizer_from)

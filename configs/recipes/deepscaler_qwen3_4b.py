@@ -1,7 +1,8 @@
 """Competition mathematics with Qwen3-4B, as in DeepScaleR's first stage: responses of 8k tokens.
 
 Sized for a TPU v5p slice of 2x4x4 as the learner, with GPU actors. The rows are those of DeepScaleR's preview set (some
-40,000, from AIME, AMC, Omni-MATH and STILL) on the Hugging Face Hub; held out are the 30 of AIME 2024. The model:
+40,000, from AIME, AMC, Omni-MATH and STILL) on the Hugging Face Hub; held out are the 30 of AIME 2024, 16 samples
+of each. The model:
 
     python -m launch.get_model Qwen/Qwen3-4B --out=models/Qwen3-4B
 
@@ -45,6 +46,10 @@ def get_config(preset: str = "pipelinerl") -> Config:
         mesh=MeshConfig(fsdp=32),
         packing=PackingConfig(rows=32, row_tokens=18432),
         checkpoint=CheckpointConfig(every_n_steps=20),
-        evaluation=EvaluationConfig(num_problems=30, every_n_steps=20),
+        # 30 problems say something when each is sampled often: 16 times, as AIME is reported. That is a response to 43
+        # that are trained on, and training keeps three quarters of the engines meanwhile.
+        evaluation=EvaluationConfig(
+            num_problems=30, every_n_steps=20, k=16, temperature=0.6, top_p=0.95, max_share=0.25
+        ),
         actor=ActorConfig(max_num_seqs=256, prefix_caching=True, verifier_workers=16),
     )

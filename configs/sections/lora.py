@@ -39,6 +39,17 @@ class LoraConfig:
             raise ValueError(f"lora.targets: no matrix {unknown[0]!r}, wanted some of {','.join(TARGETS)}")
         if len(set(given)) != len(given):
             raise ValueError(f"lora.targets names one twice: {self.targets!r}")
+        if not self.is_on:
+            self._check_says_nothing()
+
+    def _check_says_nothing(self) -> None:
+        """Refuses what only adapters read."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                raise ValueError(
+                    f"lora.{field.name}={value} has no effect without lora.rank; give that, or leave it out"
+                )
 
     @property
     def is_on(self) -> bool:

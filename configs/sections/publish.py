@@ -5,6 +5,8 @@ from typing import Literal
 
 from configs.checks import not_negative, positive
 
+DEFAULT_MAX_ADAPTERS = 4
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishConfig:
@@ -23,7 +25,7 @@ class PublishConfig:
     lora: Literal["merged", "adapter"] = "merged"
     """With lora.rank: what goes out. Whole weights with the adapters added to them, or the adapters alone, which vLLM
     serves beside the base; then a request ends under the adapter that it began with (at_publish=keep)."""
-    max_adapters: int = 4
+    max_adapters: int = DEFAULT_MAX_ADAPTERS
     """With lora=adapter: how many an engine holds. Where requests still use that many, those of the oldest end at a
     publish and go on from their tokens under the new one."""
     probe_every_n_publishes: int = 10
@@ -86,6 +88,11 @@ class PublishConfig:
         not_negative("publish", probe_every_n_publishes=self.probe_every_n_publishes, parity_bound=self.parity_bound)
         if self.bucket and not self.bucket.startswith(("s3://", "gs://", "file:///")):
             raise ValueError(f"publish.bucket must be s3://..., gs://... or file:///..., got {self.bucket!r}")
+        if self.lora != "adapter" and self.max_adapters != DEFAULT_MAX_ADAPTERS:
+            raise ValueError(
+                f"publish.max_adapters={self.max_adapters} has no effect with publish.lora={self.lora}; leave it out, "
+                "or take publish.lora=adapter"
+            )
         if self.kv_cache == "recompute" and self.at_publish != "keep":
             raise ValueError(
                 f"publish.kv_cache=recompute has no effect with publish.at_publish={self.at_publish}; leave it out"

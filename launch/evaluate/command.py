@@ -43,7 +43,9 @@ _PROMPTS = flags.DEFINE_multi_string(
 )
 _K = flags.DEFINE_integer("k", None, "Samples a problem; default: 1, or what the sets say.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float(
-    "temperature", None, "0 is greedy. Default: greedy for one sample a problem, 1 for several; or what the sets say."
+    "temperature",
+    None,
+    "0 is greedy. Default: what the set, the run or the preset says; else greedy for one sample a problem, 1 for more.",
 )
 _TOP_P = flags.DEFINE_float("top_p", None, "Default: 1, or what the sets say.")
 _MAX_TOKENS = flags.DEFINE_integer(
@@ -103,7 +105,19 @@ def main() -> int:
     results.write(found, out)
     results.print_table(found)
     print(f"results      {out}")
+    if flags.FLAGS.run_dir is not None:
+        _write_beside(found, RunFolder(pathlib.Path(flags.FLAGS.run_dir)))
     return 0
+
+
+def _write_beside(found: dict[str, Any], run: RunFolder) -> None:
+    """A run's folder that can't be written in is no error: the results are there."""
+    try:
+        results.write_beside(found, run)
+    except OSError as e:
+        print(f"not in {run.evaluated}: {command_line.one_line(e)}; launch.report takes --results", file=sys.stderr)
+    else:
+        print(f"report       python -m launch.report --run_dir={run.path}")
 
 
 def _what() -> tuple[pathlib.Path, int | None, Config]:

@@ -54,7 +54,9 @@ def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
 
 
 def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
-    """Restores one checkpoint, checked against its hashes, and writes its model; nothing of the run is changed.
+    """Restores one checkpoint's weights, checked against its hashes, and writes its model; the run stays as it is.
+
+    Nothing is computed with them: what the run trains by (attention, a reference, the optimizer) is not asked for.
 
     Raises:
       CheckpointError: it is damaged, or of another model.
@@ -62,10 +64,9 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
     """
     from launch.command_line import open_prepared
     from learner.checkpoint import Checkpoints
-    from learner.devices.mesh import make_mesh
     from learner.model.config import Architecture
-    from learner.restore import Weights, load_base, restore, trainer_of
-    from learner.update.step import build_steps
+    from learner.restore import Weights, load_base, restore_params
+    from learner.trainer import save_model
 
     prepared = open_prepared(str(run.path))
     config = dataclasses.replace(
@@ -74,7 +75,6 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
         learner=dataclasses.replace(prepared.config.learner, num_processes=1),
     )
     architecture = Architecture.from_hf(prepared.model_folder)
-    steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None))
     with tempfile.TemporaryDirectory(prefix="sluice-export-") as root:
         # A folder with this one step: what opens a run's own folder tidies it, and the run may go on.
         own = RunFolder(pathlib.Path(root)).checkpoints
@@ -89,33 +89,10 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
         try:
             weights = Weights(config, architecture)
             base = load_base(weights, prepared.model_folder)
-            restored, state, _ = restore(checkpoints, steps, weights, prepared.folder, prepared.model_folder, base)
-            if restored != step:
-                raise ValueError(f"the checkpoint of step {step} is damaged")
-            trainer = trainer_of(
-                config,
-                architecture,
-                steps,
-                state,
-                weights,
-                prepared.model_folder,
-                publisher=_Nowhere(),
-                checkpoints=checkpoints,
-                base=base,
-            )
-            trainer.save_model(target, tokenizer_from=prepared.model_folder)
+            _, params = restore_params(checkpoints, weights, prepared.folder, prepared.model_folder, base)
         finally:
             checkpoints.close()
-
-
-class _Nowhere:
-    """A publisher of nothing."""
-
-    def publish(self, params: object, *, step: int, is_awaited: bool = False) -> None:
-        del params, step, is_awaited
-
-    def let_go(self) -> None:
-        """Nothing is held."""
+    save_model(config, architecture, params, base, step=step, folder=target, tokenizer_from=prepared.model_folder)
 
 
 if __name__ == "__main__":

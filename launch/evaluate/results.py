@@ -12,6 +12,7 @@ from rich.table import Table
 from bridge import versions
 from bridge.files import replace_file
 from bridge.types import Group
+from configs.run_folder import RunFolder
 from launch.evaluate.problems import Problems
 from learner.evaluation import records
 from learner.evaluation.summary import summarize
@@ -64,6 +65,16 @@ def write(found: records.Json, out: pathlib.Path) -> None:
       OSError: it can't be.
     """
     replace_file(out, (json.dumps(found, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_beside(found: records.Json, run: RunFolder) -> None:
+    """Writes the results of a run's checkpoint into the run's folder as well, where `launch.report` finds them.
+
+    Raises:
+      OSError: it can't be.
+    """
+    run.evaluated.mkdir(exist_ok=True)
+    write(found, run.evaluated / f"{found['step']}-{round(found['time_s'] * 1000)}.json")
 
 
 def print_table(found: records.Json, console: Console | None = None) -> None:

@@ -12,6 +12,7 @@ from configs.schema import Config
 from configs.sections import (
     EvaluationConfig,
     EvaluationSet,
+    LoraConfig,
     MeshConfig,
     ModelConfig,
     PackingConfig,
@@ -20,6 +21,7 @@ from configs.sections import (
 )
 from configs.sections.evaluation import HELD_OUT
 from configs.sections.prompt_source import HUGGING_FACE
+from configs.sections.publish import DEFAULT_MAX_ADAPTERS
 
 DEFAULT_RESPONSE_TOKENS = 1024
 DEFAULT_PROMPT_TOKENS = 3072
@@ -93,7 +95,8 @@ def settle(base: Config, asked: Asked, given: Mapping[str, str], model: pathlib.
     """The config of the evaluation: the base's, with what the command line says, for this model.
 
     Without --prompts the base's own sets are asked. With it, or with --k, it is greedy for one sample a problem and at
-    temperature 1 for more, where nothing else is said.
+    temperature 1 for more, where neither the set nor the base says a temperature. The folder's weights are whole, so
+    there are no adapters, whatever the base trains.
 
     Args:
       base: a run's config, a preset, or the defaults.
@@ -117,28 +120,48 @@ def settle(base: Config, asked: Asked, given: Mapping[str, str], model: pathlib.
     raw["learner"] |= {"num_processes": 1}
     raw["sampling"] |= {"max_response_tokens": response_tokens}
     raw["loss"] |= {"overlong_buffer_tokens": 0}  # nothing is trained
-    raw["publish"] |= {"probe_every_n_publishes": 0}
-    raw["evaluation"] |= {"sets": {name: _asked(one, base.evaluation, asked) for name, one in sets.items()}}
+    raw["lora"] = dataclasses.asdict(LoraConfig())
+    raw["publish"] |= {"probe_every_n_publishes": 0, "lora": "merged", "max_adapters": DEFAULT_MAX_ADAPTERS}
+    raw["evaluation"] |= {"sets": {name: dataclasses.asdict(one) for name, one in sets.items()}}
     if asked.limit is not None and HELD_OUT in sets:
         raw["evaluation"]["num_problems"] = asked.limit
     if asked.verifier is not None:
         raw["prompts"] |= {"verifier": asked.verifier, "rewards": {}}
-    config = overrides.apply(overrides.from_dict(raw), given)
+    raw = overrides.merge(raw, given)
+    evaluation = raw["evaluation"]
+    evaluation["sets"] = {name: _asked(name, one, evaluation, asked, given) for name, one in evaluation["sets"].items()}
+    config = overrides.from_dict(raw)
+    if config.lora.is_on:
+        raise ValueError(
+            f"lora.rank={config.lora.rank} has no effect: the folder's own weights are evaluated, and a run's adapters "
+            "merged (--run_dir); leave it out"
+        )
     if any(not one.has_source for one in config.evaluation.sets.values()):
         return config
     # Nothing is held out where nobody asks for it: its source need not be there.
     return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, num_problems=0))
 
 
-def _asked(one: EvaluationSet, evaluation: EvaluationConfig, asked: Asked) -> dict[str, Any]:
-    """A set as the flags say."""
-    k = asked.k or one.k or evaluation.k
-    temperature = asked.temperature
-    if temperature is None and (asked.prompts or asked.k):
-        temperature = 1.0 if k > 1 else 0.0
-    said = {"temperature": temperature, "top_p": asked.top_p, "max_tokens": asked.max_tokens}
-    said |= {"num_problems": asked.limit}
-    return dataclasses.asdict(one) | {"k": k} | {name: value for name, value in said.items() if value is not None}
+def _asked(
+    name: str, one: Mapping[str, Any], evaluation: Mapping[str, Any], asked: Asked, given: Mapping[str, str]
+) -> dict[str, Any]:
+    """A set's fields as the flags say, where --config.evaluation.sets.NAME.FIELD doesn't."""
+    said = {"k": asked.k, "temperature": asked.temperature, "top_p": asked.top_p}
+    said |= {"max_tokens": asked.max_tokens, "num_problems": asked.limit}
+    found = dict(one) | {
+        field: value
+        for field, value in said.items()
+        if value is not None and f"evaluation.sets.{name}.{field}" not in given
+    }
+    # A config always has a temperature: one that is not the default was said.
+    is_said = (
+        found.get("temperature") is not None
+        or "evaluation.temperature" in given
+        or evaluation["temperature"] != EvaluationConfig().temperature
+    )
+    if not is_said and (asked.prompts or asked.k):
+        found["temperature"] = 1.0 if (found.get("k") or evaluation["k"]) > 1 else 0.0
+    return found
 
 
 def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, EvaluationSet]:
@@ -149,6 +172,8 @@ def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, Eva
     named: dict[str, EvaluationSet] = {}
     for text in prompts:
         name, one = prompt_set(text)
+        if name == HELD_OUT:
+            one = evaluation.sets.get(HELD_OUT, one)
         if name in named:
             raise ValueError(f"two --prompts are named {name!r}; give one of them another, as in --prompts=NAME={text}")
         named[name] = one

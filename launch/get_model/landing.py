@@ -59,9 +59,15 @@ class Landing:
     """The way of one folder into its place."""
 
     def __init__(self, out: pathlib.Path) -> None:
-        """`out` is the place."""
-        self._out = out
-        self._part = out.with_name(f".{out.name}.part")
+        """`out` is the place.
+
+        Raises:
+          ValueError: it can't be any model's: it is the root.
+        """
+        self._out = pathlib.Path(os.path.abspath(out))  # of `.` and `..` too the name is known then
+        if not self._out.name:
+            raise ValueError(f"{out} can't be a model's folder; give another --out")
+        self._part = self._out.with_name(f".{self._out.name}.part")
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -87,12 +93,17 @@ class Landing:
         """Fills a folder beside the place, checks it, and moves it there in one step.
 
         Raises:
-          ValueError: there is something else already, it can't be had, or it is not what it should be.
+          ValueError: there is something else already, this runs in it, it can't be had, or it is not what it should be.
         """
         if self._out.is_dir() and any(self._out.iterdir()):
             raise ValueError(
                 f"{self._out} is not empty, and holds something else than {source.description}; remove it, or give "
                 "another --out"
+            )
+        if self._out.is_dir() and pathlib.Path.cwd().is_relative_to(self._out.resolve()):
+            raise ValueError(
+                f"{self._out} is the folder that this runs in, in whose place the model's would come; give a folder "
+                "below it, as in --out=model"
             )
         started = self._part / "started.json"
         if not (started.is_file() and started.read_text() == _text(source)):

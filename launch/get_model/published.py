@@ -14,8 +14,8 @@ CONVERTERS = (
     Wheel("gguf==0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd"),
     Wheel("accelerate==1.15.0", "97eacca0b73e45cb867dbf8c5d5d4dc32219544300e0c8992c7334dc2ef33cec"),
 )
-"""What transformers' reader of GGUF imports, unpacked beside the model for as long as it is converted. Not in the lock:
-it is wanted once, by nothing else, and transformers and vLLM change their ways where accelerate is installed."""
+"""What transformers' reader of GGUF imports, unpacked beside the model for as long as it is converted. No extra of a
+run has them: they are wanted once, and transformers loads accelerate wherever it is. `dev` has that too, for peft."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

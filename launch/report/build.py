@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.files import replace_file
 from configs.run_folder import RunFolder
-from launch.report import figures
+from launch.report import evaluated, figures
 from launch.report.page.render import render
 from launch.report.page.samples import BUDGET_BYTES, Shown, shown_samples
 from launch.report.run_data import RunData, column, read_runs
@@ -26,30 +26,39 @@ MAX_SPANS = 14_000
 Json = dict[str, Any]
 
 
-def write_report(folders: Sequence[pathlib.Path], target: pathlib.Path) -> int:
+def write_report(folders: Sequence[pathlib.Path], target: pathlib.Path, *, results: Sequence[pathlib.Path] = ()) -> int:
     """Writes the report of these runs into `target`; returns its size in bytes.
 
     Raises:
-      ValueError: one is no run folder.
+      ValueError: one is no run folder, or no results' file.
       OSError: the file can't be written.
     """
-    page = build(folders).encode("utf-8", "replace")
+    page = build(folders, results=results).encode("utf-8", "replace")
     replace_file(target, page)
     return len(page)
 
 
-def build(folders: Sequence[pathlib.Path], *, follow: str = "") -> str:
-    """The report of these runs as HTML; `follow` as in `render`.
+def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = (), follow: str = "") -> str:
+    """The report of these runs as HTML.
+
+    Args:
+      folders: the runs'; there may be none where there are results.
+      results: files of `launch.evaluate`, besides those in the runs' folders.
+      follow: as in `render`.
 
     Raises:
-      ValueError: one is no run folder.
+      ValueError: one is no run folder, or no results' file.
     """
+    others = [evaluated.read_results(file) for file in results]
     runs = read_runs(folders)
+    found = [evaluated.of_run(run.folder) for run in runs]
+    rows = evaluated.rows_of(((run.label, of) for run, (of, _) in zip(runs, found, strict=True)), others)
     sections, sources = figures.draw(runs)
     models = {f"figure-{i}-{j}": d.model for i, (_, of) in enumerate(sections) for j, d in enumerate(of)}
     for name, model in models.items():
         model.name = name
-    models["timeline"] = figures.timeline()
+    if runs:
+        models["timeline"] = figures.timeline()
     shown = [shown_samples(read_samples(r.folder), budget_bytes=BUDGET_BYTES // len(runs)) for r in runs]
     told = [_rounds_of(r, share=len(runs)) for r in runs]
     return render(
@@ -62,7 +71,7 @@ def build(folders: Sequence[pathlib.Path], *, follow: str = "") -> str:
             ],
         },
         follow=follow,
-        title=visible(" and ".join(r.label for r in runs)),
+        title=visible(" and ".join(r.label for r in runs) or "Evaluated models"),
         made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         runs=[_about(r, s) for r, s in zip(runs, shown, strict=True)],
         colours=figures.COLOURS,
@@ -86,6 +95,8 @@ def build(folders: Sequence[pathlib.Path], *, follow: str = "") -> str:
             for run, (_, _, faults) in zip(runs, told, strict=True)
         ],
         config=_config_table(runs),
+        evaluated=rows,
+        num_unreadable_results=sum(num for _, num in found),
         kinds=list(KINDS),
     )
 

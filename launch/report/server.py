@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from configs.run_folder import RunFolder
 from launch.report.build import build
+from launch.report.evaluated import files_of, read_results
 from launch.report.run_data import read_run
 
 _HOSTS = ("127.0.0.1", "localhost")
@@ -18,9 +19,9 @@ MIN_AGE_S = 5.0
 class Pages:
     """The newest page of some runs; made when it is asked for."""
 
-    def __init__(self, folders: Sequence[pathlib.Path]) -> None:
+    def __init__(self, folders: Sequence[pathlib.Path], results: Sequence[pathlib.Path] = ()) -> None:
         """Makes none yet."""
-        self._folders = list(folders)
+        self._folders, self._results = list(folders), list(results)
         self._lock = threading.Lock()
         self._version, self._page = "", b""
         self._next_s = 0.0
@@ -39,7 +40,7 @@ class Pages:
             version = self.version()
             if version != self._version:
                 start_s = time.monotonic()
-                self._page = build(self._folders, follow=version).encode("utf-8", "replace")
+                self._page = build(self._folders, results=self._results, follow=version).encode("utf-8", "replace")
                 self._version = version
                 self._next_s = time.monotonic() + max(MIN_AGE_S, 3 * (time.monotonic() - start_s))
             return self._page
@@ -48,7 +49,7 @@ class Pages:
         """Changes with every update, evaluation and ending of a run; its events alone are no reason."""
         found: list[str] = []
         for run in map(RunFolder, self._folders):
-            for file in (run.metrics, run.samples, run.summary):
+            for file in (run.metrics, run.samples, run.summary, *files_of(run.path)):
                 stat = file.stat() if file.is_file() else None
                 found.append(f"{stat.st_size}.{stat.st_mtime_ns}" if stat else "-")
         return "_".join(found)
@@ -89,24 +90,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """A page that follows asks every few seconds, which nobody wants to read of."""
 
 
-def make_server(folders: Sequence[pathlib.Path], *, port: int) -> http.server.ThreadingHTTPServer:
+def make_server(
+    folders: Sequence[pathlib.Path], *, port: int, results: Sequence[pathlib.Path] = ()
+) -> http.server.ThreadingHTTPServer:
     """A server on loopback that serves nothing until it is run.
 
     Raises:
-      ValueError: one is no run folder, or the port is taken.
+      ValueError: one is no run folder, or no results' file, or the port is taken.
     """
     for folder in folders:
         read_run(folder)
-    handler = type("Handler", (_Handler,), {"pages": Pages(folders)})
+    for file in results:
+        read_results(file)
+    handler = type("Handler", (_Handler,), {"pages": Pages(folders, results)})
     try:
         return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as e:
         raise ValueError(f"127.0.0.1:{port} can't be served ({e.strerror}); give another --port, or 0 for any") from e
 
 
-def serve(folders: Sequence[pathlib.Path], *, port: int) -> int:
+def serve(folders: Sequence[pathlib.Path], *, port: int, results: Sequence[pathlib.Path] = ()) -> int:
     """Serves until Ctrl-C."""
-    with make_server(folders, port=port) as server:
+    with make_server(folders, port=port, results=results) as server:
         print(f"report at http://127.0.0.1:{server.server_address[1]}/   (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()

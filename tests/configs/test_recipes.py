@@ -51,6 +51,22 @@ def test_recipe_for_accelerators_is_compiled_for_a_slice_and_its_own_model(recip
     assert config.model.max_tokens <= MODEL_SIZES[case.model]["max_position_embeddings"]
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_evaluates_by_enough_responses_and_at_a_bounded_cost(recipe):
+    config = overrides.load_preset(f"{FOLDER}/{recipe}.py")
+    (held_out,) = config.evaluation_sets.values()
+    num_responses = held_out.num_problems * held_out.k
+    # Of a coin, so many responses are known to 1 / (2 sqrt(192)) = 0.036.
+    assert num_responses >= 192 and (held_out.k == 1) == (held_out.num_problems >= 192)
+    trained = config.evaluation.every_n_steps * config.rounds.groups_per_update * config.rounds.samples_per_group
+    assert num_responses <= (1.0 if recipe in ON_CPU else 0.15) * trained
+
+
+def test_aime_is_sampled_as_it_is_reported():
+    (held_out,) = overrides.load_preset(f"{FOLDER}/deepscaler_qwen3_4b.py").evaluation_sets.values()
+    assert (held_out.num_problems, held_out.k, held_out.temperature, held_out.top_p) == (30, 16, 0.6, 0.95)
+
+
 def test_preset_that_is_not_there_names_the_recipes_too():
     with pytest.raises(ValueError, match="configs/recipes/arithmetic_smollm2.py"):
         overrides.load_preset("configs/nosuch.py")

@@ -34,7 +34,11 @@ ELASTIC: dict[str, Any] = dict(actor=sections.ActorConfig(elastic=True))
         ("LoraConfig", dict(targets="q,lm_head"), "lora.targets: no matrix 'lm_head', wanted some of q,k,v"),
         ("LoraConfig", dict(targets=""), "lora.targets: no matrix ''"),
         ("LoraConfig", dict(targets="q,q"), "lora.targets names one twice"),
+        ("LoraConfig", dict(alpha=16.0), "lora.alpha=16.0 has no effect without lora.rank; give that, or leave it out"),
+        ("LoraConfig", dict(targets="q,v"), "lora.targets=q,v has no effect without lora.rank"),
+        ("LoraConfig", dict(rank_stabilized=True), "lora.rank_stabilized=True has no effect without lora.rank"),
         ("PublishConfig", dict(max_adapters=0), "publish.max_adapters must be > 0"),
+        ("PublishConfig", dict(max_adapters=2), "publish.max_adapters=2 has no effect with publish.lora=merged"),
         ("SamplingConfig", dict(top_p=0.9), "top_p=0.9"),
         ("SamplingConfig", dict(temperature=0.0), r"sampling.temperature must be in \[0.01, 2.0\]"),
         ("SamplingConfig", dict(temperature=0.005), "sampling.temperature.*got 0.005"),
@@ -430,7 +434,7 @@ def test_lora_scale_modules_and_the_dtype_of_the_base():
     lora = sections.LoraConfig(rank=16, alpha=8.0, targets="down,q")
     assert lora.scale == 0.5 and lora.modules == ("q_proj", "down_proj")
     assert dataclasses.replace(lora, rank_stabilized=True).scale == 2.0
-    assert dataclasses.replace(lora, rank=0).modules == ()
+    assert sections.LoraConfig().modules == ()
     served: dict[tuple[Any, Any], str]
     served = {("float32", "bfloat16"): "float32", ("bfloat16", "bfloat16"): "bfloat16"}
     for (compute, out), wanted in served.items():

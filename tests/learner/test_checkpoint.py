@@ -58,6 +58,16 @@ def restored_step(tmp_path, *, keep=2):
     return step
 
 
+def test_part_of_what_was_saved_is_restored_alone(tmp_path):
+    save_all(tmp_path, 1, 2)
+    with opened(tmp_path) as checkpoints:
+        restored = checkpoints.restore_latest({"params": ABSTRACT["params"]}, is_part=True)
+    assert restored is not None
+    step, tree, books = restored
+    assert step == 2 and books == host(2) and tree.keys() == {"params"}
+    np.testing.assert_array_equal(tree["params"]["kernel"], arrays(2)["params"]["kernel"])
+
+
 def data_files(folder: pathlib.Path):
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size)
 

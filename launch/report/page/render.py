@@ -30,7 +30,7 @@ def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str,
       values: what else the template shows; as text.
     """
     nonce = secrets.token_urlsafe(16)
-    script, figures = components(dict(models), wrap_script=False)
+    script, figures = components(dict(models), wrap_script=False) if models else ("", {})
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,

@@ -12,6 +12,8 @@ Raw = Mapping[str, Any]
 """A parsed config.json, with the family's defaults where it has no such field."""
 Windows = tuple[int | None, tuple[bool, ...]]
 """The attention window in tokens, and which layers have it; (None, ()) when none does."""
+VLLM_ALONE = "vLLM would compute it and transformers wouldn't"
+"""Why a family refuses what its config.json says (`Only.why`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

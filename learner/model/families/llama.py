@@ -5,10 +5,8 @@ Early configs leave out what later ones say; the defaults are those of transform
 
 import functools
 
-from learner.model.families.family import Family, HfField, Only
+from learner.model.families.family import VLLM_ALONE, Family, HfField, Only
 from learner.model.hf.fields import read_rope
-
-_VLLM_ALONE = "vLLM would compute it and transformers wouldn't"
 
 LLAMA = Family(
     model_type="llama",
@@ -24,10 +22,10 @@ LLAMA = Family(
         "tie_word_embeddings": False,
     },
     only={
-        "bias": Only(values=(None, False), why=_VLLM_ALONE),
-        "qkv_bias": Only(values=(None,), why=_VLLM_ALONE),
-        "sliding_window": Only(values=(None,), why=_VLLM_ALONE),
-        "layer_types": Only(values=(None,), why=_VLLM_ALONE),
+        "bias": Only(values=(None, False), why=VLLM_ALONE),
+        "qkv_bias": Only(values=(None,), why=VLLM_ALONE),
+        "sliding_window": Only(values=(None,), why=VLLM_ALONE),
+        "layer_types": Only(values=(None,), why=VLLM_ALONE),
         "is_causal": Only(values=(True,)),
     },
     read_rope=functools.partial(read_rope, default_theta=1e4),

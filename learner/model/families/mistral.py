@@ -3,10 +3,8 @@
 import functools
 
 from learner.model.families import windows
-from learner.model.families.family import Family, Only
+from learner.model.families.family import VLLM_ALONE, Family, Only
 from learner.model.hf.fields import read_rope
-
-_VLLM_ALONE = "vLLM would compute it and transformers wouldn't"
 
 MISTRAL = Family(
     model_type="mistral",
@@ -21,11 +19,11 @@ MISTRAL = Family(
         "tie_word_embeddings": False,
     },
     only={
-        "attention_bias": Only(values=(False,), why=_VLLM_ALONE),
-        "bias": Only(values=(None, False), why=_VLLM_ALONE),
-        "mlp_bias": Only(values=(False,), why=_VLLM_ALONE),
-        "qkv_bias": Only(values=(None,), why=_VLLM_ALONE),
-        "llama_4_scaling": Only(values=(None,), why=_VLLM_ALONE),
+        "attention_bias": Only(values=(False,), why=VLLM_ALONE),
+        "bias": Only(values=(None, False), why=VLLM_ALONE),
+        "mlp_bias": Only(values=(False,), why=VLLM_ALONE),
+        "qkv_bias": Only(values=(None,), why=VLLM_ALONE),
+        "llama_4_scaling": Only(values=(None,), why=VLLM_ALONE),
         "is_causal": Only(values=(True,)),
     },
     read_rope=functools.partial(read_rope, default_theta=1e4),

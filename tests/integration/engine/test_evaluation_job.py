@@ -98,6 +98,7 @@ def test_last_weights_evaluated_alone_give_the_greedy_numbers_of_the_run(job: jo
     texts = [[r["text"] for s in of["samples"] for r in s["responses"]] for of in (of_run, of_folder)]
     assert texts[0] == texts[1] and len(texts[0]) == 8
     assert [one["set"] for one in alone["sets"]] == ["heldout", "greedy", "many", "own"]
+    assert alone in [json.loads(file.read_text()) for file in (job.folder / "evaluated").iterdir()]
 
 
 def test_checkpoint_is_exported_once_and_evaluated_with_the_same_seed_alike(job: jobs.Job):

@@ -11,6 +11,7 @@ from actor.rewards.scheduler import Judgement
 from actor.sampling import Sampler
 from actor.verifiers.pool import VerifierError
 from bridge.types import RewardScore, Task, Version
+from configs.run_folder import RunFolder
 from configs.sections import EvaluationSet
 from launch.evaluate.problems import Problems
 from launch.evaluate.progress import LINE_S, Progress
@@ -135,3 +136,15 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_and_at_the_end(capsy
     lines = [line for line in capsys.readouterr().out.splitlines() if "samples" in line]
     assert len(lines) == 2 and lines[0].startswith("a: 4/8 samples, reward 0.500") and lines[1].startswith("a: 8/8")
     assert progress.num_tokens == 8 and progress.seconds == LINE_S + 1.5
+
+
+def test_results_of_a_run_are_beside_it_or_it_is_said_why_not(tmp_path, capsys):
+    from launch.evaluate import command
+
+    found = results(4) | {"run_dir": str(tmp_path)}
+    command._write_beside(found, RunFolder(tmp_path))
+    (file,) = (tmp_path / "evaluated").iterdir()
+    assert file.name.startswith("7-") and json.loads(file.read_text())["sets"] == json.loads(json.dumps(found["sets"]))
+    assert f"launch.report --run_dir={tmp_path}" in capsys.readouterr().out
+    command._write_beside(found, RunFolder(tmp_path / "gone"))
+    assert "gone/evaluated: " in (said := capsys.readouterr().err) and "takes --results" in said

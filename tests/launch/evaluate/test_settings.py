@@ -1,9 +1,10 @@
+import dataclasses
 import json
 
 import pytest
 
 from configs import overrides
-from configs.sections import EvaluationSet
+from configs.sections import EvaluationSet, LoraConfig, PublishConfig
 from launch.evaluate.settings import Asked, context_length, default_base, prompt_set, settle, vocab_size
 
 
@@ -86,6 +87,55 @@ def test_settle_of_a_preset_asks_its_own_sets_as_they_say(model):
     assert (hard.k, hard.temperature, hard.max_tokens) == (4, 1.0, 9) and held_out.num_problems == 256
     assert settled(model, base=base, limit=3).evaluation_sets["heldout"].num_problems == 3
     assert list(settled(model, "heldout", base=base).evaluation_sets) == ["heldout"]
+
+
+def preset(**fields):
+    given = {f"evaluation.{name.replace('__', '.')}": str(value) for name, value in fields.items()}
+    return overrides.apply(overrides.load_preset("configs/tiny.py"), given)
+
+
+def test_settle_temperature_that_a_set_or_a_preset_says_is_kept_whatever_k(model):
+    base = preset(temperature=0.6, sets__low__task="chain_sum", sets__low__temperature=0.3, sets__low__k=2)
+
+    def temperatures(*prompts, base=base, **asked):
+        return {
+            n: (s.k, s.temperature) for n, s in settled(model, *prompts, base=base, **asked).evaluation_sets.items()
+        }
+
+    assert temperatures() == {"heldout": (1, 0.6), "low": (2, 0.3)}
+    assert temperatures(k=8) == {"heldout": (8, 0.6), "low": (8, 0.3)}
+    assert temperatures(k=1) == {"heldout": (1, 0.6), "low": (1, 0.3)}
+    assert temperatures("a=task:chain_sum", "heldout", k=4) == {"heldout": (4, 0.6), "a": (4, 0.6)}
+    assert temperatures(k=8, temperature=0.9) == {"heldout": (8, 0.9), "low": (8, 0.9)}
+    told = {"evaluation.temperature": "0.7", "evaluation.sets.low.k": "3"}
+    assert temperatures(k=8, given=told) == {"heldout": (8, 0.7), "low": (3, 0.3)}
+    unsaid = preset(sets__low__task="chain_sum", sets__low__temperature=0.3)
+    assert temperatures(base=unsaid, k=8) == {"heldout": (8, 1.0), "low": (8, 0.3)}
+    assert temperatures(base=unsaid, k=1) == {"heldout": (1, 0.0), "low": (1, 0.3)}
+    assert temperatures(base=preset(sets__heldout__temperature=0.2), k=2)["heldout"] == (2, 0.2)
+    assert temperatures("heldout", base=preset(sets__heldout__temperature=0.2), k=2) == {"heldout": (2, 0.2)}
+
+
+def test_settle_of_a_greedy_preset_takes_several_samples_with_a_temperature_alone(model):
+    base = preset(temperature=0)
+    with pytest.raises(ValueError, match="8 greedy samples of a problem are all alike; .* or a temperature"):
+        settled(model, base=base, k=8)
+    assert settled(model, base=base, k=8, temperature=0.5).evaluation_sets["heldout"].temperature == 0.5
+    given = {"evaluation.temperature": "0.4"}
+    assert settled(model, base=base, k=8, given=given).evaluation_sets["heldout"].temperature == 0.4
+
+
+def test_settle_of_a_run_with_adapters_serves_the_folder_without_any(model):
+    base = dataclasses.replace(
+        overrides.load_preset("configs/tiny.py"),
+        lora=LoraConfig(rank=16, alpha=8.0, targets="q,v"),
+        publish=PublishConfig(lora="adapter", max_adapters=2),
+    )
+    config = settled(model, base=base)
+    assert base.publishes_adapters and not config.publishes_adapters
+    assert config.lora == LoraConfig() and config.publish.lora == "merged"
+    with pytest.raises(ValueError, match="lora.rank=4 has no effect: the folder's own weights are evaluated"):
+        settled(model, base=base, given={"lora.rank": "4"})
 
 
 def test_settle_response_that_leaves_no_room_is_refused(model):

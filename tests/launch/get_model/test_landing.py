@@ -112,6 +112,21 @@ def test_place_that_is_a_file_or_below_one_is_refused(tmp_path):
         get(tmp_path / "file" / "small", Folder())
 
 
+def test_place_that_has_no_name_of_its_own_is_the_folder_that_it_stands_for(tmp_path, monkeypatch):
+    (tmp_path / "small" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "small" / "inner")
+    with pytest.raises(ValueError, match="inner is the folder that this runs in, .*give a folder below it"):
+        get(pathlib.Path("."), Folder())
+    with pytest.raises(ValueError, match="small is not empty, and holds something else"):
+        get(pathlib.Path(".."), Folder())
+    with pytest.raises(ValueError, match="^/ can't be a model's folder; give another --out"):
+        get(pathlib.Path("/"), Folder())
+    assert names(tmp_path / "small") == ["inner"] and names(tmp_path / "small" / "inner") == []
+    assert get(pathlib.Path("../other"), Folder()) and (tmp_path / "small" / "other" / RECORD).is_file()
+    monkeypatch.chdir(tmp_path / "small" / "other")
+    assert not get(pathlib.Path("."), Folder())  # there already
+
+
 def test_second_one_waits_for_the_first_and_finds_it_there(tmp_path):
     import threading
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from launch.evaluate.results import write
 from launch.report import afterwards
 from launch.report.library import check_library
 from tests.launch.commands import call_each
@@ -18,8 +19,16 @@ REFUSED = {
     "out-and-serve": (("--run_dir=RUN", "--serve", "--out=x"), "--serve writes no file"),
     "out": (("--run_dir=RUN", "--out=/proc/none/r.html"), "/proc/none"),
     "port": (("--run_dir=RUN", "--serve", "--port=70000"), "--port"),
+    "no-results": (("--results=/nowhere/r.json",), "/nowhere/r.json: No such file"),
+    "other-results": (("--results=RUN/config.json",), "config.json is no results' file of launch.evaluate"),
+    "results-served": (("--results=RUN/config.json", "--serve"), "--serve follows a run: give --run_dir=FOLDER"),
     "unknown": (("--run_dir=RUN", "--fast"), "Unknown command line flag 'fast'"),
 }
+
+
+def results(model):
+    one = {"set": "aime", "k": 1, "problems": 2, "metrics": {"avg@1": {"value": 0.5, "stderr": 0.5}}}
+    return {"format": 1, "time_s": 1.0, "model": f"/models/{model}", "sets": [one]}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +44,10 @@ def done(runs):
     lines += [[f"--run_dir={one}"], [f"--run_dir={comma}"]]
     lines += [[f"--run_dir={one}", f"--run_dir={two}", f"--out={one}/twice.html"]]
     lines += [[f"--run_dir={one},{two}", f"--out={one}/comma.html"]]
+    for name in ("base", "tuned"):
+        write(results(name), runs[0] / f"{name}.json")
+    lines += [[f"--results={one}/base.json,{one}/tuned.json", f"--out={one}/results.html"]]
+    lines += [[f"--run_dir={one}", f"--results={one}/base.json", f"--out={one}/both.html"]]
     return call_each("launch.report.command", lines)
 
 
@@ -51,10 +64,17 @@ def test_report_of_a_run_goes_into_its_folder_and_its_place_is_said(done, runs):
 
 
 def test_several_runs_are_given_one_by_one_or_with_commas(done, runs):
-    assert [got.code for got in done[-2:]] == [0, 0]
+    assert [got.code for got in done[-4:-2]] == [0, 0]
     for name in ("twice", "comma"):
         page = (runs[0] / f"{name}.html").read_text(encoding="utf-8")
         assert "<title>one and two - Sluice</title>" in page
+
+
+def test_results_are_given_with_a_run_or_without_one(done, runs):
+    assert [got.code for got in done[-2:]] == [0, 0]
+    alone, both = ((runs[0] / f"{name}.html").read_text(encoding="utf-8") for name in ("results", "both"))
+    assert "<td>base</td>" in alone and "<td>tuned</td>" in alone and 'id="summary"' not in alone
+    assert "<td>base</td>" in both and "<td>tuned</td>" not in both and 'id="summary"' in both
 
 
 def test_without_its_library_the_command_says_what_to_install(monkeypatch):

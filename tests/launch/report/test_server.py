@@ -50,6 +50,9 @@ def test_page_names_its_version_and_a_run_that_goes_on_has_another(run, port):
     assert newer != version
     page = ask(port)[1]
     assert f'data-follow="{newer}"' in page and "5 of 4" in page
+    (run / "evaluated").mkdir()
+    (run / "evaluated" / "5-1.json").write_text('{"format": 1, "model": "m", "sets": []}')
+    assert ask(port, "/version")[1] != newer
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """What a run with adapters leaves: the merged model, and the adapters in PEFT's format, in transformers the same."""
 
+import dataclasses
 import json
-import types
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,11 +13,15 @@ from transformers import AutoModelForCausalLM
 from bridge.adapter_names import combine
 from configs.run_folder import RunFolder
 from configs.sections import LoraConfig
+from learner.checkpoint import Checkpoints
+from learner.devices.mesh import make_mesh
 from learner.lora.adapters import init_adapters
-from learner.lora.base import Base
+from learner.model.config import Architecture
 from learner.model.decoder import init_params, make_apply, output_head
 from learner.model.hf import io as hf_io
-from learner.trainer import Trainer
+from learner.restore import Weights, load_base, trainer_of
+from learner.update.step import build_steps
+from tests.learner.lora.publisher import NoPublisher
 from tests.learner.model.tiny import config_of, row
 from tests.learner.streams import config_of as run_config
 
@@ -48,18 +51,31 @@ def saved(request, tmp_path):
     )
     hf_io.save(tmp_path / "base", architecture, base)
     run = RunFolder(tmp_path / "run")
-    config = run_config()
-    trainer: Any = types.SimpleNamespace(
-        config=types.SimpleNamespace(lora=lora, model=config.model),
-        architecture=architecture,
-        base=Base(base, {}),
-        state=types.SimpleNamespace(params=adapters, step=7),
-        _merged=lambda base, dtype: Trainer._merged(trainer, base, dtype),
-    )
-    Trainer.save_model(trainer, run.model(7), tmp_path / "base")
+    trainer = trainer_with(adapters, lora, tmp_path / "base", run)
+    trainer.save_model(run.model(7), tmp_path / "base")
     params = combine(base, adapters)
     own = make_apply(architecture, lora=lora)(params, *row(TOKENS)) @ output_head(params).T
-    return run, tmp_path / "base", np.asarray(own)
+    yield run, tmp_path / "base", np.asarray(own)
+    trainer.checkpoints.close()
+
+
+def trainer_with(adapters, lora, base_folder, run):
+    """Of a learner at step 7."""
+    config = dataclasses.replace(run_config(), lora=lora)
+    architecture = Architecture.from_hf(base_folder)
+    steps = build_steps(architecture, config, make_mesh(devices=jax.devices()[:1]))
+    weights = Weights(config, architecture)
+    return trainer_of(
+        config,
+        architecture,
+        steps,
+        dataclasses.replace(steps.init(adapters), step=jax.numpy.int32(7)),
+        weights,
+        base_folder,
+        publisher=NoPublisher(),
+        checkpoints=Checkpoints(run.checkpoints, keep=1),
+        base=load_base(weights, base_folder),
+    )
 
 
 def test_the_merged_model_is_what_the_learner_computes(saved):
@@ -88,7 +104,6 @@ def test_the_adapter_folder_added_to_the_base_by_hand_is_what_the_learner_comput
 
 
 def test_the_adapter_folder_loads_in_transformers_by_peft(saved):
-    pytest.importorskip("peft")
     run, base, own = saved
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
     model.load_adapter(str(run.adapter(7)))

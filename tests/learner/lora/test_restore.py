@@ -5,6 +5,7 @@ import json
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from bridge.weights_digest import weights_digest
@@ -16,18 +17,11 @@ from learner.model.config import Architecture
 from learner.model.hf import io as hf_io
 from learner.restore import Weights, load_base, restore, trainer_of
 from learner.update.step import build_steps
+from tests.learner.lora.publisher import NoPublisher
 from tests.learner.streams import MODEL, config_of, fresh_params, random_groups, stream
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 CONFIG = dataclasses.replace(config_of(kl_coef=0.1), lora=LORA)
-
-
-class NoPublisher:
-    def publish(self, params, *, step, is_awaited=False):
-        del params, step, is_awaited
-
-    def let_go(self):
-        pass
 
 
 @pytest.fixture
@@ -88,12 +82,25 @@ def test_a_restored_learner_trains_on_as_if_nothing_had_happened(tmp_path, model
     assert int(restored.state.step) == 2
     assert first + losses(restored, [2, 3]) == want
     assert want[-1]["reference_kl"] > 0
-    saved = sum(f.stat().st_size for f in (tmp_path / "b" / "checkpoints").rglob("*") if f.is_file())
-    of_adapters = 3 * sum(x.nbytes for x in jax.tree.leaves(one.state.params))  # and two moments
-    of_base = sum(x.nbytes for x in jax.tree.leaves(one.frozen))
-    print("checkpoint", saved, "adapters with moments", of_adapters, "base", of_base)
     structure = jax.tree.structure(one.state.params)
     assert jax.tree.structure(restored.state.params) == structure
+
+
+def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path, model_folder):
+    trainer = start(tmp_path, model_folder)
+    losses(trainer, [0])
+    save(trainer, 1)
+    trainer.checkpoints.close()
+    arrays = ocp.StandardCheckpointer().restore((tmp_path / "checkpoints" / "1" / "arrays").absolute())
+    saved = [x for x in jax.tree.leaves(arrays) if np.ndim(x)]  # the others are counters
+    wanted = [np.asarray(x) for x in jax.tree.leaves(trainer.state.params)]
+    # Each three times: as it is, and its two moments.
+    assert sorted(x.shape for x in saved) == sorted(3 * [x.shape for x in wanted])
+    of_params = jax.tree.leaves(arrays["params"])
+    for want in wanted:
+        assert any(x.shape == want.shape and np.array_equal(x, want) for x in of_params)
+    base_shapes = {x.shape for x in jax.tree.leaves(trainer.frozen)}
+    assert base_shapes and not base_shapes & {x.shape for x in saved}
 
 
 def test_a_checkpoint_goes_on_from_its_own_base_alone(tmp_path, model_folder):
