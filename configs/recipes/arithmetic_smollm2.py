@@ -32,7 +32,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         schedule(preset, groups_per_round=8, samples_per_group=8, groups_per_update=4),
         run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=48),
         # Prompts have 45 to 65 tokens, most of them the system prompt of the model's chat template.
-        model=ModelConfig(path="models/smollm2", max_tokens=96, remat="dots"),
+        model=ModelConfig(path="models/smollm2", max_tokens=96),
         prompts=PromptsConfig(
             path="data/arithmetic/train.jsonl",
             eval_path="data/arithmetic/held_out.jsonl",
@@ -41,7 +41,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         ),
         sampling=SamplingConfig(max_response_tokens=24),
         optimizer=OptimizerConfig(learning_rate=2e-5),
-        packing=PackingConfig(rows=4, row_tokens=288),  # half of an update's samples
+        packing=PackingConfig(rows=4, row_tokens=288, auto=True),  # at most half of an update's samples
         checkpoint=CheckpointConfig(every_n_steps=24),
         evaluation=EvaluationConfig(num_problems=256, every_n_steps=12),
         actor=ActorConfig(max_num_seqs=128, enforce_eager=True, kv_cache_gib=1),
