@@ -36,7 +36,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=48),
         # Prompts have 25 to 39 tokens. The model's own system prompt, in place of this one, would add 18: half as many
         # again to compute.
-        model=ModelConfig(path="models/smollm2", max_tokens=64, remat="dots"),
+        model=ModelConfig(path="models/smollm2", max_tokens=64),
         prompts=PromptsConfig(
             path="data/arithmetic/train.jsonl",
             eval_path="data/arithmetic/held_out.jsonl",
@@ -46,7 +46,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         ),
         sampling=SamplingConfig(max_response_tokens=24),
         optimizer=OptimizerConfig(learning_rate=1e-5),
-        packing=PackingConfig(rows=4, row_tokens=224),  # half of an update's samples
+        packing=PackingConfig(rows=4, row_tokens=224, auto=True),  # at most half of an update's samples
         checkpoint=CheckpointConfig(every_n_steps=24),
         evaluation=EvaluationConfig(num_problems=256, every_n_steps=12),
         actor=ActorConfig(max_num_seqs=128, enforce_eager=True, kv_cache_gib=1),

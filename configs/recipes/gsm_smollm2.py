@@ -38,7 +38,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
     return dataclasses.replace(
         schedule(preset, groups_per_round=8, samples_per_group=8, groups_per_update=4),
         run=RunConfig(name=f"gsm-smollm2-{preset}", num_updates=400),
-        model=ModelConfig(path="models/smollm2", max_tokens=320, remat="dots"),
+        model=ModelConfig(path="models/smollm2", max_tokens=320),
         prompts=PromptsConfig(
             verifier="math",
             answer_in="number",
@@ -47,7 +47,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         ),
         sampling=SamplingConfig(max_response_tokens=96),
         optimizer=OptimizerConfig(learning_rate=1e-5),
-        packing=PackingConfig(rows=4, row_tokens=640),
+        packing=PackingConfig(rows=4, row_tokens=640, auto=True),
         checkpoint=CheckpointConfig(every_n_steps=40),
         evaluation=EvaluationConfig(num_problems=192, every_n_steps=40),
         actor=ActorConfig(max_num_seqs=64, enforce_eager=True, kv_cache_gib=1),

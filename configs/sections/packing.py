@@ -14,8 +14,8 @@ class PackingConfig:
     row_tokens: int = 256
     """Prompt and response tokens that a row holds."""
     auto: bool = False
-    """Rows and tokens are chosen from the lengths of the first groups, and up to three times anew as lengths change;
-    rows x row_tokens is then the most slots that a micro-batch may have."""
+    """Rows and tokens are chosen from the lengths of the first groups, and anew from eight updates at a time where that
+    saves 3%, at most once in 50 updates; rows x row_tokens is then the most slots that a micro-batch may have."""
     max_row_sequences: int = 128
     """Sequences in a row at most; cuDNN's attention keeps statistics for as many."""
 

@@ -33,7 +33,7 @@ def show(key: str, config: Config, found: Estimate | None, answer: dict[str, Any
     mesh = " x ".join(f"{name} {size}" for name, size in config.mesh.axes.items() if size > 1) or "one chip"
     console.print(
         f"preset {config.preset}, {answer.get('num_chips')} chips of {answer.get('device_kind')}, mesh {mesh}, "
-        f"{config.packing.rows} rows of {config.packing.row_tokens} tokens, remat {config.model.remat}"
+        f"{config.packing.rows} rows of {config.packing.row_tokens} tokens, remat {_remat(config, answer)}"
     )
     if found is None:
         error = answer["error"]
@@ -108,10 +108,10 @@ def markdown(rows: Sequence[Row]) -> str:
         "|" + " | ".join(head) + "|",
         "|" + "---|" * len(head),
     ]
-    for key, config, found, _ in rows:
+    for key, config, found, answer in rows:
         mesh = " x ".join(f"{name} {size}" for name, size in config.mesh.axes.items() if size > 1)
         shape = f"{config.packing.rows} x {config.packing.row_tokens}"
-        cells = [key, mesh, shape, config.model.remat]
+        cells = [key, mesh, shape, _remat(config, answer)]
         if found is None:
             cells += ["no (XLA refuses)"] + [""] * 7
         else:
@@ -233,6 +233,12 @@ def _collectives_table(answer: dict[str, Any], num_rows: int = 14) -> Table:
         runs, sent, seconds = (sum(column) for column in zip(*rest, strict=True))
         table.add_row(f"{len(rest)} smaller", "", "", f"{runs:.0f}", "", f"{sent / 1e9:.3f}", f"{seconds:.4f}", "", "")
     return table
+
+
+def _remat(config: Config, answer: dict[str, Any]) -> str:
+    """The policy, and that auto chose it where it did."""
+    chosen = answer.get("remat", config.model.remat)
+    return chosen if chosen == config.model.remat else f"{chosen} ({config.model.remat})"
 
 
 def _kinds(answer: dict[str, Any]) -> str:

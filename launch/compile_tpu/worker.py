@@ -58,6 +58,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "device_kind": mesh.devices.flat[0].device_kind,
         "num_chips": mesh.devices.size,
+        "remat": steps.remat,
         "state_bytes": state_bytes(steps, config),
         "programs": {},
     }

@@ -9,11 +9,12 @@ from jax.sharding import Mesh
 
 from configs.schema import Config
 from learner.costs.activations import CHOICES, Policy, Share, micro_batch_bytes
-from learner.costs.flops import adapter_params
 from learner.devices.mesh import BATCH_AXES, axes_size
+from learner.lora.adapters import abstract_adapters
 from learner.model.config import Architecture
-from learner.model.decoder import abstract_params
+from learner.model.decoder import Params, abstract_params
 from learner.update.memory import usable_bytes
+from learner.update.optimizer import make_optimizer
 
 _WIDE = 512
 """Hidden size from which a CPU's learner keeps its projections."""
@@ -48,9 +49,9 @@ def first_that_fits(
     choices: Sequence[Policy] = CHOICES,
 ) -> Policy:
     """The first of `choices`, or the last, for a device of which the learner may use so many bytes."""
-    shapes = jax.tree.leaves(abstract_params(architecture, config.model.param_dtype))
-    num_all = sum(math.prod(x.shape) for x in shapes)
-    num_trained = adapter_params(architecture, config.lora) if config.lora.is_on else num_all
+    params = abstract_params(architecture, config.model.param_dtype)
+    trained = abstract_adapters(architecture, config.lora, config.model.param_dtype) if config.lora.is_on else params
+    num_all, num_trained = _size(params), _size(trained)
     share = Share(
         num_tokens=-(-config.packing.rows * config.packing.row_tokens // axes_size(mesh, (*BATCH_AXES, "sequence"))),
         activation_bytes=4 if config.model.compute_dtype == "float32" else 2,
@@ -58,7 +59,7 @@ def first_that_fits(
         param_shards=mesh.size // mesh.shape["data"],
         logit_chunk=logit_chunk,
     )
-    state = (_state_bytes(config) * num_trained + _frozen_bytes(config) * num_all) / share.param_shards
+    state = (state_bytes(trained, config) + _frozen_bytes(config) * num_all) / share.param_shards
     needs = {
         policy: state + micro_batch_bytes(architecture, policy, share, num_params=num_trained) for policy in choices
     }
@@ -69,11 +70,11 @@ def first_that_fits(
     return chosen
 
 
-def _state_bytes(config: Config) -> int:
-    """Bytes a trained parameter of weights, optimizer moments and accumulator."""
-    width = _width(config.model.param_dtype)
-    moments = min(_width(config.optimizer.mu_dtype), width) + width if config.optimizer.name == "adamw" else 0
-    return width + moments + 4
+def state_bytes(trained: Params, config: Config) -> int:
+    """Bytes of what is trained, of its optimizer's state as the optimizer makes it, and of the accumulator."""
+    opt_state = jax.eval_shape(make_optimizer(config.optimizer, num_steps=config.run.num_updates).init, trained)
+    kept = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves((trained, opt_state)))
+    return kept + 4 * _size(trained)
 
 
 def _frozen_bytes(config: Config) -> int:
@@ -81,6 +82,10 @@ def _frozen_bytes(config: Config) -> int:
     if config.lora.is_on:
         return _width(config.base_dtype)
     return _width(config.model.compute_dtype) if config.loss.kl_coef > 0 else 0
+
+
+def _size(params: Params) -> int:
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def _width(dtype: str) -> int:

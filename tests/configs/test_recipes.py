@@ -13,6 +13,8 @@ from tests.configs.test_overrides import PRESETS as KNOWN
 
 FOLDER = pathlib.Path(overrides.__file__).parent / "recipes"
 RECIPES = sorted(p.stem for p in FOLDER.glob("*.py") if "def get_config" in p.read_text())
+RESULTS = FOLDER.parents[1] / "tests/bench/results/tpu.md"
+COMPILED = ("gsm8k_qwen2_5_1_5b", "countdown_qwen2_5_3b")
 ON_CPU = {"arithmetic_smollm2", "gsm_smollm2"}
 
 
@@ -41,7 +43,7 @@ def test_recipe_with_a_schedule_that_there_is_not_is_refused():
 
 
 @pytest.mark.parametrize("recipe", sorted(set(RECIPES) - ON_CPU))
-def test_recipe_for_accelerators_is_compiled_for_a_slice_and_its_own_model(recipe):
+def test_recipe_for_accelerators_is_a_case_of_compile_tpu_with_a_mesh_of_its_slice(recipe):
     (case,) = [c for c in CASES if c.preset == recipe]
     config = overrides.load_preset(str(FOLDER.parents[1] / case.config_path))
     assert case.is_recipe and case.model in MODEL_SIZES
@@ -65,6 +67,16 @@ def test_recipe_evaluates_by_enough_responses_and_at_a_bounded_cost(recipe):
 def test_aime_is_sampled_as_it_is_reported():
     (held_out,) = overrides.load_preset(f"{FOLDER}/deepscaler_qwen3_4b.py").evaluation_sets.values()
     assert (held_out.num_problems, held_out.k, held_out.temperature, held_out.top_p) == (30, 16, 0.6, 0.95)
+
+
+@pytest.mark.parametrize("recipe", COMPILED)
+def test_stored_result_of_a_compiled_recipe_is_of_its_mesh_and_shape_as_they_are_now(recipe):
+    (case,) = [c for c in CASES if c.preset == recipe]
+    config = overrides.load_preset(str(FOLDER.parents[1] / case.config_path))
+    (row,) = [line for line in RESULTS.read_text().splitlines() if line.startswith(f"|{case.key} |")]
+    _, mesh, shape, _, fits, *_ = [cell.strip() for cell in row.strip("|").split("|")]
+    assert mesh == " x ".join(f"{name} {size}" for name, size in config.mesh.axes.items() if size > 1)
+    assert shape == f"{config.packing.rows} x {config.packing.row_tokens}" and fits == "yes"
 
 
 def test_preset_that_is_not_there_names_the_recipes_too():

@@ -4,9 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from configs import schema, sections
+from learner.costs import flops
 from learner.costs.activations import CHOICES, POLICIES, Share, kept_per_token, micro_batch_bytes
 from learner.devices.mesh import make_mesh
 from learner.model.config import Architecture
@@ -31,10 +33,12 @@ MODEL = Architecture(
 )
 
 
-def config_of(remat):
+def config_of(remat, *, param_dtype="float32", lora=None, **optimizer: Any):
     return schema.Config(
         preset="test",
-        model=sections.ModelConfig(max_tokens=512, remat=remat),
+        model=sections.ModelConfig(max_tokens=512, remat=remat, param_dtype=param_dtype),
+        optimizer=sections.OptimizerConfig(**optimizer),
+        lora=lora or sections.LoraConfig(),
         sampling=sections.SamplingConfig(max_response_tokens=256),
         packing=sections.PackingConfig(rows=8, row_tokens=512),
     )
@@ -85,6 +89,65 @@ def test_auto_between_two_needs_takes_the_smaller():
     usable = (needs["attention"] + needs["dots"]) / 2
     got = choose_remat.first_that_fits(MODEL, config_of("auto"), mesh_of(), logit_chunk=128, usable=usable)
     assert got == "attention"
+
+
+OPTIMIZERS = (
+    {"name": "adamw", "mu_dtype": "float32"},
+    {"name": "adamw", "mu_dtype": "bfloat16"},
+    {"name": "adafactor"},
+)
+
+
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: "-".join(o.values()))
+@pytest.mark.parametrize("rank", [0, 8])
+def test_state_is_what_the_learner_really_keeps(monkeypatch, param_dtype, optimizer, rank):
+    """Measured from arrays that the steps make; auto's threshold moves with them by as much."""
+    config = config_of("dots", param_dtype=param_dtype, lora=sections.LoraConfig(rank=rank), **optimizer)
+    steps = build_steps(MODEL, config, mesh_of())
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), steps.abstract_state().params)
+    state = steps.init(params)
+    kept = state.params, state.opt_state, state.accumulator.grads
+    real = sum(x.nbytes for x in jax.tree.leaves(kept))
+    num_trained = sum(x.size for x in jax.tree.leaves(state.params))
+    base = sum(x.size for x in jax.tree.leaves(steps.abstract_base())) if rank else 0
+    monkeypatch.setattr(choose_remat, "micro_batch_bytes", lambda *args, num_params: {num_trained: 1000}[num_params])
+    need = real + 4 * base + 1000  # a base is held in float32, beside no moments and no accumulator
+
+    def chosen(usable):
+        return choose_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
+
+    assert (chosen(need), chosen(need - 1)) == ("dots", "full")
+
+
+def test_state_by_hand_for_bfloat16_parameters_with_a_float32_first_moment():
+    # Weights 2, first moment 4, second 2, accumulator 4; and two counters of 4 bytes.
+    config = config_of("dots", param_dtype="bfloat16")
+    params = {"kernel": jax.ShapeDtypeStruct((3, 5), "bfloat16")}
+    assert choose_remat.state_bytes(params, config) == 15 * 12 + 8
+
+
+def test_adapters_alone_have_moments_and_their_base_is_frozen():
+    adapters = {"a": jax.ShapeDtypeStruct((8, 64), "float32")}
+    config = config_of("dots", lora=sections.LoraConfig(rank=8))
+    assert choose_remat.state_bytes(adapters, config) == 8 * 64 * 16 + 8
+    whole, lora = (needed_bytes(config_of("dots", lora=sections.LoraConfig(rank=r))) for r in (0, 8))
+    num_all = sum(
+        x.size for x in jax.tree.leaves(build_steps(MODEL, config_of("dots"), mesh_of()).abstract_state().params)
+    )
+    num_adapters = flops.adapter_params(MODEL, config.lora)
+    # Of the model's 16 bytes a parameter and its gradient's 4 a frozen base keeps 4; each adapter's number has all 20.
+    assert whole - lora == pytest.approx(16 * num_all - 20 * num_adapters, abs=64)
+
+
+def needed_bytes(config):
+    """The least memory for which `dots` is chosen, by bisection."""
+    low, high = 0, 2**34
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = choose_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=middle) == "dots"
+        low, high = (low, middle) if fits else (middle, high)
+    return high
 
 
 def test_auto_without_a_stated_memory_is_attention_and_steps_say_so(monkeypatch):
