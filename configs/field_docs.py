@@ -4,12 +4,16 @@ import ast
 import dataclasses
 import functools
 import inspect
+import re
+import sys
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.schema import Config
+
+_ONE_OF = re.compile(r"One of `([A-Z_]+)`")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,13 +38,16 @@ def field_docs() -> dict[str, FieldDoc]:
 
 def _docs(section: Any, prefix: str) -> Iterator[FieldDoc]:
     hints, meanings = typing.get_type_hints(section), _meanings(section)
+    names = vars(sys.modules[section.__module__])
     for field in dataclasses.fields(section):
         kind, path = hints[field.name], prefix + field.name
         if dataclasses.is_dataclass(kind):
             yield from _docs(kind, f"{path}.")
             continue
         default: Any = None if field.default is dataclasses.MISSING else field.default
-        yield FieldDoc(path=path, default=default, kind=_kind(kind), meaning=meanings.get(field.name, ""))
+        yield FieldDoc(
+            path=path, default=default, kind=_kind(kind), meaning=_with_choices(meanings.get(field.name, ""), names)
+        )
 
 
 def _kind(kind: Any) -> str:
@@ -49,6 +56,11 @@ def _kind(kind: Any) -> str:
     if typing.get_origin(kind) is dict:
         return "JSON"
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def _with_choices(meaning: str, names: Mapping[str, Any]) -> str:
+    """With the members of a constant of the section's module where it says "One of `NAME`"."""
+    return _ONE_OF.sub(lambda found: f"One of {', '.join(sorted(names[found[1]]))}", meaning)
 
 
 def _meanings(section: Any) -> dict[str, str]:
