@@ -27,7 +27,7 @@ class FieldDoc:
     kind: str
     """Its type, or the choices that it has."""
     meaning: str
-    """Empty where its name says it all."""
+    """Paragraphs, with an empty line between; empty where its name says it all."""
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def _with_choices(meaning: str, names: Mapping[str, Any]) -> str:
 
 
 def _meanings(section: Any) -> dict[str, str]:
-    """Field -> the string that stands below it."""
+    """Field -> the string that stands below it, a paragraph a line, with an empty line between."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(tree, ast.ClassDef)
     found: dict[str, str] = {}
@@ -72,5 +72,6 @@ def _meanings(section: Any) -> dict[str, str]:
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-            found[field.target.id] = " ".join(below.value.value.split())
+            paragraphs = below.value.value.split("\n\n")
+            found[field.target.id] = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     return found

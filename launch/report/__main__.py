@@ -1,8 +1,8 @@
 """`python -m launch.report`; the command itself is in `launch.report.command`."""
 
 import functools
-import os
 import pathlib
+import tempfile
 
 from absl import flags
 
@@ -32,8 +32,10 @@ def _check_out() -> None:
         raise ValueError(f"--out={out} is a folder; name a file in it")
     if not out.parent.is_dir():
         raise ValueError(f"--out={out}: there is no folder {out.parent}; make it, or choose another")
-    if not os.access(out.parent, os.W_OK):
-        raise ValueError(f"--out={out}: nothing can be written in {out.parent}; choose another folder")
+    try:
+        tempfile.TemporaryFile(dir=out.parent).close()
+    except OSError as e:
+        raise ValueError(f"--out={out}: nothing can be written in {out.parent} ({e.strerror})") from e
 
 
 if __name__ == "__main__":

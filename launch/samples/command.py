@@ -44,7 +44,7 @@ def main() -> int:
         folder = pathlib.Path(command_line.run_dirs(most=1)[0])
         query = _query()
         samples = read_kept(folder)
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     try:
         said = (_print_json if _JSON.value else _print)(console, samples, query)
         if samples.num_unreadable:
@@ -90,6 +90,13 @@ def _said(num_chosen: int, num_found: int, samples: Samples) -> str:
 
 def _said_of_pairs(num: int) -> str:
     return f"{num} problem{'s' * (num > 1)}" if num else "no problem was evaluated twice yet"
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to `main`: who reads no further has what they wanted, and that is no error."""
+        self.quiet = True
+        raise BrokenPipeError
 
 
 def read_kept(folder: pathlib.Path) -> Samples:

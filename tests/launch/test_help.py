@@ -100,11 +100,17 @@ def test_common_fields_are_fields_and_each_has_a_meaning():
 
 @pytest.mark.parametrize(
     ("path", "names"),
-    [("prompts.verifier", VERIFIERS), ("loss.name", LOSSES), ("loss.advantage", ADVANTAGES)],
+    [("prompts.verifier", {*VERIFIERS, "judge"}), ("loss.name", LOSSES), ("loss.advantage", ADVANTAGES)],
 )
 def test_field_whose_choices_are_a_constants_names_them(path, names):
     short = " ".join(help._field(field_docs()[path], False).split())
     assert f"One of {', '.join(sorted(names))}" in short
+
+
+def test_common_field_is_said_in_its_first_sentence_alone():
+    short = " ".join(help._field(field_docs()["loss.name"], False).split())
+    assert short.endswith("or `module:function` of the user's own, which reads those constants that it takes by name")
+    assert "gspo wants normalization=sequence" in " ".join(help._field(field_docs()["loss.name"], True).split())
 
 
 def test_no_common_field_names_a_constant_of_python():

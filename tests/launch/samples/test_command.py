@@ -1,9 +1,13 @@
 """`python -m launch.samples` as it is typed."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
+from tests.integration.support.processes import REPO
 from tests.launch.commands import call_each
 from tests.launch.report.folder import make_folder
 
@@ -69,3 +73,18 @@ def test_search_that_finds_nothing_says_so(done):
 
 def test_command_says_how_a_run_comes_to_have_samples(done):
     assert done[-1].code == 2 and "samples.groups_per_round" in done[-1].err
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_reader_that_has_enough_is_no_error(tmp_path, flags):
+    """As `| head`; texts that are longer than what a pipe holds."""
+    run = make_folder(tmp_path / "run", texts=("x" * 50_000,))
+    command = [sys.executable, "-P", "-m", "launch.samples", f"--run_dir={run}", "--full", "--limit=100", *flags]
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(REPO)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None and writer.stderr is not None
+        writer.stdout.readline()
+        writer.stdout.close()
+        said = writer.stderr.read()
+    assert writer.returncode == 0 and b"Error" not in said

@@ -85,8 +85,11 @@ def test_grep_step_and_eval_leave_what_fits_and_limit_counts_it(folder):
 def test_pairs_are_the_same_problem_first_and_last_in_the_order_of_the_problems(tmp_path):
     made = make_folder(tmp_path / "run", groups=1)
     (row,) = lines_of(made)
-    rows = [row | {"step": step, "order": order, "set": "heldout"} for step in (0, 5, 9) for order in (2, 1)]
-    rows.append(row | {"step": 9, "order": 3, "set": "heldout"})  # asked once
+    about = {"kind": "eval", "set": "heldout"}
+    rows = [
+        row | about | {"step": step, "order": order, "prompt_id": f"p{order}"} for step in (0, 5, 9) for order in (2, 1)
+    ]
+    rows.append(row | about | {"step": 9, "order": 3, "prompt_id": "p3"})  # asked once
     (made / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     got = pairs(read_samples(made), limit=5)
     assert [(a.group.order, a.group.step, b.group.step) for a, b in got] == [(1, 0, 9), (2, 0, 9)]
@@ -121,9 +124,9 @@ def test_visible_text_moves_no_cursor_and_reorders_nothing():
     assert visible("ü 漢字 🙂") == "ü 漢字 🙂"
 
 
-def shown(folder, *, grep=None, full=False, **options):
+def shown(folder, *, grep=None, full=False, limit=40, **options):
     out = io.StringIO()
-    found, _ = asked(folder, limit=40, grep=grep)
+    found, _ = asked(folder, limit=limit, grep=grep)
     terminal.show(Console(file=out, width=80, highlight=False, **options), found, grep=grep, full=full)
     return out.getvalue()
 
@@ -144,8 +147,9 @@ def test_terminal_is_readable_on_80_columns_and_has_colours_only_there(tmp_path)
 
 def test_pipe_gets_lines_as_they_are_however_long(tmp_path):
     made = make_folder(tmp_path / "run", texts=HOSTILE)
-    lines = shown(made, full=True).split("\n")
-    written = {line for row in lines_of(made) for r in row["responses"] for line in visible(r["text"]).split("\n")}
+    lines = shown(made, full=True, limit=10**6).split("\n")
+    texts = [r["text"] for row in lines_of(made) for r in row["responses"] if "text" in r]
+    written = {line for text in texts for line in visible(text).split("\n")}
     assert {f"  {line}" if line else "" for line in written} <= set(lines)
     assert max(map(len, lines)) > 80 and not any(line.endswith(" ") and line.strip() == "" for line in lines)
 
