@@ -46,7 +46,7 @@ def main() -> int:
         samples = read_kept(folder)
     console = _Console(highlight=False)
     try:
-        said = (_print_json if _JSON.value else _print)(console, samples, query)
+        said = _print_json(samples, query) if _JSON.value else _print(console, samples, query)
         if samples.num_unreadable:
             said += f"; {samples.num_unreadable} lines of samples.jsonl can't be read"
         if _JSON.value:
@@ -69,7 +69,7 @@ def _print(console: Console, samples: Samples, query: Query) -> str:
     return _said(len(chosen), num_found, samples)
 
 
-def _print_json(console: Console, samples: Samples, query: Query) -> str:
+def _print_json(samples: Samples, query: Query) -> str:
     """In ASCII: nothing that a model wrote reaches a terminal as it is."""
     if _COMPARE.value:
         found = pairs(samples, limit=query.limit)
