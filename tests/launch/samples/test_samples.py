@@ -104,10 +104,11 @@ def test_pairs_are_of_one_prompt_wherever_it_stands_in_its_set(tmp_path):
         return row | {"kind": "eval", "set": "h", "step": step, "order": order, "prompt_id": prompt_id}
 
     rows = [evaluated(0, 1, "a"), evaluated(0, 2, "b"), evaluated(9, 1, "b"), evaluated(9, 2, "c")]
-    rows += [evaluated(0, 5, ""), evaluated(9, 5, "")]
+    rows += [evaluated(step, order, "") for order in (5, 6) for step in (0, 9)]
     (made / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     got = pairs(read_samples(made), limit=5)
-    assert [(a.group.prompt_id, a.group.step, b.group.step) for a, b in got] == [("b", 0, 9), ("", 0, 9)]
+    assert [(a.group.prompt_id, a.group.step, b.group.step) for a, b in got] == [("b", 0, 9), ("", 0, 9), ("", 0, 9)]
+    assert [(a.group.order, b.group.order) for a, b in got] == [(2, 1), (5, 5), (6, 6)]
 
 
 def test_steps_are_one_or_a_range():
