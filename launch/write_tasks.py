@@ -1,6 +1,6 @@
 """Writes a task's rows as files of prompts: `python -m launch.write_tasks arithmetic --out=data/arithmetic`.
 
-Tasks are arithmetic (sums and differences of two digits) and word_problems (of one to three steps), as
+Tasks are arithmetic (sums and differences below a hundred) and word_problems (of one to three steps), as
 configs/recipes trains them; `configs/tasks/` has what their rows are. The same task and seed give the same bytes.
 """
 

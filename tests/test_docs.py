@@ -237,6 +237,15 @@ def test_relative_links_lead_somewhere(path):
     assert broken_links(path) == []
 
 
+@pytest.mark.parametrize("path", pages(), ids=named)
+def test_lists_are_lists_to_every_renderer(path):
+    """Python-Markdown, which makes the site, wants an empty line before a list, and four spaces for what is in it."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^[^\s|#>*-][^\n]*\n(?:[-*]|1\.) [^\n]*", text, re.MULTILINE)
+    found += re.findall(r"\n\n {1,3}(?=[^\s*-])[^\n]*", text)
+    assert found == []
+
+
 def test_no_file_refers_to_pages_that_the_project_does_not_have():
     found = [named(p) for p in texts() if p != Path(__file__).resolve() and NOT_IN_THE_PROJECT.search(p.read_text())]
     assert found == []

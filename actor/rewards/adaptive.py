@@ -91,7 +91,7 @@ class Anchors:
         Only of a task whose verifier times test cases: then a run without such pays nothing.
 
         Raises:
-          What the store refused an earlier call with, if it was more than being away.
+          Exception: what the store refused an earlier call with, if it was more than being away.
         """
         self._asked[key] = None
         while len(self._asked) > self._max_known_cases:
@@ -112,7 +112,7 @@ class Anchors:
 
         Raises:
           ValueError: a time that is none.
-          As `begin`.
+          Exception: as `begin`.
         """
         if any(not 0 <= s < math.inf for s in case_s):
             raise ValueError(f"task {key}: the times of test cases are finite and >= 0, got {list(case_s)[:20]}")
@@ -128,7 +128,7 @@ class Anchors:
 
         Raises:
           TimeoutError: it could not be reached; how many tasks it was not told of is in the log.
-          As `begin`.
+          Exception: as `begin`.
         """
         self._asked.clear()
         try:

@@ -14,10 +14,13 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 
 _REQUEST, _ANSWER = struct.Struct(">QII"), struct.Struct(">QI")
 _CONNECT_S = 60.0
+Handler = Callable[[int, str, bytes], None]
+"""What a worker does of a request: its number, the snapshot's path, its `WeightManifest`, encoded."""
 
 
 class ControlLostError(RuntimeError):
@@ -34,8 +37,9 @@ class Control:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(self.address)
         self._listening.listen()
-        self._workers: list[socket.socket] = []
-        self._number = 0
+        self._workers: list[_Worker] = []
+        self.last_request = 0
+        """The number of the last one, from 1; those whose answers were not waited for may still be on their way."""
         self._asking = threading.Lock()
 
     def connect(self, num_workers: int) -> None:
@@ -47,7 +51,7 @@ class Control:
         self._listening.settimeout(_CONNECT_S)
         try:
             while len(self._workers) < num_workers:
-                self._workers.append(self._listening.accept()[0])
+                self._workers.append(_Worker(self._listening.accept()[0]))
         except TimeoutError as e:
             raise ControlLostError(f"{len(self._workers)} of {num_workers} workers came within {_CONNECT_S} s") from e
         finally:
@@ -56,47 +60,86 @@ class Control:
     def ask(self, path: str, manifest: bytes, *, timeout_s: float) -> list[str]:
         """What each worker answers.
 
+        Args:
+          path: of the snapshot.
+          manifest: its `WeightManifest`, encoded.
+          timeout_s: for all of them together; with 0 only what is there already is an answer in time.
+
         Raises:
-          TimeoutError: one has not answered in time; what it still says is not taken for another answer.
+          TimeoutError: one has not read the request or not answered in time; what it still says is not taken for
+            another answer, and what it has not read yet it reads first.
           ControlLostError: one has ended.
         """
         where = path.encode()
+        deadline = time.monotonic() + timeout_s
         with self._asking:
-            self._number += 1
-            message = _REQUEST.pack(self._number, len(where), len(manifest)) + where + manifest
+            self.last_request += 1
+            message = _REQUEST.pack(self.last_request, len(where), len(manifest)) + where + manifest
             try:
                 for worker in self._workers:
-                    worker.settimeout(timeout_s)
-                    worker.sendall(message)
-                return [self._answer(worker) for worker in self._workers]
-            except TimeoutError:
-                raise
+                    worker.send(message, deadline)
+                return [worker.answer(self.last_request, deadline) for worker in self._workers]
+            except (TimeoutError, BlockingIOError) as e:
+                raise TimeoutError(f"a worker has not answered within {timeout_s} s") from e
             except OSError as e:
                 raise ControlLostError(f"a worker is gone: {e}") from e
-
-    def _answer(self, worker: socket.socket) -> str:
-        while True:
-            number, length = _ANSWER.unpack(_read(worker, _ANSWER.size))
-            said = _read(worker, length).decode()
-            if number == self._number:
-                return said
 
     def close(self) -> None:
         """Ends the workers' threads, and whoever waits for an answer."""
         self._stop_listening()
         for worker in self._workers:
             with contextlib.suppress(OSError):
-                worker.shutdown(socket.SHUT_RDWR)
+                worker.connection.shutdown(socket.SHUT_RDWR)
         with self._asking:  # whoever asks has been woken
             for worker in self._workers:
-                worker.close()
+                worker.connection.close()
 
     def _stop_listening(self) -> None:
         self._listening.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def listen(address: str, handle: Callable[[str, bytes], None]) -> socket.socket:
+class _Worker:
+    """The connection to a worker; a message that a deadline has cut, either way, goes on where it ended."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._unsent = memoryview(b"")
+        self._unread = bytearray()
+
+    def send(self, message: bytes, deadline: float) -> None:
+        """Sends a message, after the rest of the one before; if that takes too long, nothing of this one is ever sent.
+
+        Raises:
+          TimeoutError, BlockingIOError: it is not sent yet.
+        """
+        self._finish(deadline)
+        self._unsent = memoryview(message)
+        self._finish(deadline)
+
+    def _finish(self, deadline: float) -> None:
+        while self._unsent:
+            _limit(self.connection, deadline)
+            self._unsent = self._unsent[self.connection.send(self._unsent) :]
+
+    def answer(self, number: int, deadline: float) -> str:
+        """The answer to a request; those to earlier ones are passed over.
+
+        Raises:
+          TimeoutError, BlockingIOError: it is not there yet.
+        """
+        while True:
+            _fill(self._unread, _ANSWER.size, self.connection, deadline)
+            found, length = _ANSWER.unpack_from(self._unread)
+            end = _ANSWER.size + length
+            _fill(self._unread, end, self.connection, deadline)
+            said = self._unread[_ANSWER.size : end].decode()
+            del self._unread[:end]
+            if found == number:
+                return said
+
+
+def listen(address: str, handle: Handler) -> socket.socket:
     """A worker's side: a thread of its own passes each request on, until the front end or the socket is closed.
 
     What `handle` raises is the answer. Returns the socket.
@@ -110,13 +153,13 @@ def listen(address: str, handle: Callable[[str, bytes], None]) -> socket.socket:
     return connection
 
 
-def _serve(connection: socket.socket, handle: Callable[[str, bytes], None]) -> None:
+def _serve(connection: socket.socket, handle: Handler) -> None:
     with contextlib.suppress(OSError), connection:
         while True:
             number, *lengths = _REQUEST.unpack(_read(connection, _REQUEST.size))
             path, manifest = (_read(connection, length) for length in lengths)
             try:
-                handle(path.decode(), manifest)
+                handle(number, path.decode(), manifest)
                 said = b""
             except Exception as e:
                 said = (str(e) or type(e).__name__).encode()
@@ -125,9 +168,20 @@ def _serve(connection: socket.socket, handle: Callable[[str, bytes], None]) -> N
 
 def _read(connection: socket.socket, length: int) -> bytes:
     found = bytearray()
+    _fill(found, length, connection)
+    return bytes(found)
+
+
+def _fill(found: bytearray, length: int, connection: socket.socket, deadline: float | None = None) -> None:
+    """Reads on until so many bytes were found; what was is kept where it takes too long."""
     while len(found) < length:
+        _limit(connection, deadline)
         some = connection.recv(min(length - len(found), 2**20))
         if not some:
             raise ConnectionResetError("the other side has closed")
         found += some
-    return bytes(found)
+
+
+def _limit(connection: socket.socket, deadline: float | None) -> None:
+    """Bounds the next call; past the deadline it takes what is there and does not wait."""
+    connection.settimeout(None if deadline is None else max(0.0, deadline - time.monotonic()))

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import math
 import os
 import pathlib
 import re
@@ -41,6 +42,8 @@ class PreparedSnapshot:
         """Makes ready what can be, unless `serve` or `drop` comes first; the model goes on generating."""
         start, start_cpu = time.perf_counter(), time.thread_time()
         with self._staging:
+            if self._stopped.is_set():
+                return
             try:
                 compute_alone()
                 self._staged = stage(model, self.tensors, self._stopped)
@@ -80,6 +83,56 @@ class PreparedSnapshot:
         self._stopped.set()
         with self._staging:  # soon
             pass
+
+
+class NextSnapshot:
+    """What is prepared and not loaded yet: one thread puts it here, another takes it."""
+
+    def __init__(self) -> None:
+        """Nothing is."""
+        self._lock = threading.Lock()
+        self._prepared: PreparedSnapshot | None = None
+        self._late: float = 0
+        """Requests up to this number come too late: nobody would take what they ask for, or let go of its file."""
+
+    def prepare(self, request: int, path: str, manifest: WeightManifest) -> PreparedSnapshot | None:
+        """Maps a snapshot in place of the one here; None if the request comes too late.
+
+        Raises:
+          SnapshotError: it is not at `path`.
+        """
+        with self._lock:
+            if request <= self._late:
+                return None
+            self._drop()
+            self._prepared = PreparedSnapshot(path, manifest)
+            return self._prepared
+
+    def take(self, last_request: int, manifest: WeightManifest) -> PreparedSnapshot | None:
+        """The snapshot, for the caller to drop, if it is here; requests up to the last come too late from here on."""
+        with self._lock:
+            self._late = last_request
+            if self._prepared is None or self._prepared.manifest != manifest:
+                self._drop()
+                return None
+            prepared, self._prepared = self._prepared, None
+            return prepared
+
+    def drop(self) -> None:
+        """Lets go of what is here, and of its file."""
+        with self._lock:
+            self._drop()
+
+    def close(self) -> None:
+        """The same; all requests come too late from here on."""
+        with self._lock:
+            self._late = math.inf
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._prepared is not None:
+            self._prepared.drop()
+            self._prepared = None
 
 
 def compute_alone() -> None:

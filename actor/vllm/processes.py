@@ -12,9 +12,14 @@ import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from bridge.phases import say_phase
+
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs
     from vllm.config import VllmConfig
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from actor.vllm.stats import StatLogger
 
 
 def collect_seldom() -> None:
@@ -28,6 +33,24 @@ def collect_seldom() -> None:
 def end_quickly() -> None:
     """Leaves what is there at this process's end to the kernel, without looking through it for garbage first."""
     atexit.register(gc.freeze)
+
+
+def start_processes(arguments: "AsyncEngineArgs", counter: "StatLogger") -> "AsyncLLM":
+    """Builds the model in them; `counter` is told of every step."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    class OwnedLLM(AsyncLLM):
+        def __del__(self) -> None:
+            """Nothing: `VllmEngine.close` ends it. vLLM's own may run when the interpreter has half gone."""
+
+    config = engine_config(arguments)
+    say_phase("engine: starting its process")
+    with bound_threads(config):
+        return OwnedLLM.from_vllm_config(
+            config,
+            stat_loggers=[lambda *_: counter],  # pyright: ignore[reportArgumentType]
+            disable_log_stats=arguments.disable_log_stats,
+        )
 
 
 def engine_config(arguments: "AsyncEngineArgs") -> "VllmConfig":

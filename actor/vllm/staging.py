@@ -156,12 +156,12 @@ class _Twins:
 
     def _parameter(self, name: str, served: Any, plain: Any, twin: Any) -> Any:
         """A new parameter for a served one, in the form in which vLLM loads it; layers that share one share the new."""
-        if served is None and plain is None:
+        raw = served if plain is None else plain
+        if raw is None:
             return None
         if id(served) in self._tensors:
             return self._tensors[id(served)]
-        form: Any = served if plain is None else plain
-        new: Any = restore_layer_refs(materialize_meta_tensor(form), twin)
+        new: Any = restore_layer_refs(materialize_meta_tensor(raw), twin)
         if hasattr(new, "weight_loader"):
             # A reload leaves its wrapper there, which loads nothing once that reload is over.
             new.weight_loader = _get_original_loader(new)

@@ -32,7 +32,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from actor.vllm.control import listen
 from actor.vllm.phases import say_phases
-from actor.vllm.preparing import PreparedSnapshot, mapped
+from actor.vllm.preparing import NextSnapshot, PreparedSnapshot, mapped
 from actor.vllm.processes import end_quickly
 from actor.vllm.proof import has_experts, prove_served
 from bridge import codec
@@ -64,6 +64,8 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """The actor's verified local copy."""
     manifest: bytes
     """Its `WeightManifest`, encoded by `bridge.codec`."""
+    last_request: int
+    """To prepare a snapshot, of those made before this update (`Control.last_request`)."""
 
 
 class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -74,13 +76,18 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     supports_draft_weight_update = False
     _expected: TensorTable | None = None
     _control: socket.socket | None = None
-    _prepared: PreparedSnapshot | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM makes it."""
+        super().__init__(*args, **kwargs)
+        self._next = NextSnapshot()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Takes the table of tensors that the model's own checkpoint has, and the front end's requests."""
         self.shutdown()  # the engine may have served another run
+        self._next = next_ = NextSnapshot()
         self._expected = {name: (dtype, tuple(shape)) for name, (dtype, shape) in init_info.expected.items()}
-        self._control = listen(init_info.control, self._prepare_and_stage)
+        self._control = listen(init_info.control, lambda *request: self._prepare(next_, *request))
 
     def start_weight_update(self) -> None:
         """Nothing: `prepare` was there before."""
@@ -94,29 +101,27 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             with contextlib.suppress(OSError):  # the front end was first
                 self._control.shutdown(socket.SHUT_RDWR)  # its thread closes it
             self._control = None
-        self.drop()
+        self._next.close()
 
-    def _prepare_and_stage(self, path: str, manifest: bytes) -> None:
-        self._prepare(path, codec.decode(WeightManifest, manifest)).stage(self.model)
-
-    def _prepare(self, path: str, manifest: WeightManifest) -> PreparedSnapshot:
-        """Checks a snapshot and maps it; what was prepared before is dropped.
+    def _prepare(self, next_: NextSnapshot, request: int, path: str, encoded: bytes) -> None:
+        """Checks a snapshot and stages it, in a thread of its own; nothing if the request comes too late.
 
         Raises:
           SnapshotError: it is not at `path`, or does not fit the model; nothing was changed.
         """
-        self.drop()
+        manifest = codec.decode(WeightManifest, encoded)
+        self._check(manifest)
+        if prepared := next_.prepare(request, path, manifest):
+            prepared.stage(self.model)
+
+    def _check(self, manifest: WeightManifest) -> None:
         if self._expected is None:
             raise RuntimeError("init_weight_transfer_engine was not called")
         check_table(manifest, self._expected)
-        self._prepared = prepared = PreparedSnapshot(path, manifest)
-        return prepared
 
     def drop(self) -> None:
         """Lets go of what was prepared, and of its file."""
-        if self._prepared is not None:
-            self._prepared.drop()
-            self._prepared = None
+        self._next.drop()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Loads a snapshot, prepared or not, and proves it.
@@ -125,11 +130,12 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
           RuntimeError: the engine does not serve the snapshot; it must not go on.
         """
         manifest = codec.decode(WeightManifest, update_info.manifest)
-        prepared = self._prepared
-        if prepared is None or prepared.manifest != manifest:
-            prepared = self._prepare(update_info.path, manifest)
-        self._load(prepared)
-        self.drop()
+        snapshot = self._next.take(update_info.last_request, manifest)
+        if snapshot is None:
+            self._check(manifest)
+            snapshot = PreparedSnapshot(update_info.path, manifest)
+        self._load(snapshot)
+        snapshot.drop()
 
     @torch.no_grad()
     def _load(self, snapshot: PreparedSnapshot) -> None:

@@ -1,8 +1,9 @@
-"""Sums and differences of numbers of two digits, asked in words: rows for verifier=math.
+"""Sums and differences of numbers below a hundred, asked in words: rows for verifier=math.
 
-A row is a function of (seed, index). Which pairs of numbers are held out is decided by the pair alone, so that none of
-them is trained on, however it is asked. Held-out problems come in one kind of question that is trained, `TRAINED`, and
-in three that are not, `UNSEEN`.
+A row's numbers are its `size` at most, one of `SIZES`: a small model finds rewards in small numbers long before it can
+add large ones. A row is a function of (seed, index). Which pairs of numbers are held out is decided by the pair alone,
+so that none of them is trained on, however it is asked. Held-out problems come in one kind of question that is trained,
+`TRAINED`, and in three that are not, `UNSEEN`.
 """
 
 import hashlib
@@ -13,29 +14,32 @@ from typing import Any
 Ask = Callable[[int, str, int], str]
 
 TRAINED: Mapping[str, Ask] = {
-    "what_is": lambda a, sign, b: f"What is {a} {sign} {b}? Reply with the number only.",
-    "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}. Answer with just the number.",
-    "equation": lambda a, sign, b: f"{a} {sign} {b} = ? Give only the result.",
+    "what_is": lambda a, sign, b: f"What is {a} {sign} {b}?",
+    "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}.",
+    "equation": lambda a, sign, b: f"{a} {sign} {b} = ?",
 }
 """By name, the questions that are trained on."""
 
 
 def _in_words(a: int, sign: str, b: int) -> str:
-    return f"How much is {a} {'plus' if sign == '+' else 'minus'} {b}? Reply with a number and nothing else."
+    return f"How much is {a} {'plus' if sign == '+' else 'minus'} {b}?"
 
 
 def _as_order(a: int, sign: str, b: int) -> str:
     order = f"Add {b} to {a}" if sign == "+" else f"Subtract {b} from {a}"
-    return f"{order}. Your reply must be the result alone."
+    return f"{order}."
 
 
 def _as_story(a: int, sign: str, b: int) -> str:
     then = f"gets {b} more" if sign == "+" else f"gives {b} away"
-    return f"Ann has {a} apples and {then}. How many apples has she now? Reply with the number only."
+    return f"Ann has {a} apples and {then}. How many apples has she now?"
 
 
 UNSEEN: Mapping[str, Ask] = {"in_words": _in_words, "as_order": _as_order, "as_story": _as_story}
 """By name, those that are only asked of a held-out pair."""
+
+SIZES = (9, 20, 50, 99)
+"""Of a row's numbers the largest there may be; each as often as another."""
 
 HELD_OUT_ONE_IN = 10
 """Pairs of numbers."""
@@ -54,8 +58,9 @@ def held_out_row(seed: int, index: int) -> dict[str, Any]:
 
 
 def _row(drawn: random.Random, kinds: Mapping[str, Ask], *, is_held_out: bool) -> dict[str, Any]:
+    size = drawn.choice(SIZES)
     while True:
-        a, b = drawn.randint(10, 99), drawn.randint(10, 99)
+        a, b = drawn.randint(1, size), drawn.randint(1, size)
         sign = drawn.choice("+-")
         if sign == "-":
             a, b = max(a, b), min(a, b)
@@ -63,7 +68,7 @@ def _row(drawn: random.Random, kinds: Mapping[str, Ask], *, is_held_out: bool) -
             break
     kind = drawn.choice(list(kinds))
     answer = a + b if sign == "+" else a - b
-    return {"prompt": kinds[kind](a, sign, b), "answer": answer, "metadata": {"kind": kind}}
+    return {"prompt": kinds[kind](a, sign, b), "answer": answer, "metadata": {"kind": kind, "size": size}}
 
 
 def _holds_out(a: int, sign: str, b: int) -> bool:

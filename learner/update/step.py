@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32
@@ -41,7 +40,7 @@ from learner.model.config import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.objective import losses
 from learner.update import diagnostics
-from learner.update.adamw import adamw_step, clip_scale
+from learner.update.apply import ApplyUpdate, Metrics
 from learner.update.loss_sum import (
     NO_ANCHORS,
     AnchorLogprobs,
@@ -49,13 +48,11 @@ from learner.update.loss_sum import (
     proximal_policy,
     without_adapters,
 )
-from learner.update.optimizer import learning_rate, make_optimizer
+from learner.update.optimizer import make_optimizer
 from learner.update.packing import PackedBatch, empty_batch
 from learner.update.placement import abstract, placed, put, shardings
 from learner.update.spread import Spread
 from learner.update.state import Accumulator, TrainState, init_state
-
-Metrics = dict[str, Array]
 
 
 class Steps:
@@ -73,9 +70,11 @@ class Steps:
         """Whether they are the policy's own of the first pass over a batch, from `logprobs`."""
         self.spreads = mesh.is_multi_process
         """Whether a batch is in the leader's memory alone, until `spread`."""
-        self._epochs = config.rounds.epochs
-        self._num_steps = config.run.num_updates * self._epochs
-        self._optimizer = make_optimizer(config.optimizer, num_steps=self._num_steps)
+        num_steps = config.run.num_updates * config.rounds.epochs
+        self._optimizer = make_optimizer(config.optimizer, num_steps=num_steps)
+        self._apply_update = ApplyUpdate(
+            optimizer=self._optimizer, config=config.optimizer, epochs=config.rounds.epochs, num_steps=num_steps
+        )
         self._loss_sum = make_loss_sum(model_config, config, mesh)
         self._loss_sum_of_base = without_adapters(self._loss_sum, model_config, config, mesh)
         self._num_traces: collections.Counter[str] = collections.Counter()
@@ -329,62 +328,7 @@ class Steps:
 
     def _apply(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         self._num_traces["apply"] += 1
-        total = state.accumulator
-        # A product, which XLA repeats where it is used; a quotient it would keep, as large as the parameters.
-        share = 1 / total.denominator
-        loss = total.loss / total.denominator
-        grad_norm = optax.tree.norm(jax.tree.map(lambda g: g * share, total.grads))
-        # 0 / 0 is not finite either, so sums without tokens are skipped too.
-        is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        step = self._adamw if self._config.optimizer.name == "adamw" else self._transformed
-        params, opt_state, zeros = step(state, share, grad_norm, is_good)
-        count = state.step * self._epochs + epoch - state.skipped_updates
-        skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
-        metrics = diagnostics.finalize(total.stats) | {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "learning_rate": learning_rate(count, self._config.optimizer, num_steps=self._num_steps),
-            "skipped_updates": skipped,
-        }
-        new_state = TrainState(
-            params=params,
-            opt_state=opt_state,
-            step=state.step + jnp.where(epoch == self._epochs - 1, 1, 0),
-            skipped_updates=skipped,
-            accumulator=dataclasses.replace(Accumulator.zeros({}), grads=zeros),
-        )
-        return new_state, metrics
-
-    def _adamw(
-        self, state: TrainState, share: Array, norm: Array, is_good: Array
-    ) -> tuple[Params, optax.OptState, Params]:
-        """The parameters, the optimizer's state and an empty accumulator after a step."""
-        config = self._config.optimizer
-        assert isinstance(state.opt_state, tuple)
-        return adamw_step(
-            state.params,
-            state.accumulator.grads,
-            state.opt_state,
-            scale=share * clip_scale(norm, config.max_grad_norm),
-            num_steps=self._num_steps,
-            is_good=is_good,
-            config=config,
-        )
-
-    def _transformed(
-        self, state: TrainState, share: Array, norm: Array, is_good: Array
-    ) -> tuple[Params, optax.OptState, Params]:
-        """The same by an optax transformation, which clips by itself."""
-        del norm
-        # The optimizer's state keeps the parameters' dtype, so its input must have it.
-        grads = jax.tree.map(lambda g, p: (g * share).astype(p.dtype), state.accumulator.grads, state.params)
-        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(is_good, new, old),
-            (optax.apply_updates(state.params, updates), opt_state),
-            (state.params, state.opt_state),
-        )
-        return params, opt_state, Accumulator.zeros(params).grads
+        return self._apply_update(state, epoch)
 
 
 def _whole(base: Params | None, params: Params) -> Params:

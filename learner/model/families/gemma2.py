@@ -41,8 +41,9 @@ GEMMA2 = Family(
         "tie_word_embeddings": Only(values=(True,), why="vLLM has no other head for this family"),
         "use_bidirectional_attention": Only(values=(None, False)),
         "is_causal": Only(values=(True,)),
+        "sliding_window_pattern": Only(values=(2,), why="transformers and vLLM take no other, and say nothing"),
     },
     read_rope=functools.partial(read_rope, default_theta=1e4),
-    read_windows=windows.every(2),
+    read_windows=windows.all_but_every_second,
     write_windows=windows.write_types,
 )

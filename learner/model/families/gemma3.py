@@ -79,6 +79,7 @@ GEMMA3 = Family(
         "query_pre_attn_scalar": 256,
         "rms_norm_eps": 1e-6,
         "sliding_window": 4096,
+        "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
         "vocab_size": 262208,
     },
@@ -89,6 +90,6 @@ GEMMA3 = Family(
     },
     read_rope=_read_two_ropes,
     write_rope=_write_two_ropes,
-    read_windows=windows.every(6),
+    read_windows=windows.all_but_every_nth,
     write_windows=windows.write_types,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from learner.model.families.family import Raw, Windows
@@ -54,21 +53,29 @@ def all_if_given(raw: Raw, num_layers: int) -> Windows:
     return _windows(raw, windowed)
 
 
-def every(pattern: int) -> Callable[[Raw, int], Windows]:
-    """Gemma: `layer_types` decides; without it every n-th layer is global, n being `sliding_window_pattern`.
+def all_but_every_second(raw: Raw, num_layers: int) -> Windows:
+    """Gemma 2: `layer_types` decides; without it every second layer is global.
 
-    Args:
-      pattern: n where the config doesn't say.
+    Raises:
+      ValueError: not a kind for each layer, or no window.
     """
+    types = _layer_types(raw, num_layers)
+    return _windows(raw, types if types is not None else _all_but_every(2, num_layers))
 
-    def read(raw: Raw, num_layers: int) -> Windows:
-        types = _layer_types(raw, num_layers)
-        n = need({"sliding_window_pattern": pattern} | dict(raw), "sliding_window_pattern", int)
-        if n < 1:
-            refuse("sliding_window_pattern", n, "a positive number of layers")
-        return _windows(raw, types if types is not None else tuple((i + 1) % n != 0 for i in range(num_layers)))
 
-    return read
+def all_but_every_nth(raw: Raw, num_layers: int) -> Windows:
+    """Gemma 3: `layer_types` decides; without it every n-th layer is global, n being `sliding_window_pattern`.
+
+    Raises:
+      ValueError: not a kind for each layer, no such n, or no window.
+    """
+    types = _layer_types(raw, num_layers)
+    if types is not None:
+        return _windows(raw, types)
+    n = need(raw, "sliding_window_pattern", int)
+    if n < 1:
+        refuse("sliding_window_pattern", n, "a positive number of layers")
+    return _windows(raw, _all_but_every(n, num_layers))
 
 
 def write_switch(raw: dict[str, Any], now: Windows, read: Windows | None, num_layers: int) -> None:
@@ -122,6 +129,10 @@ def _layer_types(raw: Raw, num_layers: int) -> tuple[bool, ...] | None:
     if not isinstance(found, list) or len(found) != num_layers or not set(found) <= set(_KINDS):
         refuse("layer_types", found, f"one of {_KINDS} for each of {num_layers} layers")
     return tuple(kind == "sliding_attention" for kind in found)
+
+
+def _all_but_every(n: int, num_layers: int) -> tuple[bool, ...]:
+    return tuple((i + 1) % n != 0 for i in range(num_layers))
 
 
 def _is_used(raw: Raw, types: tuple[bool, ...] | None) -> bool:

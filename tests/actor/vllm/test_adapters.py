@@ -28,6 +28,8 @@ class FakeLlm:
         self.held, self.calls, self.aborted, self.fails = set(), [], [], None
         self.known = set()
         self.ended = {}
+        self.asked = asyncio.Queue()
+        """Ids that were to be aborted, one call at a time."""
 
     async def collective_rpc(self, method, args):
         self.calls.append((method, args[0]))
@@ -45,6 +47,7 @@ class FakeLlm:
 
     async def abort(self, ids):
         self.aborted += ids
+        self.asked.put_nowait(list(ids))
         for one in set(ids) & self.known:
             self.ended.setdefault(one, asyncio.Event()).set()
 
@@ -173,8 +176,8 @@ def test_a_request_on_its_way_to_the_engine_is_ended_as_soon_as_it_is_there(tmp_
         with rig.adapters.used_by("late") as adapter:
             assert adapter is not None
             swap = asyncio.create_task(rig.publish(1))
-            while len(rig.llm.aborted) < 3:  # again and again
-                await asyncio.sleep(0.01)
+            for _ in range(3):  # again and again
+                assert await rig.llm.asked.get() == ["late"]
             assert not swap.done()
         await swap
         assert rig.adapters.moves("late") and not rig.adapters.moves("late") and rig.llm.held == {2}

@@ -43,11 +43,12 @@ class Served:
     """A model as an engine's worker has it."""
 
     def __init__(self, folder: Path, family: models.Family, tied: bool) -> None:
+        import torch
         from vllm import EngineArgs
-        from vllm.config import set_current_vllm_config
+        from vllm.config import WeightTransferConfig, set_current_vllm_config
         from vllm.model_executor.model_loader import get_model
 
-        from actor.vllm.weights import SnapshotTransfer
+        from actor.vllm.weights import BACKEND, SnapshotTransfer
 
         models.make_folder(folder, family=family, tied=tied)
         arguments = EngineArgs(
@@ -56,8 +57,8 @@ class Served:
         config = arguments.create_engine_config()
         with set_current_vllm_config(config):
             self.model: Any = get_model(vllm_config=config)
-        self.transfer: Any = SnapshotTransfer.__new__(SnapshotTransfer)
-        self.transfer.model, self.transfer.model_config = self.model, config.model_config
+        device: Any = torch.device("cpu")
+        self.transfer: Any = SnapshotTransfer(WeightTransferConfig(backend=BACKEND), config, device, self.model)
         self._weights = models.read_weights(folder)
 
     def tensors(self, seed: int) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def test_without_the_memory_for_it_nothing_is_staged(served, monkeypatch):
 def snapshot(served, tmp_path):
     """A written and mirrored version: its manifest, its file, and the next version's mirror."""
     writer = SnapshotWriter(tmp_path / "weights", run="r", tokenizer_hash="t")
-    mirror = SnapshotMirror(tmp_path / "weights", tmp_path / "copy", run="r", tokenizer_hash="t", lock_timeout_s=30)
+    mirror = SnapshotMirror(tmp_path / "weights", tmp_path / "copy", run="r", tokenizer_hash="t", lock_timeout_s=10)
     arrays = {name: t.numpy() for name, t in served.tensors(NEW).items()}
 
     def write(step: int):
@@ -269,3 +270,98 @@ def test_snapshot_that_can_not_be_staged_is_left_for_the_pause(served, snapshot,
     assert prepared.serve() == prepared.tensors.keys()
     prepared.drop()
     join("drop")
+
+
+def test_snapshot_that_is_served_already_is_not_staged_any_more(served, snapshot, monkeypatch):
+    from actor.vllm import preparing
+
+    staged: list[Any] = []
+    monkeypatch.setattr(preparing, "stage", lambda *arguments: staged.append(arguments))
+    path, write = snapshot
+    prepared = preparing.PreparedSnapshot(str(path), write(0))
+    prepared.serve()
+    in_a_thread(prepared.stage, served.model)
+    assert not staged
+    prepared.drop()
+    join("drop")
+
+
+@pytest.fixture
+def asked(served, snapshot, monkeypatch):
+    """The worker's side of an engine: what is asked of it in its own thread, and what vLLM calls."""
+    from actor.vllm import weights
+    from bridge import codec
+
+    path, write = snapshot
+    transfer, handlers = served.transfer, []
+    monkeypatch.setattr(weights, "listen", lambda address, handle: handlers.append(handle))
+    expected = {name: ["float32", list(t.shape)] for name, t in served.tensors(NEW).items()}
+    transfer.init_transfer_engine(weights.InitInfo(expected=expected, control="nowhere"))
+
+    class Asked:
+        def writes(self, step: int) -> Any:
+            return write(step)
+
+        def prepare(self, request: int, manifest: Any) -> None:
+            in_a_thread(handlers[-1], request, str(path), codec.encode(manifest))
+
+        def load(self, manifest: Any, *, last_request: int) -> None:
+            encoded = codec.encode(manifest)
+            info = weights.UpdateInfo(path=str(path), manifest=encoded, last_request=last_request)
+            transfer.receive_weights(info)
+            join("drop")
+
+    yield Asked()
+    transfer.shutdown()
+    join("drop")
+
+
+def test_late_request_neither_drops_the_snapshot_that_is_loaded_nor_keeps_its_file(served, asked, monkeypatch):
+    load, found = served.transfer._load, []
+
+    def meanwhile(snapshot: Any) -> None:
+        asked.prepare(1, manifest)
+        join("drop")
+        found.append(len(snapshot.tensors))
+        load(snapshot)
+
+    served.reload(served.tensors(OLD))
+    monkeypatch.setattr(served.transfer, "_load", meanwhile)
+    manifest = asked.writes(0)
+    asked.load(manifest, last_request=1)
+    assert found == [len(manifest.tensors)]
+    asked.prepare(1, manifest)
+    asked.writes(1)  # the file is not locked
+
+
+def test_next_request_after_a_late_one_is_staged(served, asked, monkeypatch):
+    from actor.vllm.preparing import PreparedSnapshot
+
+    serve, left = PreparedSnapshot.serve, []
+    monkeypatch.setattr(PreparedSnapshot, "serve", lambda self: left.append(serve(self)) or left[-1])
+    asked.load(asked.writes(0), last_request=1)
+    manifest = asked.writes(1)
+    asked.prepare(1, manifest)
+    asked.prepare(2, manifest)
+    asked.load(manifest, last_request=2)
+    unstaged, staged = left
+    assert len(unstaged) == len(manifest.tensors) and staged == {name for name in unstaged if ".experts." in name}
+
+
+def test_snapshot_that_is_prepared_and_not_loaded_makes_room_for_the_next(served, asked):
+    from actor.vllm.weights import WorkerPlugin
+
+    asked.prepare(1, asked.writes(0))
+    worker: Any = WorkerPlugin()
+    worker.weight_transfer_engine = served.transfer
+    worker.drop_snapshot()
+    join("drop")
+    asked.load(asked.writes(1), last_request=1)
+    asked.writes(2)
+
+
+def test_request_after_the_engines_end_keeps_no_file(served, asked):
+    manifest = asked.writes(0)
+    served.transfer.shutdown()
+    asked.prepare(7, manifest)
+    asked.writes(1)

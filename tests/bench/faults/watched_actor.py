@@ -79,8 +79,9 @@ def use_numpy_engine() -> None:
 def watch_vllm() -> None:
     """`generating`: requests are in the engine; `swapping`: before the pause, in it, after it."""
     from actor.vllm.engine import VllmEngine
+    from actor.vllm.updates import Updates
 
-    load, swap = VllmEngine._load, VllmEngine.swap_weights
+    load, swap = Updates._load, VllmEngine.swap_weights
     looking: list[asyncio.Task[None]] = []
 
     async def look(engine: VllmEngine) -> None:
@@ -89,7 +90,7 @@ def watch_vllm() -> None:
                 reach("generating", "middle")
             await asyncio.sleep(_POLL_S)
 
-    async def loaded(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest) -> float:
+    async def loaded(self: Updates, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
         begin = self._llm.start_weight_update
 
         async def paused() -> None:
@@ -98,7 +99,7 @@ def watch_vllm() -> None:
 
         self._llm.start_weight_update = paused
         try:
-            return await load(self, path, manifest)
+            return await load(self, path, manifest, last_request=last_request)
         finally:
             self._llm.start_weight_update = begin
 
@@ -111,7 +112,7 @@ def watch_vllm() -> None:
         reach("swapping", "end")
         return timings
 
-    VllmEngine._load, VllmEngine.swap_weights = loaded, swapped
+    Updates._load, VllmEngine.swap_weights = loaded, swapped
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ costs of the tokens is what the engine would have sampled in the same time witho
 """
 
 import asyncio
+import collections
 import json
 import multiprocessing
 import pathlib
@@ -21,7 +22,9 @@ from typing import Any, Literal
 import numpy as np
 
 from actor.engine.protocol import SwapTimings
+from actor.vllm.control import Control
 from actor.vllm.engine import VllmEngine
+from actor.vllm.updates import Updates
 from actor.weights.model_folder import ModelFolder, read_model_folder
 from bridge.published import WeightManifest
 from bridge.snapshots.mirror import SnapshotMirror
@@ -41,14 +44,14 @@ WINDOW_S = 6.0
 Way = Literal["reload", "staged"]
 
 
-class BenchEngine(VllmEngine):
-    """An engine that can be told not to stage."""
+class ToldUpdates(Updates):
+    """Updates that can be told not to stage."""
 
     way: Way = "staged"
 
-    async def _prepare(self, path: pathlib.Path, manifest: WeightManifest) -> None:
+    async def _prepare(self, control: Control, path: pathlib.Path, manifest: WeightManifest) -> None:
         if self.way == "staged":
-            await super()._prepare(path, manifest)
+            await super()._prepare(control, path, manifest)
 
 
 def make_folder(path: pathlib.Path) -> pathlib.Path:
@@ -76,13 +79,15 @@ def make_folder(path: pathlib.Path) -> pathlib.Path:
 class Bench:
     """An engine and its snapshots."""
 
-    def __init__(self, engine: BenchEngine, folder: pathlib.Path, model: ModelFolder, at: pathlib.Path) -> None:
+    def __init__(self, engine: VllmEngine, folder: pathlib.Path, model: ModelFolder, at: pathlib.Path) -> None:
         """`at` is a folder in shared memory."""
         keys: dict[str, Any] = {"run": "bench", "tokenizer_hash": model.tokenizer_hash}
         self.engine, self._weights, self._file = engine, models.read_weights(folder), at / "copy"
         self._writer = SnapshotWriter(at / "weights", **keys)
         self._mirror = SnapshotMirror(at / "weights", self._file, expected=model.tensors, **keys)
         self._step = 0
+        self._updates = ToldUpdates(engine._llm, engine._config, expected=model.tensors, counter=engine._counter)
+        engine._updates = self._updates
         (worker,) = multiprocessing.active_children()
         self._worker = worker.pid
 
@@ -100,7 +105,7 @@ class Bench:
     async def swapped(self, way: Way) -> tuple[SwapTimings, float]:
         """The timings of one swap, and the seconds of CPU that the engine's process took for it all in all."""
         manifest = await self.fetched()
-        self.engine.way = way
+        self._updates.way = way
         begin_s = cpu_s(self._worker)
         timings = await self.engine.swap_weights(self._file, manifest)
         return timings, cpu_s(self._worker) - begin_s
@@ -131,6 +136,7 @@ class Bench:
                 row |= {f"{way}_pause_s": timings.pause_s, f"{way}_check_s": timings.check_s}
                 row[f"{way}_pause_over_memcpy"] = (timings.pause_s - row["empty_pause_s"]) / row["memcpy_s"]
             rows.append(row)
+            print({name: round(value, 4) for name, value in row.items()}, file=sys.stderr, flush=True)
         kept = rows[NUM_COLD:]
         return {name: statistics.median(row[name] for row in kept) for name in kept[0]}
 
@@ -138,20 +144,24 @@ class Bench:
         """Medians of what a swap takes beside generation, and what it costs of the tokens."""
         running = [asyncio.create_task(self._requests(i)) for i in range(NUM_REQUESTS)]
         await asyncio.sleep(WINDOW_S)
-        rows: list[dict[str, float]] = []
+        found: dict[str, list[float]] = collections.defaultdict(list)
         for _ in range(NUM_BUSY):
-            row: dict[str, float] = {}
             for way in ("reload", "staged"):
                 alone, _ = await self._window(asyncio.sleep, 0)
-                beside, found = await self._window(self.swapped, way)
-                row |= {f"{way}_pause_s": found[0].pause_s, f"{way}_check_s": found[0].check_s}
-                row |= {f"{way}_load_s": found[0].load_s, f"{way}_tokens_lost_share": 1 - beside / alone}
-                row[f"{way}_alone_tokens_per_s"] = alone
-            rows.append(row)
+                beside, (timings, _) = await self._window(self.swapped, way)
+                values = {"pause_s": timings.pause_s, "check_s": timings.check_s, "load_s": timings.load_s}
+                for name, value in (values | {"alone_tokens_per_s": alone, "beside_tokens_per_s": beside}).items():
+                    found[f"{way}_{name}"].append(value)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        return {f"busy_{name}": statistics.median(row[name] for row in rows) for name in rows[0]}
+        # Of all rounds together: on a machine that does much else a window may hold no token.
+        lost = {
+            f"{way}_tokens_lost_share": 1 - sum(found[f"{way}_beside_tokens_per_s"]) / rate
+            for way in ("reload", "staged")
+            if (rate := sum(found[f"{way}_alone_tokens_per_s"])) > 0
+        }
+        return {f"busy_{k}": v for k, v in ({k: statistics.median(v) for k, v in found.items()} | lost).items()}
 
     async def _window(self, work: Callable[..., Awaitable[Any]], *arguments: Any) -> tuple[float, Any]:
         """Tokens a second from the start of some work for WINDOW_S, or until it ends if that is later."""
@@ -191,8 +201,7 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         folder = make_folder(pathlib.Path(root) / "model")
         model = read_model_folder(folder, dtype="float32")
-        engine = BenchEngine.start(folder, config, expected=model.tensors)
-        assert isinstance(engine, BenchEngine)
+        engine = VllmEngine.start(folder, config, expected=model.tensors)
         bench = Bench(engine, folder, model, pathlib.Path(shm))
         try:
             found = asyncio.run(_measure(bench))

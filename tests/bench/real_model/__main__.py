@@ -47,8 +47,9 @@ def main(argv: list[str]) -> None:
         title="A real model: SmolLM2-135M-Instruct",
         about=[
             f"`python -m tests.bench.real_model`: `{RECIPE}`, the main job with real vLLM in float32, learner and "
-            "engine on the same cores. Sums and differences of two digits in the model's chat template, judged by "
-            "`math`; 256 held-out problems, three quarters of them of three kinds of question that are not trained, "
+            "engine on the same cores. Sums and differences of numbers below a hundred in the model's chat template; "
+            "`math` wants one number in digits (`answer_in=number`); 256 held-out problems, three quarters of them of "
+            "three kinds of question that are not trained, "
             "sampled at temperature 1 by the engine that serves the policy (a value has a standard error of 0.03 at "
             "most). "
             + " ".join(f"`{case.preset}` trains for {case.minutes:g} minutes." for case in cases)

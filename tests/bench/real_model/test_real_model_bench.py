@@ -107,29 +107,37 @@ def test_each_case_is_the_recipe_with_a_probe_of_every_publish(case):
 
 
 JOB = """
-import json, pathlib, signal, sys, time
+import pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 (folder,) = [pathlib.Path(a.partition("=")[2]) for a in sys.argv if a.startswith("--config.run.dir=")]
 folder.mkdir()
-signal.signal(signal.SIGINT, lambda *_: (folder.joinpath("told").write_text(""), sys.exit(130)))
-with open(folder / "metrics.jsonl", "w") as rows:
-    for step in range(1, 1000):
-        rows.write(json.dumps({"kind": "step", "step": step, "time/step_s": 60.0}) + "\\n")
-        rows.flush()
-        time.sleep(0.01)
+signal.sigwait({signal.SIGINT})
+(folder / "told").write_text("")
+sys.exit(130)
 """
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch) -> pathlib.Path:
-    """A job that trains a minute in a hundredth of a second, until it is told to end."""
+    """A job that trains for a minute between two looks at it, until it is told to end."""
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "__init__.py").write_text("")
     (tmp_path / "launch" / "local.py").write_text(JOB)
+    folder = tmp_path / "run"
+
+    def trained(*_: Any) -> None:
+        if folder.is_dir():  # the job takes signals from here on
+            with open(folder / "metrics.jsonl", "a+") as rows:
+                rows.seek(0)
+                number = 1 + len(rows.readlines())
+                rows.write(json.dumps({"kind": "step", "step": number, "time/step_s": 60.0}) + "\n")
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(watched, "_LOOK_S", 0.05)
+    monkeypatch.setattr(watched, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watched, "look_at_memory", trained)
     monkeypatch.setattr(watched, "asked_for", lambda config, overrides: {"config": config})
-    return tmp_path / "run"
+    return folder
 
 
 def test_job_is_told_to_end_after_its_minutes_and_taken_from_its_folder_then(job):

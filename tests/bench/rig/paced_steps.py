@@ -15,10 +15,11 @@ import jax
 import numpy as np
 
 from learner.model.decoder import Params
+from learner.update.apply import Metrics
 from learner.update.loss_sum import NO_ANCHORS, AnchorLogprobs
 from learner.update.packing import PackedBatch
 from learner.update.state import TrainState
-from learner.update.step import Metrics, Steps
+from learner.update.step import Steps
 
 
 class PacedSteps(Steps):

@@ -18,12 +18,12 @@ def pair_of(question: str) -> tuple[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("make", [arithmetic.train_row, arithmetic.held_out_row])
-def test_answers_are_right_and_numbers_have_two_digits(make):
+def test_answers_are_right_and_numbers_as_large_as_the_size_at_most(make):
     for index in range(400):
         row = make(3, index)
         sign, (a, b) = pair_of(row["prompt"])
         assert row["answer"] == (a + b if sign == "+" else a - b) >= 0
-        assert 10 <= a <= 99 and 10 <= b <= 99
+        assert 1 <= min(a, b) <= max(a, b) <= row["metadata"]["size"]
 
 
 def test_pair_that_is_held_out_is_never_trained_on_in_either_order():
@@ -38,6 +38,8 @@ def test_pair_that_is_held_out_is_never_trained_on_in_either_order():
 def test_three_quarters_of_the_held_out_rows_are_of_kinds_that_are_not_trained():
     kinds = [arithmetic.held_out_row(0, index)["metadata"]["kind"] for index in range(256)]
     assert {kind: kinds.count(kind) for kind in kinds} == {"trained": 64, **dict.fromkeys(arithmetic.UNSEEN, 64)}
+    sizes = [arithmetic.train_row(0, index)["metadata"]["size"] for index in range(400)]
+    assert {size: sizes.count(size) > 70 for size in sizes} == dict.fromkeys(arithmetic.SIZES, True)
     trained = {arithmetic.train_row(0, index)["metadata"]["kind"] for index in range(200)}
     assert trained == set(arithmetic.TRAINED) and not trained & set(arithmetic.UNSEEN)
 

@@ -149,6 +149,9 @@ def test_failed_swap_ends_the_requests_that_wait_for_it(bench: Bench, monkeypatc
 
     async def body():
         await bench.update()
+        bench.write()
+        prefetched = await bench.client.prefetch()
+        assert prefetched is not None
         tasks = [asyncio.create_task(bench.sample(PROMPT, max_tokens=400)) for _ in range(3)]
         await progress(bench, 20)
 
@@ -157,7 +160,7 @@ def test_failed_swap_ends_the_requests_that_wait_for_it(bench: Bench, monkeypatc
 
         monkeypatch.setattr(bench.engine._llm, "update_weights", failing)
         with pytest.raises(EngineDeadError, match="out of memory"):
-            await bench.update()
+            await bench.client.swap(prefetched)
         return await asyncio.gather(*tasks, bench.sample(PROMPT), return_exceptions=True)
 
     assert [type(e) for e in bench.run(body())] == [EngineDeadError] * 4

@@ -8,8 +8,9 @@ import runpy
 import signal
 import sys
 
+from learner.update.apply import Metrics
 from learner.update.state import TrainState
-from learner.update.step import Metrics, Steps
+from learner.update.step import Steps
 
 _apply = Steps.apply
 

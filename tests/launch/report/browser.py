@@ -66,12 +66,20 @@ class Page:
         while not self.run(script):
             assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {script}; {self.problems}"
 
-    def open(self, url: str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
-        """Opens a report and waits until it is drawn."""
+    def open(
+        self,
+        url: str,
+        *,
+        width: int = 1280,
+        height: int = 900,
+        scheme: str = "light",
+        ready: str = "document.documentElement?.dataset.drawn === 'yes'",
+    ) -> None:
+        """Opens a page and waits until it is drawn, as a report says it of itself."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=url)
-        self.wait("document.documentElement?.dataset.drawn === 'yes'")
+        self.wait(ready)
 
     def screenshot(self, file: pathlib.Path, *, selector: str = "html") -> None:
         """An element, all of it."""

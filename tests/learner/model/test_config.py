@@ -240,6 +240,7 @@ def test_from_hf_rope_theta_is_read_from_either_home(rope):
             "rope_parameters.rope_type: got 'default', wanted full_attention and sliding_attention only",
         ),
         (GEMMA2, {"tie_word_embeddings": False}, "tie_word_embeddings: got False, wanted True or absent .vLLM has no"),
+        (GEMMA2, {"sliding_window_pattern": 3}, "sliding_window_pattern: got 3, wanted 2 or absent"),
         (GEMMA2, {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping: got -1.0, wanted a positive"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: got 'gelu'"),
         (QWEN3, {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_scaling.rope_type: got 'dynamic'"),
@@ -400,6 +401,42 @@ def test_from_hf_gemma2_reads_its_soft_caps_and_windows_every_other_layer():
     assert c.windowed_layers == (True, False) * 13 and not c.qk_norm
     assert Architecture.from_hf(without(GEMMA2, "attn_logit_softcapping")).attention_soft_cap == 50.0
     assert Architecture.from_hf(GEMMA2 | {"attn_logit_softcapping": None}).attention_soft_cap is None
+
+
+KINDS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    "base,change",
+    [
+        (GEMMA2, {}),
+        (GEMMA2, {"sliding_window_pattern": 2}),
+        (GEMMA2, {"num_hidden_layers": 5, "layer_types": KINDS}),
+        (GEMMA2, {"num_hidden_layers": 5, "layer_types": KINDS, "sliding_window_pattern": 2}),
+        (GEMMA2, {"layer_types": None}),
+        (GEMMA3, {}),
+        (GEMMA3, {"sliding_window_pattern": 3}),
+        (GEMMA3, {"sliding_window_pattern": 1}),
+        (GEMMA3, {"_sliding_window_pattern": 3}),
+        (without(GEMMA3, "sliding_window_pattern"), {"_sliding_window_pattern": 3}),
+        (without(GEMMA3, "sliding_window_pattern"), {"layer_types": None}),
+        (GEMMA3, {"num_hidden_layers": 5, "layer_types": KINDS}),
+        (GEMMA3, {"num_hidden_layers": 5, "layer_types": KINDS, "sliding_window_pattern": None}),
+    ],
+)
+def test_from_hf_gemma_windows_the_layers_that_transformers_does(base, change):
+    from transformers import AutoConfig
+
+    raw = base | change
+    found = AutoConfig.for_model(**raw).layer_types
+    want = tuple(kind == "sliding_attention" for kind in found)
+    assert Architecture.from_hf(raw).windowed_layers == (want if any(want) else ())
+
+
+def test_pattern_that_is_refused_of_gemma2_is_ignored_by_transformers():
+    from transformers import AutoConfig
+
+    assert AutoConfig.for_model(**GEMMA2, sliding_window_pattern=3).layer_types[:2] == KINDS[2:4]
 
 
 def test_from_hf_missing_or_broken_file_is_one_clear_error(tmp_path):

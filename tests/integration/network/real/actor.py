@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from actor.vllm.control import Control
 from actor.vllm.engine import VllmEngine
 from actor.vllm.environment import set_environment
+from actor.vllm.updates import Updates
 from actor.weights.source import RemoteSource
 from bridge.published import FileEntry, WeightManifest
 from bridge.snapshots import chunks
@@ -59,7 +61,7 @@ def watch_source() -> None:
 def watch_engine() -> None:
     """The phases of an update in the engine; and what is done to its weights after one."""
     start = VllmEngine.start.__func__  # pyright: ignore[reportFunctionMemberAccess]
-    prepare, load, swap = VllmEngine._prepare, VllmEngine._load, VllmEngine.swap_weights
+    prepare, load, swap = Updates._prepare, Updates._load, VllmEngine.swap_weights
     num_swaps = 0
 
     def started(
@@ -73,12 +75,11 @@ def watch_engine() -> None:
         doom.engine = start(cls, path, config, expected=expected, base=base)
         return doom.engine
 
-    async def prepared(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest) -> Any:
-        result = await prepare(self, path, manifest)
+    async def prepared(self: Updates, control: Control, path: pathlib.Path, manifest: WeightManifest) -> None:
+        await prepare(self, control, path, manifest)
         die_at("checked", 1 + num_swaps, manifest.version)
-        return result
 
-    async def loaded(self: VllmEngine, path: pathlib.Path, manifest: WeightManifest) -> float:
+    async def loaded(self: Updates, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
         begin = self._llm.start_weight_update
 
         async def paused() -> None:
@@ -87,7 +88,7 @@ def watch_engine() -> None:
 
         self._llm.start_weight_update = paused
         try:
-            return await load(self, path, manifest)
+            return await load(self, path, manifest, last_request=last_request)
         finally:
             self._llm.start_weight_update = begin
 
@@ -103,7 +104,7 @@ def watch_engine() -> None:
         return timings
 
     VllmEngine.start = classmethod(started)  # pyright: ignore[reportAttributeAccessIssue]
-    VllmEngine._prepare, VllmEngine._load, VllmEngine.swap_weights = prepared, loaded, swapped
+    Updates._prepare, Updates._load, VllmEngine.swap_weights = prepared, loaded, swapped
 
 
 def main() -> None:

@@ -1,0 +1,143 @@
+"""In-flight updates of all weights, as the front end makes them: checked and staged past vLLM's steps, then a pause.
+
+What the engine's processes do of it is `actor.vllm.weights`.
+"""
+
+import asyncio
+import pathlib
+import time
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from actor.engine.protocol import EngineDeadError, SwapTimings, WeightLoadError
+from actor.vllm.control import Control, ControlLostError
+from actor.vllm.stats import StatLogger
+from bridge import codec
+from bridge.published import WeightManifest
+from bridge.snapshots.layout import SnapshotError, TensorTable, check_table
+from configs.schema import Config
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_STAGE_S = 120.0
+"""How long a version may take to be checked and staged."""
+
+
+class Updates:
+    """One engine's, for one run; one at a time."""
+
+    def __init__(self, llm: "AsyncLLM", config: Config, *, expected: TensorTable, counter: StatLogger) -> None:
+        """Nothing is asked of the engine yet.
+
+        Args:
+          llm: started with `actor.vllm.arguments`.
+          config: the run's.
+          expected: the tensors that every snapshot must match.
+          counter: the engine's.
+        """
+        self._llm, self._expected, self._counter = llm, expected, counter
+        self._num_workers = config.actor.tensor_parallel_size
+        self._recomputes = config.publish.kv_cache == "recompute"
+        self._resumes = config.publish.at_publish == "abort_and_resume"
+        self._control: Control | None = None
+        """Its processes, asked past its steps; from the first update on."""
+        self.is_open = asyncio.Event()
+        """Cleared while requests were ended for an update: none may start before the new weights are there."""
+        self.is_open.set()
+        self.failure: EngineDeadError | None = None
+        """What an update failed of; nothing may be sampled then."""
+
+    async def swap(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
+        """Checks and stages while generating, then pauses, loads, proves, resumes.
+
+        Raises:
+          WeightLoadError: the snapshot does not fit the model; the old weights are still served.
+          EngineDeadError: the engine failed half-way and must be restarted.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        start = time.perf_counter()
+        try:
+            check_table(manifest, self._expected)
+            control = await self._connected()
+            await self._prepare(control, path, manifest)
+        except (VllmDeadError, ControlLostError) as e:
+            raise EngineDeadError(f"the engine died before a weight update: {e}") from e
+        except SnapshotError as e:
+            raise WeightLoadError(str(e)) from e
+        except Exception as e:  # vLLM passes a worker's error on as a plain Exception
+            raise WeightLoadError(f"version {manifest.version} was refused: {e}") from e
+        paused = time.perf_counter()
+        try:
+            load_s = await self._load(path, manifest, last_request=control.last_request)
+        except BaseException as e:  # whatever it was, the served weights are not known any more
+            self.failure = EngineDeadError(f"version {manifest.version} failed while loading: {e}")
+            if not isinstance(e, Exception):
+                raise
+            raise self.failure from e
+        finally:
+            self.is_open.set()
+        return SwapTimings(check_s=paused - start, pause_s=time.perf_counter() - paused, load_s=load_s)
+
+    async def _connected(self) -> Control:
+        """The way past vLLM's steps, made at the first update."""
+        if self._control is not None:
+            return self._control
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        expected = {name: [dtype, list(shape)] for name, (dtype, shape) in self._expected.items()}
+        control = Control()
+        try:
+            info = {"expected": expected, "control": control.address}
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+            await asyncio.to_thread(control.connect, self._num_workers)
+        except BaseException:
+            control.close()
+            raise
+        self._control = control
+        return control
+
+    async def _prepare(self, control: Control, path: pathlib.Path, manifest: WeightManifest) -> None:
+        """Has the snapshot checked and staged by all of the engine's processes; in vain if that takes too long."""
+        try:
+            said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=_STAGE_S)
+        except TimeoutError:  # then it is loaded in the pause
+            logging.warning("version %s was not staged within %.0f s", manifest.version, _STAGE_S)
+            return
+        if refusals := [refusal for refusal in said if refusal]:
+            await self._llm.collective_rpc("drop_snapshot")  # others of its processes may hold the file
+            raise SnapshotError(f"version {manifest.version} was refused: {refusals[0]}")
+
+    async def _load(self, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
+        """Pauses, loads, proves, resumes; returns the seconds that loading took.
+
+        With abort_and_resume all requests end here, what is queued in the engine too: vLLM sends what they have after
+        all of their tokens, `VllmEngine.sample` keeps it and starts them again once the new weights serve. No request
+        is left, so the prompt cache can be dropped: one that was on its way to the engine starts with an empty one.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        # `AsyncLLM.pause_generation` would sleep 20 ms more, only to let late outputs arrive first.
+        if self._resumes:
+            self.is_open.clear()
+            await self._llm.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
+        else:
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        start = time.perf_counter()
+        await self._llm.start_weight_update()
+        info = {"path": str(path), "manifest": codec.encode(manifest), "last_request": last_request}
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+        load_s = time.perf_counter() - start
+        await self._llm.finish_weight_update(str(manifest.version))
+        if self._recomputes:
+            self._counter.forgive_running()
+            await self._llm.reset_prefix_cache(reset_running_requests=True)
+        await self._llm.resume_generation()
+        return load_s
+
+    def close(self) -> None:
+        """Ends what is being prepared; the engine itself goes on."""
+        if self._control is not None:
+            self._control.close()

@@ -1,0 +1,45 @@
+"""A page for each command: what its --help says."""
+
+import concurrent.futures
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_LAUNCH = ROOT / "launch"
+_NOT_FOR_HANDS = {"judge_server", "snapshot_server", "tracker_service"}
+"""What another process starts, with arguments of its own."""
+
+
+def names() -> list[str]:
+    """What `python -m launch.NAME` starts."""
+    modules = (f.stem for f in _LAUNCH.glob("*.py") if 'if __name__ == "__main__"' in f.read_text())
+    rooms = (f.parent.name for f in _LAUNCH.glob("*/__main__.py"))
+    return sorted({*modules, *rooms} - _NOT_FOR_HANDS)
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    """The Markdown of each command's page, by its name.
+
+    Raises:
+      RuntimeError: a command's --help fails.
+    """
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(names(), pool.map(_page, names()), strict=True))
+
+
+def _page(name: str) -> str:
+    return f"# {name}\n\n`python -m launch.{name}`\n\n```txt\n{_help(name).rstrip()}\n```\n"
+
+
+def _help(name: str) -> str:
+    # A process for each: two commands may name a flag alike.
+    call = [sys.executable, "-m", f"launch.{name}", "--help"]
+    environment = os.environ | {"COLUMNS": "80"}
+    done = subprocess.run(call, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(call[1:])} ended with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout

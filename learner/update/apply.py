@@ -1,0 +1,84 @@
+"""What an update makes of its sums: the one place where the optimizer steps. Pure; `step` compiles it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from configs.sections import OptimizerConfig
+from learner.model.decoder import Params
+from learner.update import diagnostics
+from learner.update.adamw import adamw_step, clip_scale
+from learner.update.optimizer import learning_rate
+from learner.update.state import Accumulator, TrainState
+
+Metrics = dict[str, Array]
+_Stepped = tuple[Params, optax.OptState, Params]
+"""The parameters, the optimizer's state and an empty accumulator after a step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ApplyUpdate:
+    """Divides an update's gradient sums by its denominators, once, and steps the optimizer; see `Steps.apply`."""
+
+    optimizer: optax.GradientTransformation
+    config: OptimizerConfig
+    epochs: int
+    """Steps of the optimizer for each of the learner's."""
+    num_steps: int
+    """Of the optimizer, in the whole run."""
+
+    def __call__(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
+        """The state after pass number `epoch` over a batch, and the update's metrics."""
+        total = state.accumulator
+        # A product, which XLA repeats where it is used; a quotient it would keep, as large as the parameters.
+        share = 1 / total.denominator
+        loss = total.loss / total.denominator
+        grad_norm = optax.tree.norm(jax.tree.map(lambda g: g * share, total.grads))
+        # 0 / 0 is not finite either, so sums without tokens are skipped too.
+        is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        step = self._adamw if self.config.name == "adamw" else self._transformed
+        params, opt_state, zeros = step(state, share, grad_norm, is_good)
+        count = state.step * self.epochs + epoch - state.skipped_updates
+        skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
+        metrics = diagnostics.finalize(total.stats) | {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate(count, self.config, num_steps=self.num_steps),
+            "skipped_updates": skipped,
+        }
+        new_state = TrainState(
+            params=params,
+            opt_state=opt_state,
+            step=state.step + jnp.where(epoch == self.epochs - 1, 1, 0),
+            skipped_updates=skipped,
+            accumulator=dataclasses.replace(Accumulator.zeros({}), grads=zeros),
+        )
+        return new_state, metrics
+
+    def _adamw(self, state: TrainState, share: Array, norm: Array, is_good: Array) -> _Stepped:
+        assert isinstance(state.opt_state, tuple)
+        return adamw_step(
+            state.params,
+            state.accumulator.grads,
+            state.opt_state,
+            scale=share * clip_scale(norm, self.config.max_grad_norm),
+            num_steps=self.num_steps,
+            is_good=is_good,
+            config=self.config,
+        )
+
+    def _transformed(self, state: TrainState, share: Array, norm: Array, is_good: Array) -> _Stepped:
+        """The same by an optax transformation, which clips by itself."""
+        del norm
+        # The optimizer's state keeps the parameters' dtype, so its input must have it.
+        grads = jax.tree.map(lambda g, p: (g * share).astype(p.dtype), state.accumulator.grads, state.params)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(is_good, new, old),
+            (optax.apply_updates(state.params, updates), opt_state),
+            (state.params, state.opt_state),
+        )
+        return params, opt_state, Accumulator.zeros(params).grads
