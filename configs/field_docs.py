@@ -4,12 +4,16 @@ import ast
 import dataclasses
 import functools
 import inspect
+import re
+import sys
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.schema import Config
+
+_ONE_OF = re.compile(r"One of `([A-Z_]+)`")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,7 @@ class FieldDoc:
     kind: str
     """Its type, or the choices that it has."""
     meaning: str
-    """Empty where its name says it all."""
+    """Paragraphs, with an empty line between; empty where its name says it all."""
 
 
 @functools.cache
@@ -34,13 +38,16 @@ def field_docs() -> dict[str, FieldDoc]:
 
 def _docs(section: Any, prefix: str) -> Iterator[FieldDoc]:
     hints, meanings = typing.get_type_hints(section), _meanings(section)
+    names = vars(sys.modules[section.__module__])
     for field in dataclasses.fields(section):
         kind, path = hints[field.name], prefix + field.name
         if dataclasses.is_dataclass(kind):
             yield from _docs(kind, f"{path}.")
             continue
         default: Any = None if field.default is dataclasses.MISSING else field.default
-        yield FieldDoc(path=path, default=default, kind=_kind(kind), meaning=meanings.get(field.name, ""))
+        yield FieldDoc(
+            path=path, default=default, kind=_kind(kind), meaning=_with_choices(meanings.get(field.name, ""), names)
+        )
 
 
 def _kind(kind: Any) -> str:
@@ -51,8 +58,13 @@ def _kind(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
+def _with_choices(meaning: str, names: Mapping[str, Any]) -> str:
+    """With the members of a constant of the section's module where it says "One of `NAME`"."""
+    return _ONE_OF.sub(lambda found: f"One of {', '.join(sorted(names[found[1]]))}", meaning)
+
+
 def _meanings(section: Any) -> dict[str, str]:
-    """Field -> the string that stands below it."""
+    """Field -> the string that stands below it, a paragraph a line, with an empty line between."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(tree, ast.ClassDef)
     found: dict[str, str] = {}
@@ -60,5 +72,6 @@ def _meanings(section: Any) -> dict[str, str]:
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-            found[field.target.id] = " ".join(below.value.value.split())
+            paragraphs = below.value.value.split("\n\n")
+            found[field.target.id] = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     return found

@@ -29,6 +29,11 @@ _CONFIG = flags.DEFINE_string(
 )
 
 
+def describe(flag: str, meaning: str) -> None:
+    """Says in the help of this process's command what a flag that it shares with others is to it."""
+    flags.FLAGS[flag].help = meaning
+
+
 class _JoinedFlag(flags.Flag):
     """A string; given several times, what was given, with commas between."""
 
@@ -42,7 +47,7 @@ _RUN_DIR = flags.DEFINE_flag(
         serializer=None,
         name="run_dir",
         default=None,
-        help_string="The folder of a run that was set up before; launch.report takes several.",
+        help_string="The folder of a run that was set up before.",
     )
 )
 

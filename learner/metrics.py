@@ -5,7 +5,8 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from bridge.files import replace_file
@@ -176,6 +177,14 @@ FAMILIES: dict[str, str] = {
 """Metrics of which there is one for each of something; unit and meaning."""
 METRICS |= {LAST_PASS.format(name): f"{METRICS[name]}; in the last pass over the batch" for name in SHOWN_OF_LAST_PASS}
 
+ABOUT: dict[str, str] = {
+    "kind": "step, eval (of the held-out problems), eval/SET (of another set), round or probe",
+    "step": "optimizer step that the row belongs to; an evaluation's is the step of its weights",
+    "incarnation": "start of the learner that wrote it, from 0",
+    "time_s": "Unix seconds at which it was written; rows of older versions have none",
+}
+"""What each row of metrics.jsonl has besides metrics: unit and meaning."""
+
 TIMINGS = (
     "time/step_s",
     "time/train_s",
@@ -202,8 +211,8 @@ def meaning(name: str) -> str | None:
 class View(Protocol):
     """What shows rows as they are written, in this process."""
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows a row's scalars; some may not be finite."""
+    def write(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
+        """Shows a row's scalars, of a moment in Unix seconds; some may not be finite."""
         ...
 
     def close(self) -> None:
@@ -219,15 +228,21 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, restored_step: int, incarnation: int, view: View | None = None
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        restored_step: int,
+        incarnation: int,
+        view: View | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Opens the record for rows after `restored_step`; `view` is closed with it."""
+        """Opens the record for rows after `restored_step`; `view` is closed with it; `clock` gives Unix seconds."""
         self._folder = pathlib.Path(folder)
         self._incarnation = incarnation
         self._path = RunFolder(self._folder).metrics
         self._set_aside_after(restored_step)
         self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  # open as long as the run
-        self._view = view
+        self._view, self._clock = view, clock
 
     def write(self, kind: str, step: int, values: Mapping[str, Any], **extra: Any) -> None:
         """Writes a row.
@@ -246,16 +261,18 @@ class MetricsWriter:
         if unknown:
             raise KeyError(f"metrics without a name and unit in learner/metrics.py: {unknown}")
         scalars = {k: float(v) for k, v in values.items()}
+        time_s = round(self._clock(), 3)
         row = {
             "kind": kind,
             "step": step,
             "incarnation": self._incarnation,
+            "time_s": time_s,
             **{k: v if math.isfinite(v) else None for k, v in scalars.items()},
             **extra,
         }
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         if self._view is not None:
-            self._view.write(step, scalars)
+            self._view.write(step, scalars, time_s=time_s)
 
     def last_step(self, kind: str) -> int | None:
         """The step of the last row of a kind; None if there is none."""

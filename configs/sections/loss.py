@@ -62,8 +62,8 @@ class LossConfig:
     """
 
     name: str = "grpo_clip"
-    """One of `LOSS_CONSTANTS`, or `module:function` of the user's own (`OWN_LOSS`), which reads those constants that
-    it takes by name.
+    """One of `LOSS_CONSTANTS`, or `module:function` of the user's own, which reads those constants that it takes by
+    name.
 
     dapo and dr_grpo are grpo_clip with the rest of their papers held fast: dapo wants advantage=grpo,
     normalization=token, the overlong penalty and rounds.filter_zero_variance (its dynamic sampling), dr_grpo

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from configs import overrides
 from configs.schema import Config
 from launch.compile_tpu.estimate import micro_batch_lengths
+from launch.processes import by_hand
 from learner.costs import hlo, hlo_costs
 from learner.costs.flops import TPU_CHIPS
 from learner.devices.compiler_options import compiler_options
@@ -33,12 +34,16 @@ _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
 
 def main() -> None:
     """Reads the job, writes the answer."""
-    job = json.load(sys.stdin)
+    (file,) = by_hand.arguments(sys.argv, "ANSWER", command="launch.compile_tpu")
+    try:
+        job = json.load(sys.stdin)
+    except ValueError as e:
+        by_hand.refuse("launch.compile_tpu", f"its input is no job ({e})")
     try:
         answer = measure(job)
     except (ValueError, NotImplementedError) as e:
         answer = {"error": {"kind": "input", "message": str(e)}}
-    pathlib.Path(sys.argv[1]).write_text(json.dumps(answer))
+    pathlib.Path(file).write_text(json.dumps(answer))
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:

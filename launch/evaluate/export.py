@@ -13,6 +13,7 @@ import tempfile
 
 from configs import extension
 from configs.run_folder import RunFolder
+from launch.processes import by_hand
 
 
 def steps_of(run: RunFolder) -> list[int]:
@@ -96,7 +97,10 @@ def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
+    run_dir, step, target = by_hand.arguments(sys.argv, "RUN_DIR STEP TARGET", command="launch.evaluate")
+    if not step.isdecimal():
+        by_hand.refuse("launch.evaluate", f"STEP is a number, got {step}")
     try:
-        export(RunFolder(pathlib.Path(sys.argv[1])), int(sys.argv[2]), pathlib.Path(sys.argv[3]))
+        export(RunFolder(pathlib.Path(run_dir)), int(step), pathlib.Path(target))
     except (ValueError, OSError) as e:
         sys.exit(str(e).replace("\n", " "))

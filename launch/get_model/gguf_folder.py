@@ -14,6 +14,7 @@ from typing import Any
 from blake3 import blake3
 
 from configs import extension
+from launch.processes import by_hand
 
 _TIMEOUT_S = 1800
 
@@ -78,4 +79,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(by_hand.arguments(sys.argv, "FILE FOLDER", command="launch.get_model"))

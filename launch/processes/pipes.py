@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from configs import extension
-from launch.processes import lifeline
+from launch.processes import by_hand, lifeline
 
 _ANSWERS = "SLUICE_ANSWERS_FD"
 _LOG_TAIL = 3000
@@ -127,7 +127,12 @@ class Parent:
     """The tool, seen from a child."""
 
     def __init__(self) -> None:
-        """Takes over the descriptor to answer on; this process ends with its parent from here on."""
+        """Takes over the descriptor to answer on; this process ends with its parent from here on.
+
+        Without a parent, started by hand, it ends at once, with one line and code 2.
+        """
+        if _ANSWERS not in os.environ:
+            by_hand.refuse("the tool that asks it", "it has nobody to answer")
         lifeline.die_with_parent()
         self._out = os.fdopen(int(os.environ[_ANSWERS]), "w", buffering=1)
 

@@ -17,6 +17,7 @@ from bridge.store.postgres.connections import Connection, Connections
 from bridge.store.postgres.listener import channel_of
 from bridge.store.sql.store import SqlStore
 from bridge.types import ActorReport, Group, Heartbeat, Rollout, Ticket, Version
+from launch.processes import by_hand
 from launch.processes.pipes import Parent
 
 _LEASE_S = 600.0
@@ -153,10 +154,11 @@ def make_heartbeat(name: str) -> Heartbeat:
 
 def main() -> None:
     """Answers requests until there are no more."""
+    given = by_hand.arguments(sys.argv, "URL RUN NAME", command="launch.profile_machine")
     parent = Parent()
     with contextlib.ExitStack() as stack:
         try:
-            client = Client(*sys.argv[1:])
+            client = Client(*given)
             stack.callback(client.close)
             parent.answer({"ready": True})
             while (request := parent.receive()) is not None:

@@ -17,6 +17,7 @@ from bridge.timeline import Timeline
 from bridge.types import Sampling, Task
 from configs.run_folder import RunFolder, run_id, snapshot_folder
 from launch import command_line
+from launch.processes import by_hand
 from launch.processes.pipes import Parent
 
 _NAME = "profile"
@@ -184,9 +185,10 @@ class EngineSide:
 
 def main() -> None:
     """Answers requests until there are no more."""
+    given = by_hand.arguments(sys.argv, "learner|engine RUN_FOLDER", command="launch.profile_machine")
     parent = Parent()
     command_line.log_to_stderr()
-    role, folder = sys.argv[1:]
+    role, folder = given
     side = None
     try:
         side = {"learner": LearnerSide, "engine": EngineSide}[role](command_line.open_prepared(folder))

@@ -3,6 +3,9 @@
 import dataclasses
 import re
 from collections.abc import Iterable
+from typing import Any
+
+import msgspec
 
 from launch.samples.read import Sample
 
@@ -36,15 +39,24 @@ def choose(samples: Iterable[Sample], query: Query) -> tuple[list[Sample], int]:
 def pairs(samples: Iterable[Sample], *, limit: int) -> list[tuple[Sample, Sample]]:
     """The same problem at the first and at the last evaluation that has it, for `limit` problems in their order.
 
-    They are not chosen by what came of them.
+    A problem is the same by its prompt, as its place in the set may change; by that place only where the run didn't
+    write the prompt's id. They are not chosen by what came of them.
     """
-    of_problem: dict[tuple[str, int], list[Sample]] = {}
+    of_problem: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
-        if sample.group.kind == "eval" and sample.index == 0:
-            of_problem.setdefault((sample.group.set, sample.group.order), []).append(sample)
+        group = sample.group
+        if group.kind == "eval" and sample.index == 0:
+            of_problem.setdefault((group.set, group.prompt_id or f"number {group.order}"), []).append(sample)
     by_step = [sorted(of, key=lambda s: s.group.step) for of in of_problem.values()]
     found = [(of[0], of[-1]) for of in by_step if of[0].group.step < of[-1].group.step]
     return sorted(found, key=lambda pair: (pair[0].group.set, pair[0].group.order))[:limit]
+
+
+def as_json(sample: Sample) -> dict[str, Any]:
+    """A sample as a line of `--json`: its group's fields as samples.jsonl has them, with one `response`."""
+    fields: dict[str, Any] = msgspec.to_builtins(sample.group)
+    del fields["responses"]
+    return {**fields, "index": sample.index, "response": msgspec.to_builtins(sample.response)}
 
 
 def parse_steps(text: str) -> tuple[int, int]:

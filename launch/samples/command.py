@@ -1,19 +1,24 @@
 """Samples of a run: `python -m launch.samples --run_dir=runs/NAME [--sort=reward|lag|length] [--grep=TEXT]`.
 
 Shows what is kept in samples.jsonl (config section `samples`): prompts, responses, rewards by verifier, advantages, and
-the weights behind them. Reads a running run, too. --compare shows problems at the first and the last evaluation.
+the weights behind them. Reads a running run, too. --compare shows problems at the first and the last evaluation. In a
+pipe no line is wrapped; --json is for other programs.
 """
 
+import json
+import os
 import pathlib
 import re
+import sys
 
 from absl import flags
 from rich.console import Console
+from rich.text import Text
 
 from configs.run_folder import RunFolder
 from launch import command_line
 from launch.samples import terminal
-from launch.samples.choose import SORTS, Query, choose, pairs, parse_steps
+from launch.samples.choose import SORTS, Query, as_json, choose, pairs, parse_steps
 from launch.samples.read import Samples, read_samples
 
 _SORT = flags.DEFINE_enum("sort", "step", list(SORTS), "By what, the largest first; length is in sampled tokens.")
@@ -26,6 +31,9 @@ _EVAL = flags.DEFINE_boolean("eval", None, "Evaluations alone; --noeval: trainin
 _LIMIT = flags.DEFINE_integer("limit", 10, "Samples at most.", lower_bound=1)
 _COMPARE = flags.DEFINE_boolean("compare", False, "Problems as they were answered at the first and last evaluation.")
 _FULL = flags.DEFINE_boolean("full", False, "Long texts to their end.")
+_JSON = flags.DEFINE_boolean(
+    "json", False, "A JSON object a line, whole; with --compare one with `first` and `last` for each problem."
+)
 SHARED_FLAGS = ("run_dir",)
 """Of all commands' those that this one takes."""
 
@@ -36,22 +44,59 @@ def main() -> int:
         folder = pathlib.Path(command_line.run_dirs(most=1)[0])
         query = _query()
         samples = read_kept(folder)
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     try:
-        if _COMPARE.value:
-            found = pairs(samples, limit=_LIMIT.value)
-            terminal.show_pairs(console, found, full=_FULL.value)
-            said = f"{len(found)} problems" if found else "no problem was evaluated twice yet"
-        else:
-            chosen, num_found = choose(samples, query)
-            terminal.show(console, chosen, full=_FULL.value)
-            said = f"{len(chosen)} of {num_found} samples that fit, of {samples.num_responses} kept"
+        said = _print_json(samples, query) if _JSON.value else _print(console, samples, query)
         if samples.num_unreadable:
             said += f"; {samples.num_unreadable} lines of samples.jsonl can't be read"
-        console.print(said, style="dim")
+        if _JSON.value:
+            print(said, file=sys.stderr)
+        else:
+            console.print(Text(said, style="dim"), soft_wrap=True)
+        sys.stdout.flush()
     except BrokenPipeError:  # as in `| head`
-        console.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes when it ends
     return 0
+
+
+def _print(console: Console, samples: Samples, query: Query) -> str:
+    if _COMPARE.value:
+        found = pairs(samples, limit=query.limit)
+        terminal.show_pairs(console, found, full=_FULL.value)
+        return _said_of_pairs(len(found))
+    chosen, num_found = choose(samples, query)
+    terminal.show(console, chosen, full=_FULL.value, grep=query.grep)
+    return _said(len(chosen), num_found, samples)
+
+
+def _print_json(samples: Samples, query: Query) -> str:
+    """In ASCII: nothing that a model wrote reaches a terminal as it is."""
+    if _COMPARE.value:
+        found = pairs(samples, limit=query.limit)
+        for first, last in found:
+            print(json.dumps({"first": as_json(first), "last": as_json(last)}))
+        return _said_of_pairs(len(found))
+    chosen, num_found = choose(samples, query)
+    for sample in chosen:
+        print(json.dumps(as_json(sample)))
+    return _said(len(chosen), num_found, samples)
+
+
+def _said(num_chosen: int, num_found: int, samples: Samples) -> str:
+    if not num_found:
+        return f"no sample fits (of {samples.num_responses} kept)"
+    return f"{num_chosen} of {num_found} samples that fit, of {samples.num_responses} kept"
+
+
+def _said_of_pairs(num: int) -> str:
+    return f"{num} problem{'s' * (num > 1)}" if num else "no problem was evaluated twice yet"
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to `main`: who reads no further has what they wanted, and that is no error."""
+        self.quiet = True
+        raise BrokenPipeError
 
 
 def read_kept(folder: pathlib.Path) -> Samples:

@@ -1,5 +1,7 @@
 """Samples in a terminal of any width; colours only where it is one."""
 
+import itertools
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,28 +15,33 @@ from launch.samples.text import visible
 _MAX_LINES = 40
 _MAX_CHARS = 2000
 """Of a text that are shown; --full shows all."""
+_AROUND = 4
+"""Where what was looked for lies in what isn't shown, a quarter of that is shown around it."""
+_FOUND = "black on yellow"
 
 
-def show(console: Console, samples: Sequence[Sample], *, full: bool = False) -> None:
-    """Prints samples; a prompt that follows itself is not repeated."""
+def show(
+    console: Console, samples: Sequence[Sample], *, full: bool = False, grep: re.Pattern[str] | None = None
+) -> None:
+    """Prints samples, with what `grep` finds marked; a prompt that follows itself is not repeated."""
     before: GroupLine | None = None
     for sample in samples:
         group = sample.group
-        console.print(Rule(Text(title(group), style="bold"), align="left", style="dim"))
+        _show_title(console, title(group))
         if before is None or before.prompt != group.prompt:
-            _show_prompt(console, group, full)
-        _show_response(console, sample.response, full)
+            _show_prompt(console, group, full, grep)
+        _show_response(console, sample.response, full, grep)
         before = group
 
 
 def show_pairs(console: Console, found: Sequence[tuple[Sample, Sample]], *, full: bool = False) -> None:
     """Prints problems as they were answered first and last."""
     for first, last in found:
-        console.print(Rule(Text(f"eval {first.group.set}, problem of {numbers(first)}", style="bold"), align="left"))
-        _show_prompt(console, first.group, full)
+        _show_title(console, visible(f"eval {first.group.set}, problem of {numbers(first)}"))
+        _show_prompt(console, first.group, full, None)
         for sample in (first, last):
-            console.print(Text(f"step {sample.group.step}", style="bold"))
-            _show_response(console, sample.response, full)
+            _show_line(console, Text(f"step {sample.group.step}", style="bold"))
+            _show_response(console, sample.response, full, None)
 
 
 def title(group: GroupLine) -> str:
@@ -69,38 +76,77 @@ def numbers(sample: Sample) -> str:
     return visible(sample.group.prompt_id or sample.group.ticket)
 
 
-def _show_prompt(console: Console, group: GroupLine, full: bool) -> None:
+def shortened(text: str, grep: re.Pattern[str] | None = None) -> str:
+    """A text of many lines, or characters, without its middle, but for what is around the first that `grep` finds."""
+    text = "".join(_kept(text, _MAX_CHARS, "characters", " ", _place(text, grep)))
+    lines = text.split("\n")
+    found = _place(text, grep)
+    line = None if found is None else text.count("\n", 0, found)
+    return "\n".join(_kept(lines, _MAX_LINES, "lines", "", line))
+
+
+def _kept(parts: Sequence[str], most: int, unit: str, gap: str, found: int | None) -> list[str]:
+    """The first and the last of many, those around `found`, and how many are left out where."""
+    if len(parts) <= most + 1:
+        return list(parts)
+    half = most // 2
+    ranges = [(0, half), (len(parts) - half, len(parts))]
+    if found is not None and half <= found < len(parts) - half:
+        start, end = max(half, found - most // _AROUND // 2), min(len(parts) - half, found + most // _AROUND // 2)
+        ranges.insert(1, (start, end))
+    kept = list(parts[:half])
+    for (_, before), (start, end) in itertools.pairwise(ranges):
+        if start > before:
+            kept.append(f"{gap}[... {start - before} {unit}, see --full ...]{gap}")
+        kept += parts[start:end]
+    return kept
+
+
+def _place(text: str, grep: re.Pattern[str] | None) -> int | None:
+    found = grep.search(text) if grep is not None else None
+    return None if found is None else found.start()
+
+
+def _show_title(console: Console, text: str) -> None:
+    if console.is_terminal:
+        console.print(Rule(Text(text, style="bold"), align="left", style="dim"))
+    else:
+        _show_line(console, Text(f"── {text}"))
+
+
+def _show_line(console: Console, text: Text) -> None:
+    """A line; where there is no terminal, as in a pipe, it stays one however long it is."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def _show_prompt(console: Console, group: GroupLine, full: bool, grep: re.Pattern[str] | None) -> None:
     answer = f"   answer: {_in_a_line(group.answer)}" if group.answer else ""
-    console.print(Text(visible(f"prompt{answer}"), style="dim"))
-    _show_text(console, group.prompt, "", full)
+    _show_line(console, Text(visible(f"prompt{answer}"), style="dim"))
+    _show_text(console, group.prompt, "", full, grep)
 
 
-def _show_response(console: Console, response: Response, full: bool) -> None:
+def _show_response(console: Console, response: Response, full: bool, grep: re.Pattern[str] | None) -> None:
     colour = "green" if response.reward > 0 else "red"
-    console.print(Text(facts(response), style=colour))
+    _show_line(console, Text(facts(response), style=colour))
     for part in response.parts:
         if part.by != "policy":
-            console.print(Text(visible(part.by), style="dim"))
-        _show_text(console, part.text, "cyan" if _is_policy(part) else "", full)
+            _show_line(console, Text(visible(part.by), style="dim"))
+        _show_text(console, part.text, "cyan" if _is_policy(part) else "", full, grep)
     if response.num_parts > len(response.parts):
-        console.print(Text(f"({response.num_parts - len(response.parts)} turns between are not kept)", style="dim"))
+        left_out = response.num_parts - len(response.parts)
+        _show_line(console, Text(f"({left_out} turns between are not kept)", style="dim"))
 
 
-def _show_text(console: Console, text: str, style: str, full: bool) -> None:
-    shown = visible(text) if full else shortened(visible(text))
-    console.print(Padding(Text(shown, style=style, overflow="fold"), (0, 0, 0, 2)))
-
-
-def shortened(text: str) -> str:
-    """A text of many lines, or characters, without its middle."""
-    if len(text) > _MAX_CHARS:
-        half = _MAX_CHARS // 2
-        text = f"{text[:half]} [... {len(text) - 2 * half} characters, see --full ...] {text[-half:]}"
-    lines = text.split("\n")
-    rest = len(lines) - _MAX_LINES
-    if rest > 1:
-        lines = lines[: _MAX_LINES // 2] + [f"[... {rest} lines, see --full ...]"] + lines[-_MAX_LINES // 2 :]
-    return "\n".join(lines)
+def _show_text(console: Console, text: str, style: str, full: bool, grep: re.Pattern[str] | None) -> None:
+    seen = visible(text)
+    shown = Text(seen if full else shortened(seen, grep), style=style, overflow="fold")
+    if grep is not None:
+        shown.highlight_regex(grep, _FOUND)
+    if console.is_terminal:
+        console.print(Padding(shown, (0, 0, 0, 2)))
+        return
+    for line in shown.split("\n", allow_blank=True):
+        _show_line(console, Text("  ").append_text(line) if line else line)
 
 
 def _in_a_line(text: str) -> str:

@@ -85,15 +85,21 @@ class SampleLog:
                 self._lose(num_groups, str(e))
 
     def _append(self, data: bytes) -> None:
-        """Writes whole lines, or nothing."""
-        with open(self._path, "ab") as file:
-            end = file.tell()
+        """Writes whole lines, in one call, or nothing.
+
+        Raises:
+          OSError: the disk doesn't take them.
+        """
+        # Without a buffer, which would keep what failed and write it when the file is closed.
+        with open(self._path, "ab", buffering=0) as file:
+            end, num_bytes = file.seek(0, os.SEEK_END), 0
             try:
-                file.write(data)
-                file.flush()
-            except OSError:
-                os.truncate(self._path, end)
-                raise
+                num_bytes = file.write(data)
+            finally:
+                if num_bytes != len(data):
+                    file.truncate(end)
+        if num_bytes != len(data):
+            raise OSError(f"its disk took {num_bytes} of {len(data)} bytes")
         if end + len(data) > self._max_bytes:
             self._thin()
 

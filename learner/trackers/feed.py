@@ -29,6 +29,10 @@ class RefusedError(Exception):
     """A tracker did not take the metrics, and nobody waits until it does."""
 
 
+class UnsureError(Exception):
+    """A tracker took metrics, and may have lost them."""
+
+
 @dataclasses.dataclass
 class Marks:
     """What a tracker has of a run, in a file of its own."""
@@ -37,7 +41,8 @@ class Marks:
     """Kind of row -> the last step that it has of it; the steps of a kind rise."""
     num_sent: int = 0
     num_unsure: int = 0
-    """Rows that were being handed over when its process was killed; they are not sent again."""
+    """Rows that were handed over and may not be there, as its process was killed, or it failed to end; they are not
+    sent again. While one runs that keeps what it takes in memory (`Tracker.is_sure_when_closed`), all of its start."""
     num_left: int = 0
     """Rows that it had not taken at the end of the last start."""
     where: str = ""
@@ -94,7 +99,7 @@ class Feed:
         self.marks = Marks.read(marks)
         if self.marks.num_unsure:
             logging.warning(
-                "%s: %d rows were being handed over when its process ended; they may be missing there",
+                "%s: %d rows were handed over, and its process ended before they were there; they may be missing",
                 name,
                 self.marks.num_unsure,
             )
@@ -102,6 +107,8 @@ class Feed:
         self._waiting: list[dict[str, Any]] = []
         """Rows that were read and not sent, `MAX_ROWS` at most."""
         self._tracker: Tracker | None = None
+        self._num_taken = 0
+        """Rows since it was opened."""
         self._num_failures = 0
         self._is_patient = is_patient
 
@@ -112,6 +119,7 @@ class Feed:
 
         Raises:
           RefusedError: it failed, where it is not patient.
+          UnsureError: see `close`.
         """
         while True:
             was_over = is_over()  # asked first: what was written before is read
@@ -125,11 +133,21 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Closes the tracker; notes that it has all."""
-        if self._tracker is not None:
-            self._tracker.close()
-            self._tracker = None
+        """Closes the tracker; notes that it has all, or how many rows may not be there.
+
+        Raises:
+          UnsureError: it failed to end, where it is not patient.
+        """
         self._note(num_left=0)
+        if self._tracker is None:
+            return
+        tracker, self._tracker = self._tracker, None
+        try:
+            tracker.close()
+        except Exception as e:  # whatever a library raises that we don't know
+            self._did_not_close(e)
+        else:
+            self._note(num_unsure=0)
 
     def give_up(self) -> int:
         """Notes how many rows it has not taken; from any thread, while `follow` hangs in the tracker."""
@@ -143,29 +161,47 @@ class Feed:
         rows, before = self._waiting, dict(self.marks.sent)
         try:
             if self._tracker is None:
-                self._tracker = self._open()
+                self._tracker, self._num_taken = self._open(), 0
                 self._note(where=self._tracker.where)
             # Noted first: a step that is sent twice is wrong for good, one of a killed moment is only missing.
-            self._note(sent=before | {row["kind"]: row["step"] for row in rows}, num_unsure=len(rows))
+            self._note(
+                sent=before | {row["kind"]: row["step"] for row in rows}, num_unsure=self._num_in_memory + len(rows)
+            )
             self._tracker.send(rows)
         except Exception as e:  # whatever a library raises that we don't know
             self._failed(e, before)
             return
-        self._note(num_unsure=0, num_sent=self.marks.num_sent + len(rows), problem="")
+        self._num_taken += len(rows)
+        self._note(num_unsure=self._num_in_memory, num_sent=self.marks.num_sent + len(rows), problem="")
         if self._num_failures:
             logging.info("%s: reached again", self._name)
         self._num_failures, self._waiting = 0, []
 
     def _failed(self, error: Exception, sent: dict[str, int]) -> None:
-        problem = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]
+        problem = _one_line(error)
         if problem != self.marks.problem and self._is_patient:
             logging.error("%s takes no metrics: %s; they wait in %s", self._name, problem, self._record)
-        self._note(sent=sent, num_unsure=0, problem=problem)
+        self._note(sent=sent, num_unsure=self._num_in_memory, problem=problem)
         if not self._is_patient:
             raise RefusedError(f"{self._name} takes no metrics: {problem}") from error
         pause_s = min(FIRST_PAUSE_S * 2.0**self._num_failures, MAX_PAUSE_S)
         self._num_failures += 1
         self._wait(pause_s)
+
+    def _did_not_close(self, error: Exception) -> None:
+        problem = _one_line(error)
+        self._note(num_unsure=self._num_taken, problem=problem)
+        said = (
+            f"{self._name} did not end in order: {problem}; {self._num_taken} rows of this start may be missing there"
+        )
+        if not self._is_patient:
+            raise UnsureError(said) from error
+        logging.error("%s", said)
+
+    @property
+    def _num_in_memory(self) -> int:
+        """Rows that it took and that are lost with this process."""
+        return self._num_taken if self._tracker is not None and self._tracker.is_sure_when_closed else 0
 
     def _note(self, **fields: Any) -> None:
         marks = dataclasses.replace(self.marks, **fields)
@@ -191,6 +227,10 @@ class Feed:
                 if len(rows) == MAX_ROWS:
                     break
         return rows
+
+
+def _one_line(error: Exception) -> str:
+    return (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:

@@ -6,13 +6,12 @@ Whatever MLflow's client reads from its environment holds: MLFLOW_TRACKING_USERN
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
-from learner.trackers.tracker import Row, Told, scalars, table
+from learner.trackers.tracker import Row, Told, scalars, table, written_s
 
 TAG = "sluice.run"
 """By which a learner that was started again finds its run."""
@@ -23,6 +22,8 @@ _NAME = re.compile(r"[\w\-. :/]+")
 
 class MLflow:
     """A run of an MLflow experiment, which is the project."""
+
+    is_sure_when_closed = False
 
     def __init__(self, told: Told) -> None:
         """Finds the run, or makes it.
@@ -59,9 +60,8 @@ class MLflow:
 
     def send(self, rows: Sequence[Row]) -> None:
         """Logs them, as many at once as a request holds."""
-        now_ms = int(time.time() * 1e3)
         metrics = [
-            self._metric(name, value, now_ms, row["step"])
+            self._metric(name, value, int(written_s(row) * 1e3), row["step"])
             for row in rows
             for name, value in scalars(row).items()
             if self._may_be_named(name)

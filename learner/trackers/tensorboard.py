@@ -36,10 +36,10 @@ class Board:
         value = Summary.Value(tag=TEXT, tensor=text, metadata=metadata)
         self._writer.add_event(Event(wall_time=time.time(), step=restored_step + 1, summary=Summary(value=[value])))
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes a row; what is not finite is left out."""
+    def write(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
+        """Writes a row, of a moment in Unix seconds; what is not finite is left out."""
         finite = [Summary.Value(tag=k, simple_value=v) for k, v in values.items() if math.isfinite(v)]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=finite)))
+        self._writer.add_event(Event(wall_time=time_s, step=step, summary=Summary(value=finite)))
 
     def close(self) -> None:
         """Flushes and closes."""

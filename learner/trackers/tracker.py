@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ class Tracker(Protocol):
 
     where: str
     """What to open or to call to see it; empty if that is not known."""
+    is_sure_when_closed: bool
+    """Whether what `send` took waits in this process, so that it is there for sure only once `close` has returned."""
 
     def send(self, rows: Sequence[Row]) -> None:
         """Takes rows, oldest first.
@@ -47,6 +50,11 @@ class Tracker(Protocol):
 def scalars(row: Row) -> dict[str, float]:
     """A row's metrics: what has a name and a unit, and a value."""
     return {name: float(value) for name, value in row.items() if value is not None and meaning(name) is not None}
+
+
+def written_s(row: Row) -> float:
+    """When a row was written, in Unix seconds; of one that doesn't say it, as older versions', now."""
+    return row.get("time_s") or time.time()
 
 
 def meanings() -> dict[str, str]:

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from learner.trackers.tracker import Row, Told, meanings, scalars
+from learner.trackers.tracker import Row, Told, meanings, scalars, written_s
 
 INIT_S = 60.0
 """How long the server may take to answer; then it counts as away, and is asked again later."""
@@ -16,6 +16,8 @@ INIT_S = 60.0
 
 class Wandb:
     """A run of wandb; its id is the run's, so that a learner that was started again goes on in it."""
+
+    is_sure_when_closed = False
 
     def __init__(self, told: Told) -> None:
         """Opens it.
@@ -54,9 +56,9 @@ class Wandb:
         self.where = f"wandb sync {folders}" if is_offline else self._run.url or ""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Hands them to wandb's own process, which keeps them on disk too."""
+        """Hands them to wandb's own process, which keeps them on disk, too, and sends them by itself."""
         for row in rows:
-            self._run.log({"step": row["step"], **scalars(row)})
+            self._run.log({"step": row["step"], "_timestamp": written_s(row), **scalars(row)})
 
     def close(self) -> None:
         """Waits until they are out."""

@@ -53,6 +53,13 @@ def main() -> None:
     if what in ("fail", "starting and fail"):
         print("error: it can't", flush=True)
         sys.exit(1)
+    if what.startswith("resize"):  # to so many sequences, or to what the config says
+        limits = folder / "limits" / f"{role}.json"
+        limits.parent.mkdir(exist_ok=True)
+        limits.unlink(missing_ok=True)
+        if num := what.removeprefix("resize").strip():
+            limits.write_text(json.dumps({"max_num_seqs": int(num)}))
+        sys.exit(75)
     if what == "busy":
         print("error: it is locked", flush=True)
         sys.exit(4)

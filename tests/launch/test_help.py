@@ -11,9 +11,12 @@ import sys
 
 import pytest
 
+from actor.verifiers.registry import MODULES as VERIFIERS
 from configs import overrides
 from configs.field_docs import field_docs
 from launch import help
+from learner.objective.advantages import ADVANTAGES
+from learner.objective.losses import LOSSES
 from tests.integration.support.processes import REPO
 
 LAUNCH = pathlib.Path(REPO) / "launch"
@@ -95,6 +98,36 @@ def test_common_fields_are_fields_and_each_has_a_meaning():
     assert [path for path in help.COMMON if not docs[path].meaning] == []
 
 
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [("prompts.verifier", {*VERIFIERS, "judge"}), ("loss.name", LOSSES), ("loss.advantage", ADVANTAGES)],
+)
+def test_field_whose_choices_are_a_constants_names_them(path, names):
+    short = " ".join(help._field(field_docs()[path], False).split())
+    assert f"One of {', '.join(sorted(names))}" in short
+
+
+def test_common_field_is_said_in_its_first_sentence_alone():
+    short = " ".join(help._field(field_docs()["loss.name"], False).split())
+    assert short.endswith("or `module:function` of the user's own, which reads those constants that it takes by name")
+    assert "gspo wants normalization=sequence" in " ".join(help._field(field_docs()["loss.name"], True).split())
+
+
+def test_no_common_field_names_a_constant_of_python():
+    docs = field_docs()
+    assert [path for path in help.COMMON if re.search(r"`[A-Z_]{3,}`", help._field(docs[path], False))] == []
+
+
+@pytest.mark.heavy
+def test_flags_help_says_what_it_is_to_its_command_and_nothing_of_the_library_that_reads_it():
+    helps = {name: " ".join(said()[name, "--help"].stdout.split()) for name in commands()}
+    assert [name for name, text in helps.items() if "repeat this option" in text or ".;" in text] == []
+    assert "given several times, those runs side by side" in helps["report"]
+    assert [name for name, text in helps.items() if name != "report" and "launch.report takes" in text] == []
+    assert "--sort=step|reward|lag|length" in helps["samples"] and "<step|" not in helps["samples"]
+    assert "may import. May be given several times." in helps["actor"]
+
+
 def test_configs_of_a_folder_are_those_files_that_give_one_with_their_first_sentence(tmp_path):
     (tmp_path / "sums.py").write_text('"""Learns sums (2.5 minutes). More of it.\n"""\n\ndef get_config():\n    pass\n')
     (tmp_path / "shared.py").write_text('"""What recipes share."""\n\ndef schedule():\n    pass\n')
@@ -111,3 +144,27 @@ def test_long_words_and_command_lines_are_broken_where_they_can_be():
     prose = help._prose(f"Does it: `{'x' * 70}`.\n\n    python -m launch.x {'--flag=value ' * 9}\n\n{'word ' * 40}")
     assert max(map(len, prose.splitlines())) <= 80
     assert prose.splitlines()[4].startswith("        --flag")
+
+
+WORKERS = {
+    "compile_tpu.worker": ("launch.compile_tpu", "ANSWER"),
+    "evaluate.export": ("launch.evaluate", "RUN_DIR STEP TARGET"),
+    "get_model.gguf_folder": ("launch.get_model", "FILE FOLDER"),
+    "profile_machine.worker": ("launch.profile_machine", "learner|engine RUN_FOLDER"),
+    "profile_machine.store_client": ("launch.profile_machine", "URL RUN NAME"),
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", WORKERS)
+@pytest.mark.parametrize("arguments", [["--no_such_flag=1"], [], ["learner", "folder"], ["a", "b", "c"], ["one"]])
+def test_process_that_a_command_starts_refuses_in_one_line_to_be_started_by_hand(name, arguments):
+    command, wanted = WORKERS[name]
+    if len(arguments) == len(wanted.split()) and name in ("get_model.gguf_folder",):
+        pytest.skip("these could be its arguments")
+    environment = os.environ | {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"}
+    call = [sys.executable, "-P", "-m", f"launch.{name}", *arguments]
+    done = subprocess.run(call, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: this process is started by ")

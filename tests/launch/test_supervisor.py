@@ -112,6 +112,19 @@ def test_event_log_has_what_was_started_and_what_was_said(prepared):
     assert events[-1]["name"] == "end"
 
 
+def test_actor_that_wants_other_limits_is_said_each_time_with_them(prepared):
+    run = prepared(learner=["until said"], actor=["resize 4", "resize 7", "resize", "serve"])
+    ending, said, _ = watch(run, what="engine limits (3)")
+    assert ending is Ending.DONE
+    lines = [
+        f"actor-0 starts again with other engine limits ({i}): max_num_seqs={num}, tensor_parallel_size=1"
+        for i, num in ((1, 4), (2, 7), (3, ActorConfig().max_num_seqs))
+    ]
+    assert [line for line in said.splitlines() if "limits" in line] == lines
+    told = [e["args"]["line"] for e in timeline.read(RunFolder(run.folder).events) if e["name"] == "told"]
+    assert [line for line in told if "limits" in line] == lines
+
+
 def test_each_engine_has_an_actor_and_a_restart_of_one_leaves_the_others_alone(prepared):
     run = prepared(learner=["until said"], actor=["serve"], others=[["stop", "serve"], ["serve"]])
     ending, said, one = watch(run, what="starting it again (1)")

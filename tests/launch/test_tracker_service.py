@@ -74,6 +74,16 @@ def test_process_that_hangs_is_killed_and_the_rows_that_are_left_are_said(run, p
     assert f"python -m launch.track --run_dir={run} --tracker=wandb sends them" in caplog.text
 
 
+def test_rows_that_may_be_missing_are_said_and_not_as_sent(run, process, caplog):
+    Marks(num_sent=12, num_unsure=5, problem="TimeoutError: no answer").write(run / "trackers" / "wandb.json")
+    one = process(LISTENS)
+    with caplog.at_level("INFO", logger="absl"):
+        one.end()
+        one.join(60.0)
+    assert "5 of 12 rows may be missing there (TimeoutError: no answer)" in caplog.text
+    assert "rows sent" not in caplog.text
+
+
 def test_run_that_ends_before_a_process_was_started_again_waits_for_none(run, process, monkeypatch):
     monkeypatch.setattr(tracker_service, "FIRST_PAUSE_S", 1e6)
     one = process("import sys, pathlib; pathlib.Path({started!r}).open('a').write('x'); sys.exit(9)")

@@ -202,3 +202,11 @@ def test_view_shows_the_last_estimates_of_each_evaluation_set_with_their_errors(
     replace(file, step_row(1))
     view.update()
     assert "aime" not in shown(view)
+
+
+def test_process_keeps_its_line_where_not_all_fit_beside_each_other(view, file):
+    append(file, step_row(1))
+    view.update()
+    states = ["learner: pid 1, starting", "actor-0: pid 2", "actor-1-r1: pid 3, loading weights to the device"]
+    view.status = dict(state.split(": ") for state in states)
+    assert [state for state in states if state not in shown(view)] == []

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from learner.metrics import FAMILIES, METRICS, TIMINGS, MetricsWriter, meaning, read_rows
+from learner.metrics import ABOUT, FAMILIES, METRICS, TIMINGS, MetricsWriter, meaning, read_rows
 
 
 def write(folder, *, restored_step=0, incarnation=0, steps=(), value=0.5):
@@ -18,11 +18,11 @@ def lines(file):
 
 
 def test_write_row_is_on_disk_at_once_with_what_it_belongs_to(tmp_path):
-    writer = MetricsWriter(tmp_path, restored_step=0, incarnation=3)
+    writer = MetricsWriter(tmp_path, restored_step=0, incarnation=3, clock=lambda: 1.8e9 + 0.12345)
     writer.write("step", 1, {"loss": 0.25, "tokens": 7}, groups=["a", "b"])
-    assert lines(tmp_path / "metrics.jsonl") == [
-        {"kind": "step", "step": 1, "incarnation": 3, "loss": 0.25, "tokens": 7.0, "groups": ["a", "b"]}
-    ]
+    about = {"kind": "step", "step": 1, "incarnation": 3, "time_s": 1800000000.123}
+    assert lines(tmp_path / "metrics.jsonl") == [{**about, "loss": 0.25, "tokens": 7.0, "groups": ["a", "b"]}]
+    assert about.keys() == ABOUT.keys() and not ABOUT.keys() & METRICS.keys()
     writer.close()
 
 

@@ -1,7 +1,7 @@
 """What a tracker shows of a run, read with its own library: `python tracker_reader.py NAME FOLDER PROJECT RUN`.
 
-Prints JSON: the scalars by name as [step, value] pairs, what the run was told of its config and of metrics, how many
-runs there are, and whether the library imported torch.
+Prints JSON: the scalars by name as [step, value] pairs, the times of `loss` in Unix seconds as [step, time] pairs, what
+the run was told of its config and of metrics, how many runs there are, and whether the library imported torch.
 """
 
 import glob
@@ -12,6 +12,7 @@ import sys
 
 name, folder, project, run = sys.argv[1:]
 scalars: dict[str, list[list[float]]] = {}
+times: list[list[float]] = []
 
 
 def add(row: dict, step: int) -> None:
@@ -49,6 +50,8 @@ if name == "wandb":
                 config |= {u.key: json.loads(u.value_json) for u in record.run.config.update}
             if record.HasField("history"):
                 row = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+                if "loss" in row:
+                    times.append([row["step"], row["_timestamp"]])
                 add({k: v for k, v in row.items() if not k.startswith("_") and k != "step"}, row["step"])
     told = {"seed": config["run"]["seed"], "about": config["metrics"], "runs": sorted(runs)}
 elif name == "mlflow":
@@ -60,6 +63,8 @@ elif name == "mlflow":
     for key in runs[0].data.metrics:
         for one in client.get_metric_history(runs[0].info.run_id, key):
             add({key: one.value}, one.step)
+            if key == "loss":
+                times.append([one.step, one.timestamp / 1e3])
     tags = runs[0].data.tags
     lines = "".join(tags[t] for t in sorted(tags) if t in ("mlflow.note.content",) or t.startswith("sluice.metrics"))
     told = {
@@ -78,4 +83,4 @@ else:
     (config,) = db.execute("select config from configs").fetchone()
     config = json.loads(config)
     told = {"seed": config["run"]["seed"], "about": config["metrics"], "runs": sorted(names)}
-print(json.dumps({"scalars": scalars, "torch": "torch" in sys.modules, **told}))
+print(json.dumps({"scalars": scalars, "times": times, "torch": "torch" in sys.modules, **told}))

@@ -85,11 +85,30 @@ def test_grep_step_and_eval_leave_what_fits_and_limit_counts_it(folder):
 def test_pairs_are_the_same_problem_first_and_last_in_the_order_of_the_problems(tmp_path):
     made = make_folder(tmp_path / "run", groups=1)
     (row,) = lines_of(made)
-    rows = [row | {"step": step, "order": order, "set": "heldout"} for step in (0, 5, 9) for order in (2, 1)]
-    rows.append(row | {"step": 9, "order": 3, "set": "heldout"})  # asked once
+    about = {"kind": "eval", "set": "heldout"}
+    rows = [
+        row | about | {"step": step, "order": order, "prompt_id": f"p{order}"} for step in (0, 5, 9) for order in (2, 1)
+    ]
+    rows.append(row | about | {"step": 9, "order": 3, "prompt_id": "p3"})  # asked once
     (made / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     got = pairs(read_samples(made), limit=5)
     assert [(a.group.order, a.group.step, b.group.step) for a, b in got] == [(1, 0, 9), (2, 0, 9)]
+
+
+def test_pairs_are_of_one_prompt_wherever_it_stands_in_its_set(tmp_path):
+    """As after a run that goes on with another file of problems, or another number of them."""
+    made = make_folder(tmp_path / "run", groups=1)
+    (row,) = lines_of(made)
+
+    def evaluated(step: int, order: int, prompt_id: str) -> dict:
+        return row | {"kind": "eval", "set": "h", "step": step, "order": order, "prompt_id": prompt_id}
+
+    rows = [evaluated(0, 1, "a"), evaluated(0, 2, "b"), evaluated(9, 1, "b"), evaluated(9, 2, "c")]
+    rows += [evaluated(step, order, "") for order in (5, 6) for step in (0, 9)]
+    (made / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    got = pairs(read_samples(made), limit=5)
+    assert [(a.group.prompt_id, a.group.step, b.group.step) for a, b in got] == [("b", 0, 9), ("", 0, 9), ("", 0, 9)]
+    assert [(a.group.order, b.group.order) for a, b in got] == [(2, 1), (5, 5), (6, 6)]
 
 
 def test_steps_are_one_or_a_range():
@@ -106,21 +125,52 @@ def test_visible_text_moves_no_cursor_and_reorders_nothing():
     assert visible("ü 漢字 🙂") == "ü 漢字 🙂"
 
 
-def shown(folder, **options):
+def shown(folder, *, grep=None, full=False, limit=40, **options):
     out = io.StringIO()
-    found, _ = asked(folder, limit=40)
-    terminal.show(Console(file=out, width=80, **options), found)
+    found, _ = asked(folder, limit=limit, grep=grep)
+    terminal.show(Console(file=out, width=80, highlight=False, **options), found, grep=grep, full=full)
     return out.getvalue()
 
 
-def test_terminal_is_readable_on_80_columns_without_colours_where_it_is_none(tmp_path):
+CODE = re.compile("\x1b\\[[0-9;]*m|\x1b\\]8;[^\x1b]*\x1b\\\\\\\\")
+
+
+def test_terminal_is_readable_on_80_columns_and_has_colours_only_there(tmp_path):
     made = make_folder(tmp_path / "run", texts=HOSTILE)
-    text = shown(made)
-    assert "\x1b" not in text and "\u202e" not in text and "\r" not in text
-    assert max(map(len, text.split("\n"))) <= 80
-    assert "x" * 70 in text and "see --full" in text
-    assert "[... " in text and "</script>" in text
-    assert "\x1b[" in shown(made, force_terminal=True)
+    text = shown(made, force_terminal=True)
+    assert "\x1b[" in text
+    plain = CODE.sub("", text)
+    assert "\x1b" not in plain and "\u202e" not in plain and "\r" not in plain
+    assert max(map(len, plain.split("\n"))) <= 80
+    assert "x" * 70 in plain and "see --full" in plain and "[... " in plain and "</script>" in plain
+    assert "\x1b" not in shown(made)
+
+
+def test_pipe_gets_lines_as_they_are_however_long(tmp_path):
+    made = make_folder(tmp_path / "run", texts=HOSTILE)
+    lines = shown(made, full=True, limit=10**6).split("\n")
+    texts = [r["text"] for row in lines_of(made) for r in row["responses"] if "text" in r]
+    written = {line for text in texts for line in visible(text).split("\n")}
+    assert {f"  {line}" if line else "" for line in written} <= set(lines)
+    assert max(map(len, lines)) > 80 and not any(line.endswith(" ") and line.strip() == "" for line in lines)
+
+
+def test_what_was_looked_for_is_marked_in_a_terminal(folder):
+    marked = shown(folder, grep=re.compile("needle"), force_terminal=True, color_system="standard")
+    assert "\x1b[30;43mneedle" in marked
+    assert "43m" not in shown(folder, grep=re.compile("needle"))
+
+
+def test_what_was_looked_for_is_shown_where_it_lies_in_what_is_left_out():
+    text = "a" * 5000 + "needle" + "b" * 5000
+    assert "needle" not in terminal.shortened(text)
+    short = terminal.shortened(text, re.compile("needle"))
+    assert "needle" in short and len(short) < 2700
+    left_out = sum(int(n) for n in re.findall(r"\[\.\.\. (\d+) characters", short))
+    assert left_out + len(re.sub(r" \[\.\.\.[^]]*\] ", "", short)) == len(text)
+    lines = "\n".join(f"line {i}" for i in range(300))
+    short = terminal.shortened(lines, re.compile("line 150"))
+    assert "line 150\n" in short and short.count("\n") < 55 and short.count("see --full") == 2
 
 
 def test_terminal_tells_reward_advantage_lag_and_weights_of_a_response(folder):

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -10,6 +12,7 @@ from learner.samples import log
 from learner.samples.log import SampleLog, thinned
 from learner.samples.pick import Picked
 from tests.bridge.factories import make_group, make_rollout, make_ticket
+from tests.integration.support.processes import REPO
 
 TASK = Task.judged_by("exact", answer="1")
 
@@ -111,3 +114,26 @@ def test_lone_surrogates_of_a_row_make_no_line_unreadable(tmp_path):
     written.evaluated(1, "heldout", [(group, odd)])
     written.close()
     assert rows(tmp_path / "s.jsonl")[0]["answer"] == "?"
+
+
+FULL = """
+import resource, signal, sys, pathlib
+from tests.learner.samples.test_log import SampleLog, SamplesConfig, picked
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+texts = iter("x" * n for n in (10, 10, 50_000, 50_000, 10, 10))
+log = SampleLog(pathlib.Path(sys.argv[1]), SamplesConfig(chars=10**6), lambda tokens: next(texts), restored_step=0)
+for step in (1, 2, 3):
+    log.trained(step, [picked(f"g{step}")])
+log.close()
+print(log.num_lost)
+"""
+
+
+def test_write_that_a_full_disk_cuts_short_leaves_whole_lines_and_the_next_is_whole(tmp_path):
+    """A bound of a file's size takes a part of a write, as the last block of a disk does."""
+    file = tmp_path / "s.jsonl"
+    done = subprocess.run([sys.executable, "-c", FULL, str(file)], cwd=REPO, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert [r["step"] for r in rows(file)] == [1, 3]
+    assert "lacks groups from now on: its disk took" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from learner.metrics import MetricsWriter
 from learner.trackers import feed as feeds
-from learner.trackers.feed import Feed, Marks, RefusedError
+from learner.trackers.feed import Feed, Marks, RefusedError, UnsureError
 
 
 class Remembering:
@@ -16,6 +16,8 @@ class Remembering:
     where = "there"
 
     def __init__(self) -> None:
+        self.is_sure_when_closed = False
+        self.fails_to_close: list[Exception] = []
         self.rows: list[tuple[str, int]] = []
         self.batches: list[int] = []
         self.fails: list[BaseException] = []
@@ -32,6 +34,8 @@ class Remembering:
         self.rows += [(row["kind"], row["step"]) for row in rows]
 
     def close(self) -> None:
+        if self.fails_to_close:
+            raise self.fails_to_close.pop()
         self.num_closed += 1
 
 
@@ -193,7 +197,7 @@ def test_rows_under_way_in_a_process_that_was_killed_are_not_sent_again_and_it_i
     append(tmp_path, [3])
     feed().follow(lambda: True)
     assert steps(tracker) == [3]
-    assert "2 rows were being handed over" in caplog.text
+    assert "2 rows were handed over, and its process ended before" in caplog.text
 
 
 def test_without_patience_the_first_failure_ends_it(tmp_path, feed, tracker):
@@ -202,6 +206,53 @@ def test_without_patience_the_first_failure_ends_it(tmp_path, feed, tracker):
     with pytest.raises(RefusedError, match="fake takes no metrics: ConnectionError: no route$"):
         feed(is_patient=False).follow(lambda: True)
     assert Marks.read(tmp_path / "marks.json").sent == {}
+
+
+def test_tracker_that_fails_at_its_end_has_its_rows_counted_as_unsure_and_it_is_said(tmp_path, feed, tracker, caplog):
+    write(tmp_path, [1, 2])
+    feed().follow(lambda: True)
+    append(tmp_path, [3])
+    tracker.fails_to_close = [TimeoutError("no answer\nin time")]
+    one = feed()
+    one.follow(lambda: True)  # of a run: its end is no error of the run
+    assert one.marks == Marks.read(tmp_path / "marks.json")
+    assert (one.marks.num_unsure, one.marks.num_left, one.marks.num_sent) == (1, 0, 3)
+    assert one.marks.problem == "TimeoutError: no answer"
+    assert "fake did not end in order: TimeoutError: no answer; 1 rows of this start may be missing" in caplog.text
+    one.close()  # closed already
+    feed().follow(lambda: True)
+    assert steps(tracker) == [1, 2, 3]
+
+
+def test_tracker_that_fails_at_its_end_by_hand_is_an_error_of_one_line(tmp_path, feed, tracker):
+    write(tmp_path, [1, 2])
+    tracker.fails_to_close = [TimeoutError("no answer\nin time")]
+    with pytest.raises(
+        UnsureError, match="^fake did not end in order: TimeoutError: no answer; 2 rows .*missing there$"
+    ):
+        feed(is_patient=False).follow(lambda: True)
+    assert Marks.read(tmp_path / "marks.json").num_unsure == 2
+
+
+def test_rows_of_a_tracker_with_a_queue_in_memory_are_unsure_until_it_is_closed(tmp_path, feed, tracker, caplog):
+    write(tmp_path, [1, 2])
+    tracker.is_sure_when_closed = True
+    seen: list[int] = []
+
+    def wait(seconds: float) -> None:
+        seen.append(Marks.read(tmp_path / "marks.json").num_unsure)
+        if len(seen) == 1:
+            append(tmp_path, [3])
+        elif len(seen) == 2:
+            raise SystemExit  # as if it were killed
+
+    with pytest.raises(SystemExit):
+        feed(wait=wait).follow(lambda: False)
+    assert seen == [2, 3]
+    append(tmp_path, [4])
+    feed().follow(lambda: True)
+    assert "3 rows were handed over, and its process ended" in caplog.text
+    assert Marks.read(tmp_path / "marks.json").num_unsure == 0 and steps(tracker) == [1, 2, 3, 4]
 
 
 def test_rows_without_a_metric_are_not_sent(tmp_path, feed, tracker):

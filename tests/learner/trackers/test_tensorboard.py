@@ -31,6 +31,16 @@ def test_rows_are_shown_by_their_metrics_names(tmp_path):
     assert scalars(tmp_path, "rewards/my_judges.style:score") == [(1, 0.25), (2, 0.25)]
 
 
+def test_values_stand_at_the_time_at_which_their_row_was_written(tmp_path):
+    board = Board(tmp_path / "board", restored_step=0, incarnation=0, about=table())
+    times = iter([1.5e9, 1.5e9 + 60.25])
+    writer = MetricsWriter(tmp_path, restored_step=0, incarnation=0, view=board, clock=lambda: next(times))
+    for step in (1, 2):
+        writer.write("step", step, {"loss": 0.5})
+    writer.close()
+    assert [(e.step, e.wall_time) for e in shown(tmp_path).Scalars("loss")] == [(1, 1.5e9), (2, 1.5e9 + 60.25)]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_value_that_is_not_finite_is_not_shown(tmp_path, value):
     write(tmp_path, [1], value=value)
