@@ -82,11 +82,14 @@ def stage(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], stopped: 
     check_stageable(model)
     left = frozenset(name for name in tensors if name.startswith(expert_prefixes(model)))
     check_memory(sum(t.nbytes for name, t in tensors.items() if name not in left))
-    with torch.no_grad():
-        twins = _Twins()
-        twin: Any = twins.of(model)
-        twin.load_weights(_until(stopped, ((n, t) for n, t in tensors.items() if n not in left)))
-        twins.pack(stopped)
+    twins = _Twins()
+    try:
+        with torch.no_grad():
+            twin: Any = twins.of(model)
+            twin.load_weights(_until(stopped, ((n, t) for n, t in tensors.items() if n not in left)))
+            twins.pack(stopped)
+    finally:
+        twins.forget_loaders()
     return Staged(pairs=twins.pairs, left=left)
 
 
@@ -171,6 +174,16 @@ class _Twins:
             if not is_matrix and served.shape == new.shape:
                 new.data.copy_(served.data)  # it stays as it is where a snapshot has none
         return new
+
+    def forget_loaders(self) -> None:
+        """Takes from the new parameters what vLLM loads them by, which holds the twin that holds the parameter.
+
+        An engine collects such circles hardly ever: each snapshot would leave its embedding and its packed head behind.
+        """
+        for _, twin in self.pairs:
+            for new in twin._parameters.values():
+                if new is not None:
+                    vars(new).clear()
 
     def pack(self, stopped: threading.Event) -> None:
         """Packs the loaded matrices, as vLLM does after it has loaded a layer.

@@ -1,7 +1,9 @@
 """Staging on vLLM's own models, in this process; what vLLM's reload makes of the same snapshot is the oracle."""
 
 import dataclasses
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,50 @@ def test_staging_that_is_stopped_changes_nothing(served):
     with pytest.raises(StoppedError):
         stage(served.model, served.tensors(NEW), stopped)
     assert_same(served.computes(), before)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_nothing_of_a_snapshot_is_left_once_it_is_let_go_without_the_garbage_collector(
+    parallel, is_stopped, tmp_path, monkeypatch
+):
+    from actor.vllm import staging
+
+    served = Served(tmp_path / "model", "qwen2", tied=True)  # after a reload vLLM's loaders are others
+
+    made: list[Any] = []
+    make = staging._Twins._parameter
+
+    def watched(*arguments: Any) -> Any:
+        new = make(*arguments)
+        if new is not None:
+            made.append(weakref.ref(new))
+        return new
+
+    monkeypatch.setattr(staging._Twins, "_parameter", watched)
+    if is_stopped:
+        monkeypatch.setattr(staging._Twins, "pack", stop)
+    gc.collect()
+    gc.disable()  # an engine's runs hardly ever
+    try:
+        if is_stopped:
+            with pytest.raises(staging.StoppedError):
+                served.stage(served.tensors(NEW))
+        else:
+            first = served.stage(served.tensors(NEW))
+            kernels = [weakref.ref(twin.cpu_linear) for _, twin in first.pairs if "cpu_linear" in vars(twin)]
+            first.serve()
+            del first
+            served.stage(served.tensors(OLD)).serve()
+            assert len(kernels) > 6 and not any(kernel() for kernel in kernels)
+        assert len(made) > 10 and not any(new() is not None for new in made)
+    finally:
+        gc.enable()
+
+
+def stop(*_: Any) -> None:
+    from actor.vllm.staging import StoppedError
+
+    raise StoppedError
 
 
 def test_model_with_a_layer_that_is_loaded_in_its_own_way_is_not_staged(served, monkeypatch):
