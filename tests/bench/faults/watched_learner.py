@@ -45,14 +45,18 @@ def watch_restore() -> None:
 
     @functools.wraps(restore)
     def watched(
-        self: Checkpoints, abstract: Any, *, check: Callable[[dict[str, Any]], None] = lambda host: None
+        self: Checkpoints,
+        abstract: Any,
+        *,
+        check: Callable[[dict[str, Any]], None] = lambda host: None,
+        is_part: bool = False,
     ) -> Any:
         def checked(host: dict[str, Any]) -> None:
             check(host)
             reach("restoring", "middle")
 
         reach("restoring", "begin")
-        restored = restore(self, abstract, check=checked)
+        restored = restore(self, abstract, check=checked, is_part=is_part)
         if restored is not None:
             reach("restoring", "end")
         return restored

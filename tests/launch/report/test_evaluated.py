@@ -16,7 +16,7 @@ from tests.launch.report.folder import HOSTILE, make_folder
 from tests.launch.report.test_build import data_of
 
 
-def found(step=400, *, time_s=1_700_000_000.0, run_dir: str | None = "runs/mine", name="aime", avg=0.25):
+def found(step: int | None = 400, *, time_s=1_700_000_000.0, run_dir: str | None = "runs/mine", name="aime", avg=0.25):
     """As `launch.evaluate` writes it, of a set of 30 problems and one that nobody could judge."""
     metrics = {"avg@16": (avg, 0.05), "pass@1": (avg, 0.05), "pass@16": (0.5, 0.0925), "maj@16": (0.3, None)}
     of_set = {"set": name, "source": "a.jsonl", "temperature": 0.6, "top_p": 0.95, "max_tokens": 9, "k": 16}

@@ -33,7 +33,7 @@ MODEL = Architecture(
 )
 
 
-def config_of(remat, *, param_dtype="float32", lora=None, **optimizer: Any):
+def config_of(remat, *, param_dtype: Any = "float32", lora=None, **optimizer: Any):
     return schema.Config(
         preset="test",
         model=sections.ModelConfig(max_tokens=512, remat=remat, param_dtype=param_dtype),
