@@ -42,9 +42,8 @@ class Axes:
             self.all.append(Axis(TIME, "training time", label, largest[TIME] / per_unit, per_unit))
         if largest[TOKENS] > 0:
             _, per_unit, unit = next(u for u in _TOKEN_UNITS if largest[TOKENS] >= u[0])
-            self.all.append(
-                Axis(TOKENS, "trained tokens", f"trained tokens{unit}", largest[TOKENS] / per_unit, per_unit)
-            )
+            label = f"trained tokens{unit}"
+            self.all.append(Axis(TOKENS, "trained tokens", label, largest[TOKENS] / per_unit, per_unit))
 
     def columns(self, run: RunData, kind: str) -> dict[str, Float64[np.ndarray, " N"]]:
         """Where each row of a kind is on each axis; NaN on what its run doesn't have."""

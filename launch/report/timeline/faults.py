@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.report.run_data import RunData, number
+from launch.report import run_data
+from launch.report.run_data import RunData
 from launch.report.timeline.events import SUPERVISOR, Event
 from launch.report.timeline.told import retold
 from launch.samples.text import visible
@@ -89,7 +90,7 @@ def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults
     found.sort(key=lambda f: f.time_s)
     told = _together(found)
     last = run.of("step")[-1] if run.of("step") else {}
-    counted = [(said, number(last.get(name))) for name, said in _COUNTS.items()]
+    counted = [(said, run_data.number(last.get(name))) for name, said in _COUNTS.items()]
     counts = [(said, times) for said, times in counted if times and math.isfinite(times)]
     return Faults(
         happened=told[:MAX_SHOWN],

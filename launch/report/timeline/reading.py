@@ -17,7 +17,7 @@ MAX_ROUNDS = 48
 BUDGET_BYTES = 1_000_000
 """Of all rounds of a report together, as JSON."""
 _MIN_ROUNDS = 4
-"""A round has at most one in so many of its run's bytes: the first, the last, the slowest and an open one always fit."""
+"""Of each run: a round has at most one in so many of its bytes, so the ends, the slowest and an open one always fit."""
 _MAX_READ_BYTES = 50_000_000
 """Of the event log that is held at once, about; of a longer one fewer rounds are read."""
 
@@ -45,12 +45,8 @@ def read_rounds(run: RunData, *, budget_bytes: int) -> Rounds:
     known = {"learner": learner, SUPERVISOR: supervisor}
     instants = {name: timeline.add(name, known.get(name) or read_process(run.folder, name)) for name in names}
     measured = {r["step"]: r for r in run.of("round")}
-    drawn = [
-        _drawn(
-            timeline, i, {} if r.is_open else _of_round(measured.get(r.last_step, {})), budget_bytes // _MIN_ROUNDS - 1
-        )
-        for i, r in enumerate(chosen)
-    ]
+    facts = [{} if r.is_open else _of_round(measured.get(r.last_step, {})) for r in chosen]
+    drawn = [_drawn(timeline, i, of, budget_bytes // _MIN_ROUNDS - 1) for i, of in enumerate(facts)]
     kept = _fitting(chosen, drawn, budget_bytes)
     return Rounds([drawn[i] for i in kept], len(complete) + len(unfinished), find_faults(run, instants))
 

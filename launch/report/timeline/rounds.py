@@ -74,7 +74,9 @@ def open_round(
     and others' events and spans that never ended tell of it.
 
     Args:
-      learner, updates_per_round, by_rounds: as for `find_rounds`.
+      learner: as for `find_rounds`, as the next two.
+      updates_per_round: R / U.
+      by_rounds: tickets are issued round by round.
       extent: when the first and the last event of any process was, Unix time.
     """
     step, begin_s, started_s = 0, 0.0, 0.0
