@@ -66,14 +66,18 @@ def positions(run: RunData, kind: str, axis: str) -> Float64[np.ndarray, " N"]:
         return np.full(at.size, np.nan)
     if axis == TOKENS:
         trained = column(updates, "tokens")
-        return _between(at, steps, np.cumsum(np.nan_to_num(trained))) if np.isfinite(trained).any() else at * np.nan
-    clock, took_s = column(updates, "time_s"), np.nan_to_num(column(updates, "time/step_s"))
+        return _between(at, steps, np.cumsum(_known(trained))) if np.isfinite(trained).any() else at * np.nan
+    clock, took_s = column(updates, "time_s"), _known(column(updates, "time/step_s"))
     if not np.isfinite(clock).all():
         return _between(at, steps, np.cumsum(took_s)) if took_s.any() else at * np.nan
     begin_s = min([clock[0] - took_s[0], *(_first_s(run, of) for of in run.rows)])
     own = column(run.of(kind), "time_s") - begin_s
     by_step = _between(at, steps, clock - begin_s, start=clock[0] - took_s[0] - begin_s)
     return np.where(np.isfinite(own), own, by_step)
+
+
+def _known(values: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 def _first_s(run: RunData, kind: str) -> float:

@@ -40,7 +40,7 @@ def test_rolloutpipe_run_trains_before_the_round_is_complete_and_leaves_everythi
     assert "phase: engine: building the model" in (job.folder / "logs" / "actor-0.log").read_text()
     trace = json.loads((job.folder / "trace.json").read_text())["traceEvents"]
     tracks = {e["args"]["name"] for e in trace if e["name"] == "process_name"}
-    assert tracks == {"learner", "actor-0"}
+    assert tracks == {"learner", "actor-0", "supervisor"}
     assert {"rollout", "reward", "train", "publish", "pause"} <= {e["name"] for e in trace}
     assert list((job.folder / "tensorboard").iterdir()) and (job.folder / "checkpoints" / "24").is_dir()
     assert (job.folder / "model-24" / "model.safetensors").is_file()

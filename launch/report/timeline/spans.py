@@ -192,7 +192,7 @@ def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) 
         [
             round(e.start_s - about.begin_s, 4),
             round(at, 4),
-            ". ".join(filter(None, retold(str(e.args.get("line", "")))))
+            "; ".join(filter(None, retold(str(e.args.get("line", "")))))
             if e.name == "told"
             else visible(f"{process}: {e.name}{_told(e.args)}"),
         ]

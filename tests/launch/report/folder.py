@@ -203,6 +203,8 @@ def _events(folder: pathlib.Path, steps: int, actors: int, killed: bool, hangs: 
                 )
             if step % 2 == 0 and step not in unfinished:
                 timeline.span("pause", begin + 1.91, begin + 1.95, version=f"0:{step}", load_s=0.02)
+    if hangs:  # what still says something says nothing of that
+        learner.instant("checkpoint", time_s=START_S + STEP_S * (steps + 4), step=steps - 1)
     for timeline in (learner, *lines.values()):
         timeline.close()
 
