@@ -1,4 +1,4 @@
-"""A group's spans in the event log, each group in progress in a row of its own: spans of one row must not overlap."""
+"""A group's entries in the event log, each group in progress in a row of its own: spans of one row must not overlap."""
 
 import heapq
 import itertools
@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 
 from bridge.timeline import Timeline
-from bridge.types import Group
+from bridge.types import Group, Ticket
 
 
 class Lanes:
@@ -24,6 +24,17 @@ class Lanes:
     def give_back(self, lane: int) -> None:
         """Frees one that was taken."""
         heapq.heappush(self._free, lane)
+
+
+def begin(timeline: Timeline, ticket: Ticket, *, lane: int, time_s: float) -> None:
+    """Records that a ticket is begun (Unix seconds): a span is written when it ends, which a hang never does."""
+    about = {"ticket": ticket.id, "kind": ticket.kind, "round": ticket.round, "order": ticket.order}
+    timeline.instant("begin", time_s=time_s, lane=lane, **about)
+
+
+def cut_off(timeline: Timeline, ticket: Ticket, *, lane: int) -> None:
+    """Records that a ticket that was begun is served no more, and has no group of this process."""
+    timeline.instant("cut off", lane=lane, ticket=ticket.id)
 
 
 def record(timeline: Timeline, group: Group, *, lane: int, served_s: float) -> None:

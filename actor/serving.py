@@ -15,7 +15,7 @@ from actor.environments.protocol import EpisodeError
 from actor.fence import Fence
 from actor.group_builder import GroupBuilder
 from actor.holdings import Holdings
-from actor.lanes import Lanes, record
+from actor.lanes import Lanes, begin, cut_off, record
 from actor.outage import Outage
 from actor.race import Race
 from actor.rewards.scheduler import Rewards
@@ -99,7 +99,8 @@ class Serving:
             response = Response(text=self.decode(sample.last_turn), finish=sample.finish, num_tokens=sample.num_sampled)
             builder.add(index, sample, await self.rewards.judge(response, ticket.task))
 
-        lane = self._lanes.take()
+        lane, is_recorded = self._lanes.take(), False
+        begin(self.timeline, ticket, lane=lane, time_s=start_s)
         try:
             async with asyncio.TaskGroup() as samples:
                 for index in range(ticket.num_requests):
@@ -107,9 +108,12 @@ class Serving:
             group = builder.build(finished_s=time.time())
             await self._emit(group)
             record(self.timeline, group, lane=lane, served_s=served_s)
+            is_recorded = True
         except* (VerifierError, EpisodeError) as e:
             await self._drop(ticket, e.exceptions[0])
         finally:
+            if not is_recorded:
+                cut_off(self.timeline, ticket, lane=lane)
             self._lanes.give_back(lane)
 
     def _book_ended(self, ticket: Ticket, num_requests: int) -> None:

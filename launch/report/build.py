@@ -1,5 +1,6 @@
 """A report from run folders: reads them, thins what there is too much of, and puts the page together."""
 
+import dataclasses
 import datetime
 import math
 import pathlib
@@ -9,19 +10,15 @@ from typing import Any
 from bridge.files import replace_file
 from configs.run_folder import RunFolder
 from launch.report import evaluated, figures
+from launch.report.page import samples
 from launch.report.page.render import render
-from launch.report.page.samples import BUDGET_BYTES, Shown, shown_samples
+from launch.report.page.samples import Shown, shown_samples
 from launch.report.run_data import RunData, column, read_runs
-from launch.report.timeline.events import read_process
-from launch.report.timeline.faults import Fault, Faults, find_faults
-from launch.report.timeline.rounds import Round, choose_rounds, find_rounds
-from launch.report.timeline.spans import KINDS, read_timeline
+from launch.report.timeline import reading
+from launch.report.timeline.faults import Fault
+from launch.report.timeline.spans import KINDS
 from launch.samples.read import read_samples
 from launch.samples.text import visible
-
-MAX_ROUNDS = 48
-MAX_SPANS = 14_000
-"""Rectangles of all rounds of a report together, about."""
 
 Json = dict[str, Any]
 
@@ -59,15 +56,17 @@ def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = 
         model.name = name
     if runs:
         models["timeline"] = figures.timeline()
-    shown = [shown_samples(read_samples(r.folder), budget_bytes=BUDGET_BYTES // len(runs)) for r in runs]
-    told = [_rounds_of(r, share=len(runs)) for r in runs]
+    shown = [shown_samples(read_samples(r.folder), budget_bytes=samples.BUDGET_BYTES // len(runs)) for r in runs]
+    told = [reading.read_rounds(r, budget_bytes=reading.BUDGET_BYTES // len(runs)) for r in runs]
     return render(
         models=models,
         data={
             "kinds": list(KINDS),
+            "axes": [dataclasses.asdict(axis) for axis in sources.axes.all],
+            "sources": sources.names,
             "runs": [
-                {"label": visible(run.label), "samples": s.groups, "rounds": rounds, "num_rounds": num_rounds}
-                for run, s, (rounds, num_rounds, _) in zip(runs, shown, told, strict=True)
+                {"label": visible(run.label), "samples": s.groups, "rounds": t.drawn, "num_rounds": t.num_rounds}
+                for run, s, t in zip(runs, shown, told, strict=True)
             ],
         },
         follow=follow,
@@ -91,49 +90,14 @@ def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = 
             for (label, kind), num in sources.thinned.items()
         ],
         faults=[
-            {"label": visible(run.label), "of": faults, "times": [_moment(f) for f in faults.happened]}
-            for run, (_, _, faults) in zip(runs, told, strict=True)
+            {"label": visible(run.label), "of": t.faults, "times": [_moment(f) for f in t.faults.happened]}
+            for run, t in zip(runs, told, strict=True)
         ],
         config=_config_table(runs),
         evaluated=rows,
         num_unreadable_results=sum(num for _, num in found),
         kinds=list(KINDS),
     )
-
-
-def _rounds_of(run: RunData, *, share: int) -> tuple[list[Json], int, Faults]:
-    """The timelines of chosen rounds, of how many, and what went wrong."""
-    learner = [e for e in _events(run, "learner")]
-    by_rounds = run.setting("publish", "when", "round_end") == "round_end"
-    rounds = find_rounds(learner, updates_per_round=run.updates_per_round, by_rounds=by_rounds)
-    per_round = 2.5 * run.setting("rounds", "groups_per_round", 8) + 20
-    limit = max(4, min(MAX_ROUNDS, int(MAX_SPANS / per_round)) // share)
-    chosen = choose_rounds(rounds, limit)
-    timeline, instants = read_timeline(run.folder, chosen)
-    end_s = max((last for _, last in timeline.lives.values()), default=0.0)
-    faults = find_faults(run, instants)
-    measured = {r["step"]: r for r in run.of("round")}
-    drawn = [timeline.drawn(i, run_end_s=end_s) | _of_round(r, measured) for i, r in enumerate(chosen)]
-    return drawn, len(rounds), faults
-
-
-def _events(run: RunData, process: str) -> list[Any]:
-    if not (RunFolder(run.folder).events / f"{process}.jsonl").is_file():
-        return []
-    return sorted(read_process(run.folder, process), key=lambda e: e.ts)
-
-
-def _of_round(one: Round, measured: Mapping[int, Mapping[str, Any]]) -> Json:
-    """What the metrics say of a round."""
-    row = measured.get(one.last_step, {})
-    names = {
-        "waiting": "round/waiting_ratio",
-        "waiting_eq4": "round/waiting_ratio_eq4",
-        "dispatch": "round/first_dispatch_s",
-        "wait": "round/wait_s",
-        "compute": "round/compute_s",
-    }
-    return {key: row[name] for key, name in names.items() if isinstance(row.get(name), (int, float))}
 
 
 def _about(run: RunData, shown: Shown) -> Json:

@@ -23,6 +23,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from jaxtyping import Float64
 
+from launch.report.axes import STEP, Axes
 from launch.report.panels import EVALUATION, REWARD, SECTIONS, Line, Panel, Section, expand, of_set
 from launch.report.run_data import RunData, column, metric_names
 from launch.report.thinning import binned, bins, running_mean
@@ -66,25 +67,34 @@ def name_of(run: int, line: int) -> str:
 
 
 class Sources:
-    """The rows of each run as columns for bokeh: those of one kind share a source, so each number is there once."""
+    """The rows of each run as columns for bokeh: those of one kind share a source, so each number is there once.
+
+    Curves are drawn over the column `x`, which is one of the axes'; the page's script puts another in its place.
+    """
 
     def __init__(self, runs: Sequence[RunData]) -> None:
         """Reads nothing yet."""
-        self._runs = runs
+        self.axes = Axes(runs)
         self._made: dict[tuple[str, str], ColumnDataSource] = {}
         self.thinned: dict[tuple[str, str], int] = {}
         """(run, kind) -> rows a point stands for, where that is more than one."""
 
     def of(self, run: RunData, kind: str) -> ColumnDataSource:
-        """The source of a run's rows of a kind, with its steps."""
+        """The source of a run's rows of a kind, with where they are on each axis."""
         key = (run.label, kind)
         if key not in self._made:
             steps = column(run.of(kind), "step")
             starts = bins(steps.size)
             if starts.size < steps.size:
                 self.thinned[key] = int(starts[1])
-            self._made[key] = ColumnDataSource({"step": _small(binned(steps, starts))})
+            at = {name: _small(binned(v, starts)) for name, v in self.axes.columns(run, kind).items()}
+            self._made[key] = ColumnDataSource(at | {"x": at[STEP]}, name=f"rows-{len(self._made)}")
         return self._made[key]
+
+    @property
+    def names(self) -> list[str]:
+        """By which the page's script finds them."""
+        return [source.name for source in self._made.values() if source.name]
 
     def metric(self, run: RunData, kind: str, name: str) -> tuple[ColumnDataSource, str]:
         """The source with a metric in it, and the name of its column."""
@@ -96,7 +106,7 @@ class Sources:
         return source, name
 
     def put(self, run: RunData, kind: str, **columns: Float64[np.ndarray, " N"]) -> ColumnDataSource:
-        """The source with columns that were computed from all rows."""
+        """The source with columns that were computed from each of the rows; thinned here, as all others are."""
         source = self.of(run, kind)
         for name, values in columns.items():
             source.add(_small(binned(values, bins(values.size))), name)
@@ -106,12 +116,11 @@ class Sources:
 def draw(runs: Sequence[RunData]) -> tuple[list[tuple[str, list[Drawn]]], Sources]:
     """The figures of all sections that have anything to show, by heading; and what they were drawn from."""
     sources = Sources(runs)
-    last = max((r["step"] for run in runs for kind in run.rows for r in run.of(kind)), default=1)
-    width = max(last, 1)
-    steps = Range1d(start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
+    width = sources.axes.all[0].largest
+    over = Range1d(name="over", start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
     drawn: list[tuple[str, list[Drawn]]] = []
     for section in SECTIONS:
-        found = [_draw(panel, runs, sources, steps) for panel in _panels(section, runs)]
+        found = [_draw(panel, runs, sources, over) for panel in _panels(section, runs)]
         if found := [d for d in found if d is not None]:
             drawn.append((section.title, found))
     return drawn, sources
@@ -128,13 +137,13 @@ def _panels(section: Section, runs: Sequence[RunData]) -> list[Panel]:
     return panels
 
 
-def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, steps: Range1d) -> Drawn | None:
+def _draw(panel: Panel, runs: Sequence[RunData], sources: Sources, over: Range1d) -> Drawn | None:
     """None where no run has any of it, or all of it is 0."""
     lines = expand(panel, sorted({n for r in runs for n in metric_names(r.of(panel.kind))}))
     lines = [line for line in lines if any(_says(run, panel, line) for run in runs)]
     if not lines:
         return None
-    fig = _empty(panel, steps)
+    fig = _empty(panel, over)
     hovered, keys = [], []
     is_alone = len(runs) == 1
     for i, run in enumerate(runs):
@@ -164,13 +173,13 @@ class _Look:
     name: str
 
 
-def _empty(panel: Panel, steps: Range1d) -> figure:
+def _empty(panel: Panel, over: Range1d) -> figure:
     fig = figure(
         height=HEIGHT,
         sizing_mode="stretch_width",
         tools="xbox_zoom,xpan,reset,save",
         active_drag="xbox_zoom",
-        x_range=steps,
+        x_range=over,
         x_axis_label="optimizer step",
         y_axis_label=panel.y_label,
         y_axis_type="log" if panel.is_log else "linear",
@@ -195,19 +204,19 @@ def _add(
     values = column(run.of(panel.kind), line.metric)
     width = 1.8
     if panel.kind == "step" and values.size >= _MIN_SMOOTHED:
-        fig.line("step", metric, source=source, color=look.colour, alpha=0.3, line_width=1, name=look.name)
+        fig.line("x", metric, source=source, color=look.colour, alpha=0.3, line_width=1, name=look.name)
         mean, error = running_mean(values, width=max(run.updates_per_round, 5, values.size // 25))
         metric, width = f"{metric} smooth", 2.2
         sources.put(run, panel.kind, **{metric: mean})
         if panel is REWARD:
             sources.put(run, panel.kind, _low=mean - error, _high=mean + error)
-            band = Band(base="step", lower="_low", upper="_high", source=source, fill_color=look.colour, name=look.name)
+            band = Band(base="x", lower="_low", upper="_high", source=source, fill_color=look.colour, name=look.name)
             band.fill_alpha, band.line_alpha = 0.18, 0
             fig.add_layout(band)
-    glyph = fig.line("step", metric, source=source, color=look.colour, line_dash=look.dash, name=look.name)
+    glyph = fig.line("x", metric, source=source, color=look.colour, line_dash=look.dash, name=look.name)
     glyph.glyph.line_width = width
     if panel.kind.startswith("eval") or values.size <= _MAX_DOTTED:
-        fig.scatter("step", metric, source=source, color=look.colour, size=5, name=look.name)
+        fig.scatter("x", metric, source=source, color=look.colour, size=5, name=look.name)
     if panel.kind.startswith("eval"):
         _add_errors(fig, panel, run, metric, sources, look)
     return glyph, metric
@@ -235,7 +244,7 @@ def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: S
     source = sources.put(run, panel.kind, **{low: values - error, high: values + error})
     head = {"size": 6, "line_color": look.colour}
     whisker = Whisker(
-        base="step",
+        base="x",
         lower=low,
         upper=high,
         source=source,
@@ -247,8 +256,8 @@ def _add_errors(fig: figure, panel: Panel, run: RunData, metric: str, sources: S
     whisker.level = "underlay"
     fig.add_layout(whisker)
     # So that the axis has room for them: a range follows glyphs alone.
-    fig.scatter("step", low, source=source, alpha=0, size=1)
-    fig.scatter("step", high, source=source, alpha=0, size=1)
+    fig.scatter("x", low, source=source, alpha=0, size=1)
+    fig.scatter("x", high, source=source, alpha=0, size=1)
 
 
 def timeline() -> figure:
@@ -306,12 +315,9 @@ def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, 
     mean, num = column(rows, metric), column(rows, "problems")
     with np.errstate(invalid="ignore", divide="ignore"):
         bound = np.where((mean >= 0) & (mean <= 1), np.sqrt(mean * (1 - mean) / num), np.nan)
-    in_unit = all(
-        -1e-9 <= r.get(name, 0.0) <= 1 + 1e-9
-        for r in run.of("step")
-        for name in ("reward/min", "reward/max")
-        if r.get(name) is not None
-    )
+    rewards = np.concatenate([column(run.of("step"), name) for name in ("reward/min", "reward/max")])
+    rewards = rewards[~np.isnan(rewards)]
+    in_unit = bool(((rewards >= -1e-9) & (rewards <= 1 + 1e-9)).all())
     return np.where(np.isfinite(known) | (not in_unit), known, bound)
 
 

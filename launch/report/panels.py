@@ -14,7 +14,6 @@ class Line:
     metric: str
     label: str = ""
     """Empty: what the `*` stands for, or the metric."""
-    is_faint: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -44,13 +44,26 @@ class RunData:
 
     def setting(self, section: str, field: str, default: Any) -> Any:
         """A field of the config, or what is taken where an older version had none."""
-        return self.config.get(section, {}).get(field, default)
+        fields = self.config.get(section)
+        return fields.get(field, default) if isinstance(fields, dict) else default
+
+    def count(self, section: str, field: str, default: int) -> int:
+        """A field that is a whole number above 0; `default` where it is none."""
+        value = self.setting(section, field, default)
+        return value if isinstance(value, int) and value > 0 else default
 
     @property
     def updates_per_round(self) -> int:
         """R / U."""
-        per_round, per_update = (self.setting("rounds", f"groups_per_{of}", 1) for of in ("round", "update"))
-        return max(1, per_round // max(1, per_update))
+        per_round, per_update = (self.count("rounds", f"groups_per_{of}", 1) for of in ("round", "update"))
+        return max(1, per_round // per_update)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it ended in order with all of its updates made."""
+        steps = self.of("step")
+        wanted = self.count("run", "num_updates", 0)
+        return self.summary.get("outcome") == "done" and bool(steps) and steps[-1]["step"] >= wanted
 
 
 def read_run(folder: pathlib.Path) -> RunData:
@@ -64,9 +77,8 @@ def read_run(folder: pathlib.Path) -> RunData:
         raise ValueError(f"{folder} is no run folder (it has no {run.config_file.name})")
     config = _object(run.config_file)
     rows, num_unreadable = _rows(run.metrics)
-    name = config.get("run", {}).get("name")
-    return RunData(
-        label=str(name) if name else folder.name,
+    read = RunData(
+        label=folder.name,
         folder=folder,
         config=config,
         constants=_object(run.loss_constants),
@@ -74,6 +86,7 @@ def read_run(folder: pathlib.Path) -> RunData:
         rows=rows,
         num_unreadable=num_unreadable,
     )
+    return dataclasses.replace(read, label=str(read.setting("run", "name", "") or folder.name))
 
 
 def read_runs(folders: Iterable[pathlib.Path]) -> list[RunData]:
@@ -98,7 +111,7 @@ def read_runs(folders: Iterable[pathlib.Path]) -> list[RunData]:
 
 def column(rows: Iterable[Row], name: str) -> Float64[np.ndarray, " N"]:
     """A metric of rows; NaN where a row has none."""
-    return np.array([_float(row.get(name)) for row in rows], np.float64)
+    return np.array([number(row.get(name)) for row in rows], np.float64)
 
 
 def metric_names(rows: Iterable[Row]) -> list[str]:
@@ -106,11 +119,15 @@ def metric_names(rows: Iterable[Row]) -> list[str]:
     found: set[str] = set()
     for row in rows:
         found.update(name for name, value in row.items() if isinstance(value, (int, float)))
-    return sorted(found - {"step", "incarnation"})
+    return sorted(found - {"step", "incarnation", "time_s"})
 
 
-def _float(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
+def number(value: Any) -> float:
+    """What a file says, as a number; NaN if it is none."""
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _object(file: pathlib.Path) -> Json:
@@ -135,6 +152,6 @@ def _rows(file: pathlib.Path) -> tuple[dict[str, list[Row]], int]:
             try:
                 row = decoder.decode(line)
                 rows.setdefault(str(row["kind"]), []).append(row | {"step": int(row["step"])})
-            except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+            except (msgspec.MsgspecError, KeyError, TypeError, ValueError, OverflowError):
                 num_unreadable += 1
     return {kind: sorted(of, key=lambda r: r["step"]) for kind, of in rows.items()}, num_unreadable

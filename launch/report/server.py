@@ -6,14 +6,19 @@ import threading
 import time
 from collections.abc import Sequence
 
+from absl import logging
+
 from configs.run_folder import RunFolder
 from launch.report.build import build
 from launch.report.evaluated import files_of, read_results
 from launch.report.run_data import read_run
+from launch.report.timeline.events import num_bytes
 
 _HOSTS = ("127.0.0.1", "localhost")
 MIN_AGE_S = 5.0
 """A page is at least so old before another is made, and three times as old as it took to make."""
+EVENTS_EVERY_S = 15.0
+"""So often the event log is looked at: it grows all the time, but what hangs or starts is seen in it alone."""
 
 
 class Pages:
@@ -25,6 +30,7 @@ class Pages:
         self._lock = threading.Lock()
         self._version, self._page = "", b""
         self._next_s = 0.0
+        self._events, self._events_s = "", -EVENTS_EVERY_S
 
     def version(self) -> str:
         """Of what a page made now would show; of the last one, while that is too young to be made anew."""
@@ -46,13 +52,21 @@ class Pages:
             return self._page
 
     def _state(self) -> str:
-        """Changes with every update, evaluation and ending of a run; its events alone are no reason."""
-        found: list[str] = []
+        """Changes with every update, evaluation and ending of a run, and now and then with its events."""
+        found = [self._state_of_events()]
         for run in map(RunFolder, self._folders):
             for file in (run.metrics, run.samples, run.summary, *files_of(run.path)):
                 stat = file.stat() if file.is_file() else None
                 found.append(f"{stat.st_size}.{stat.st_mtime_ns}" if stat else "-")
         return "_".join(found)
+
+    def _state_of_events(self) -> str:
+        """Changes with the events, as they were when they were last looked at."""
+        now_s = time.monotonic()
+        if now_s - self._events_s >= EVENTS_EVERY_S:
+            self._events = ".".join(str(num_bytes(folder)) for folder in self._folders)
+            self._events_s = now_s
+        return self._events
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -72,7 +86,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 case _:
                     self._answer(404, b"there is / alone", "text/plain")
         except (ValueError, OSError) as e:
-            self._answer(500, str(e).encode("utf-8", "replace"), "text/plain; charset=utf-8")
+            self._refuse(str(e))
+        except Exception as e:  # a file that is damaged in a way that nobody thought of; the server lives
+            logging.debug("report of %s", self.path, exc_info=True)
+            self._refuse(f"no report can be made of this: {type(e).__name__}: {e}")
+
+    def _refuse(self, reason: str) -> None:
+        line = " ".join(reason.split())
+        self._answer(500, line.encode("utf-8", "replace"), "text/plain; charset=utf-8")
 
     def _answer(self, code: int, body: bytes, kind: str) -> None:
         try:

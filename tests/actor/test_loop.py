@@ -197,6 +197,27 @@ def test_overlapping_groups_lie_in_lanes_of_their_own(tmp_path):
         assert all(end <= start + 1 for (_, end), (start, _) in zip(lane, lane[1:], strict=False))
 
 
+def test_a_ticket_that_is_begun_is_in_the_event_log_before_it_ends(tmp_path):
+    def entries(name):
+        events = [e["args"] for e in timeline.read(tmp_path / "events") if e["name"] == name]
+        return [(e["ticket"], e["lane"]) for e in events]
+
+    async def body():
+        s = make_setup(tmp_path, width=2)
+        s.publish(0)
+        s.put(0, 1)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            assert entries("begin") == [("t0", 1), ("t1", 2)] and not entries("cut off")
+            s.engine.finish("t0.0")
+            s.engine.finish("t0.1")
+            await until(lambda: len(s.groups()) == 1, "the group")
+            await until(lambda: s.actor.num_groups == 1, "it is recorded")
+
+    run(body())
+    assert entries("cut off") == [("t1", 2)]  # the actor's end; t0 has its group
+
+
 @pytest.mark.parametrize("policy", ["fifo", "window"])
 def test_every_ticket_is_served_once_under(tmp_path, policy):
     async def body():

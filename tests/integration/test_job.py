@@ -1,4 +1,4 @@
-"""The main job, whole: supervisor, learner, a real vLLM actor, store, snapshots."""
+"""The main job, whole: supervisor, learner, a real vLLM actor, store, snapshots; and what it shows at its end."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.support import jobs
+from tests.launch.report.browser import PROGRAM, browser
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
 NUM_ROUNDS = 3
+MAX_REPORT_BYTES = 6_000_000
 
 
 def test_rolloutpipe_run_trains_before_the_round_is_complete_and_leaves_everything(tmp_path: Path, model: Path):
@@ -42,5 +44,30 @@ def test_rolloutpipe_run_trains_before_the_round_is_complete_and_leaves_everythi
     assert {"rollout", "reward", "train", "publish", "pause"} <= {e["name"] for e in trace}
     assert list((job.folder / "tensorboard").iterdir()) and (job.folder / "checkpoints" / "24").is_dir()
     assert (job.folder / "model-24" / "model.safetensors").is_file()
+    check_report(job.folder, output)
     summary = json.loads((job.folder / "summary.json").read_text())
     print(f"rolloutpipe waiting ratio eq. 4: {summary['waiting_ratio_eq4']:.3f}, 5.1: {summary['waiting_ratio']:.3f}")
+
+
+def check_report(folder: Path, output: str) -> None:
+    """Asserts that the run's end named its report, and that a browser shows every process in each of its rounds."""
+    report = folder / "report.html"
+    (said,) = [line for line in output.splitlines() if line.startswith("report ")]
+    assert f" {report} " in said and "not written" not in output, said
+    assert report.stat().st_size <= MAX_REPORT_BYTES
+    if PROGRAM is None:  # the browser's part alone needs one
+        return
+    with browser() as page:
+        page.open(report.as_uri())
+        assert page.run("document.querySelectorAll('#round-number option').length") == NUM_ROUNDS
+        for i in range(NUM_ROUNDS):
+            page.run(
+                "(() => { const s = document.getElementById('round-number');"
+                f" s.value = {i}; s.dispatchEvent(new Event('change')); }})()"
+            )
+            tracks = json.loads(page.run("document.getElementById('timeline').dataset.tracks"))
+            assert set(tracks) == {"learner", "actor-0"}
+            legend = page.run("document.getElementById('timeline-legend').textContent")
+            assert "rollout" in legend and "train" in legend
+        assert page.run("document.querySelectorAll('.sample').length") > 0
+        assert page.problems == []

@@ -5,9 +5,10 @@
   const KIND_COLOURS = {
     rollout: "#3b82c4", reward: "#e0a030", evaluation: "#8fb4d8", train: "#2f9e6e", "optimizer step": "#176043",
     publish: "#b45fa8", pause: "#d1495b", prefetch: "#cf9fc8", "engine start": "#8a8f98", drain: "#b9a27a",
-    other: "#9a9a9a", idle: "#b8bdc4",
+    "not finished": "#7a5cc0", other: "#9a9a9a", idle: "#b8bdc4",
   };
-  const LEGEND_TEXTS = { idle: "learner without work", pause: "generation paused", prefetch: "weights fetched ahead" };
+  const LEGEND_TEXTS = { idle: "learner without work", pause: "generation paused", prefetch: "weights fetched ahead", "not finished": "begun, not finished" };
+  const ALPHAS = { idle: 0.35, pause: 0.8, "not finished": 0.45 };
   const at = (id) => document.getElementById(id);
 
   function make(tag, text, className) {
@@ -26,13 +27,15 @@
   const number = (value, digits = 3) =>
     value === null || value === undefined ? "-" : Number(value.toPrecision(digits)).toString();
 
-  // What was chosen outlives a reload of a page that follows a run.
+  // What was chosen, opened and zoomed outlives a reload, as of a page that follows a run; not a page opened anew.
   const memory = {
     key: `sluice ${document.title}`,
-    read() { try { return JSON.parse(sessionStorage.getItem(this.key)) || {}; } catch { return {}; } },
-    write(values) {
-      try { sessionStorage.setItem(this.key, JSON.stringify({ ...this.read(), ...values })); } catch { /* forbidden */ }
+    kept: {},
+    read() {
+      if (performance.getEntriesByType("navigation")[0]?.type !== "reload") return;
+      try { this.kept = JSON.parse(sessionStorage.getItem(this.key)) || {}; } catch { /* forbidden, or not ours */ }
     },
+    write(values) { try { sessionStorage.setItem(this.key, JSON.stringify(values)); } catch { /* forbidden, or full */ } },
   };
 
   // ---- figures in the colours of the page
@@ -57,19 +60,56 @@
     }
   }
 
+  // ---- what the curves are drawn over
+
+  function axis() { return data.axes.find((a) => a.name === at("over")?.value) || data.axes[0]; }
+
+  function drawOver() {
+    const chosen = axis(), width = chosen.largest;
+    for (const name of data.sources) {
+      const source = model(name);
+      source.data = { ...source.data, x: source.data[chosen.name] };
+    }
+    for (const figure of figures()) if (figure.name.startsWith("figure-")) figure.below[0].axis_label = chosen.label;
+    const whole = { start: -0.01 * width, end: 1.01 * width };
+    model("over")?.setv({ ...whole, reset_start: whole.start, reset_end: whole.end, bounds: [-0.05 * width, 1.05 * width] });
+  }
+
+  function startAxes() {
+    if (!at("over")) return;
+    data.axes.forEach((a) => option(at("over"), a.name, a.title));
+    at("over-label").hidden = data.axes.length < 2;
+    at("over").addEventListener("change", drawOver);
+    if (data.axes.some((a) => a.name === memory.kept.over)) at("over").value = memory.kept.over;
+    if (axis() !== data.axes[0]) drawOver();
+    zoom(model("over"), memory.kept.zoom);
+  }
+
+  const zoomed = (range) => range && (range.start !== range.reset_start || range.end !== range.reset_end) ? [range.start, range.end] : null;
+
+  function zoom(range, kept) { if (range && kept) range.setv({ start: kept[0], end: kept[1] }); }
+
   const figures = () => Bokeh.documents.flatMap((d) => d.roots());
   const model = (name) => Bokeh.documents.map((d) => d.get_model_by_name(name)).find((m) => m);
 
   // ---- legends: an entry hides and shows what it names
 
+  function turn(key) {
+    key.setAttribute("aria-pressed", key.getAttribute("aria-pressed") !== "true");
+    const figure = model(key.dataset.figure);
+    const hidden = [...document.querySelectorAll(`button.key[data-figure="${key.dataset.figure}"][aria-pressed=false]`)];
+    const isHidden = ([run, line]) => hidden.some((k) => (!k.dataset.run || k.dataset.run === run) && (!k.dataset.line || k.dataset.line === line));
+    for (const part of [...figure.renderers, ...figure.center]) if (part.name) part.visible = !isHidden(part.name.split("/"));
+  }
+
+  // By its words: a figure that is drawn later may have taken its number.
+  const wordsOf = (key) => `${key.closest("figure").querySelector("h3").textContent}/${key.textContent}`;
+
   function startKeys() {
-    document.querySelectorAll("button.key").forEach((key) => key.addEventListener("click", () => {
-      key.setAttribute("aria-pressed", key.getAttribute("aria-pressed") !== "true");
-      const figure = model(key.dataset.figure);
-      const hidden = [...document.querySelectorAll(`button.key[data-figure="${key.dataset.figure}"][aria-pressed=false]`)];
-      const isHidden = ([run, line]) => hidden.some((k) => (!k.dataset.run || k.dataset.run === run) && (!k.dataset.line || k.dataset.line === line));
-      for (const part of [...figure.renderers, ...figure.center]) if (part.name) part.visible = !isHidden(part.name.split("/"));
-    }));
+    document.querySelectorAll("button.key").forEach((key) => {
+      key.addEventListener("click", () => turn(key));
+      if (memory.kept.hidden?.includes(wordsOf(key))) turn(key);
+    });
   }
 
   // ---- the timeline of a round
@@ -81,7 +121,12 @@
   function fillRounds() {
     const select = at("round-number");
     select.replaceChildren();
-    rounds().forEach((r, i) => option(select, i, `${r.number} (updates ${r.steps[0]}-${r.steps[1]}, ${number(r.seconds)} s)`));
+    rounds().forEach((r, i) => option(select, i, `${r.number} (${stepsOf(r)}, ${number(r.seconds)} s)`));
+  }
+
+  function stepsOf(r) {
+    const steps = r.steps[1] < r.steps[0] ? "no update" : `updates ${r.steps[0]}-${r.steps[1]}`;
+    return r.open ? `not finished: ${steps} yet` : steps;
   }
 
   function showRound() {
@@ -91,20 +136,21 @@
     at("round-after").disabled = timeline.round >= rounds().length - 1;
     if (!r) {
       at("timeline").hidden = at("timeline-legend").hidden = true;
-      under.textContent = "No round is complete in the event log yet.";
+      under.textContent = "There is no round in the event log.";
       at("round-facts").textContent = "";
       return;
     }
     at("timeline").hidden = at("timeline-legend").hidden = false;
     at("round-number").value = timeline.round;
-    const facts = [`${number(r.seconds)} s`];
+    const facts = [r.open ? `not finished; ${number(r.seconds)} s until the last event` : `${number(r.seconds)} s`];
     if (r.dispatch !== undefined) facts.push(`first U groups after ${number(r.dispatch)} s`);
     if (r.compute !== undefined) facts.push(`learner computed ${number(r.compute)} s, waited ${number(r.wait)} s`);
     if (r.waiting !== undefined) facts.push(`waiting ratio ${number(r.waiting)} (eq. 4: ${number(r.waiting_eq4)})`);
     at("round-facts").textContent = facts.join("; ");
     const notes = [];
-    if (rounds().length < run.num_rounds) notes.push(`${rounds().length} of ${run.num_rounds} rounds are in this report: the first, the last, the slowest and some between.`);
+    if (rounds().length < run.num_rounds) notes.push(`${rounds().length} of ${run.num_rounds} rounds are in this report: as many as there is room for: the first, the last, the slowest and some between.`);
     if (r.left_out) notes.push(`${r.left_out} short spans of this round are left out.`);
+    if (r.open) notes.push("It is under way, hangs, or was cut off: it is drawn until the last event of any process, and what was begun and has not ended until its process's.");
     notes.push("Drag to zoom; what a bar is, is told under the pointer. Where a track is shaded its process lived, by its events.");
     under.textContent = notes.join(" ");
     draw(r);
@@ -118,7 +164,7 @@
     const total = r.tracks.length ? r.tracks[r.tracks.length - 1].y1 : 1;
     model("timeline-spans").data = {
       left: start, right: end, top, bottom, text, seconds: start.map((s, i) => end[i] - s),
-      colour: names.map((n) => KIND_COLOURS[n]), alpha: names.map((n) => (n === "idle" ? 0.35 : n === "pause" ? 0.8 : 0.95)),
+      colour: names.map((n) => KIND_COLOURS[n]), alpha: names.map((n) => ALPHAS[n] || 0.95),
     };
     const lives = r.tracks.flatMap((t) => t.alive.map(([from, to]) => ({ from, to, top: t.y0, bottom: t.y1 })));
     model("timeline-tracks").data = {
@@ -149,22 +195,25 @@
 
   function chooseRound(i) {
     timeline.round = Math.max(0, Math.min(rounds().length - 1, i));
-    memory.write({ round: timeline.round < rounds().length - 1 ? timeline.round : null });
     showRound();
   }
 
   function startTimeline() {
     data.runs.forEach((run, i) => option(at("round-run"), i, run.label));
     at("round-run-label").hidden = data.runs.length < 2;
-    const kept = memory.read().round;
+    const kept = memory.kept;
+    timeline.run = Math.max(0, data.runs.findIndex((run) => run.label === kept.roundRun));
+    at("round-run").value = timeline.run;
     fillRounds();
-    timeline.round = kept === undefined || kept === null ? Math.max(0, rounds().length - 1) : Math.min(kept, rounds().length - 1);
+    const found = rounds().findIndex((r) => r.begin === kept.round);
+    timeline.round = found < 0 ? Math.max(0, rounds().length - 1) : found;
     at("round-run").addEventListener("change", (e) => { timeline.run = Number(e.target.value); fillRounds(); chooseRound(rounds().length - 1); });
     at("round-number").addEventListener("change", (e) => chooseRound(Number(e.target.value)));
     at("round-before").addEventListener("click", () => chooseRound(timeline.round - 1));
     at("round-after").addEventListener("click", () => chooseRound(timeline.round + 1));
     at("round-whole").addEventListener("click", showRound);
     showRound();
+    if (found >= 0) zoom(model("timeline")?.x_range, kept.roundZoom);
   }
 
   // ---- samples
@@ -180,7 +229,7 @@
 
   const KEYS = {
     step: (s) => s.group.step, first: (s) => -s.group.step,
-    reward: (s) => s.response.reward, worst: (s) => -s.response.reward,
+    reward: (s) => s.response.reward ?? -Infinity, worst: (s) => -(s.response.reward ?? Infinity),
     lag: (s) => s.response.lag ?? -1, length: (s) => s.response.tokens,
     advantage: (s) => s.response.advantage ?? -Infinity,
   };
@@ -201,7 +250,6 @@
     at("sample-count").textContent = samples.all.length
       ? `${samples.found.length.toLocaleString("en")} of ${samples.all.length.toLocaleString("en")} responses.`
       : "No samples: samples.jsonl is empty or not there.";
-    memory.write({ query: at("sample-search").value, kind, sort: at("sample-sort").value });
     moreSamples();
   }
 
@@ -254,6 +302,7 @@
     const about = [`ticket ${group.ticket}`, `problem ${group.problem}`, group.environment && `environment ${group.environment}`].filter(Boolean);
     if (!goesOn) {
       const more = make("details", undefined, "soft");
+      more.dataset.of = `sample ${sample.run} ${group.kind} ${group.step} ${group.ticket}`;
       more.append(make("summary", about.join(" · ")), make("p", group.about || "The row says nothing besides."));
       body.append(more);
     }
@@ -280,29 +329,60 @@
     option(at("sample-run"), "", "all");
     data.runs.forEach((run, i) => option(at("sample-run"), i, run.label));
     at("sample-run-label").hidden = data.runs.length < 2;
-    const kept = memory.read();
-    at("sample-search").value = kept.query || "";
-    if (kept.kind) at("sample-kind").value = kept.kind;
-    if (kept.sort) at("sample-sort").value = kept.sort;
+    const kept = memory.kept;
+    for (const [name, value] of Object.entries(kept.samples || {})) at(`sample-${name}`).value = value;
     let timer;
     at("sample-search").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(findSamples, 150); });
     for (const id of ["sample-run", "sample-kind", "sample-sort", "sample-from", "sample-to"]) at(id).addEventListener("change", findSamples);
     at("sample-more").addEventListener("click", moreSamples);
     findSamples();
+    while (samples.shown < Math.min(kept.samplesShown || 0, samples.found.length)) moreSamples();
   }
 
   // ---- a page that is served
+
+  // A page that somebody reads stays as it is until they ask for the next one, which then keeps their place.
+  let isTouched = false;
+
+  function remember() {
+    const section = [...document.querySelectorAll("section")].findLast((s) => s.getBoundingClientRect().top <= 80);
+    const shown = rounds()[timeline.round], isLast = timeline.round >= rounds().length - 1, roundZoom = zoomed(model("timeline")?.x_range);
+    memory.write({
+      isTouched, over: axis().name, zoom: zoomed(model("over")),
+      hidden: [...document.querySelectorAll("button.key[aria-pressed=false]")].map(wordsOf),
+      roundRun: data.runs[timeline.run].label, round: isLast && !roundZoom ? null : shown?.begin, roundZoom,
+      samples: Object.fromEntries(["search", "run", "kind", "sort", "from", "to"].map((n) => [n, at(`sample-${n}`).value])),
+      samplesShown: samples.shown,
+      opened: [...document.querySelectorAll("details[open]")].map((d) => d.dataset.of),
+      place: scrollY > 0 && section ? [section.id, section.getBoundingClientRect().top] : null,
+    });
+  }
+
+  function restore() {
+    const { opened, place } = memory.kept;
+    document.querySelectorAll("details").forEach((d) => { d.open = Boolean(opened?.includes(d.dataset.of)); });
+    if (place && at(place[0])) scrollBy({ top: at(place[0]).getBoundingClientRect().top - place[1], behavior: "instant" });
+  }
 
   async function look() {
     let said = "";
     try {
       const answer = await fetch("/version", { cache: "no-store" });
       if (answer.ok && (await answer.text()) !== follow) {
-        if (document.activeElement !== at("sample-search")) { location.reload(); return; }
-        said = ": there is more; it is shown when you leave the search";
+        if (!isTouched && scrollY === 0) { location.reload(); return; }
+        at("more-of-run").hidden = false;
       }
     } catch { said = ": its server is gone"; }
     at("following").textContent = said;
+    setTimeout(look, 5000);
+  }
+
+  function startFollowing() {
+    isTouched = Boolean(memory.kept.isTouched);
+    for (const kind of ["pointerdown", "keydown", "input", "wheel", "touchstart"]) {
+      addEventListener(kind, () => { isTouched = true; }, { capture: true, passive: true });
+    }
+    at("show-more-of-run").addEventListener("click", () => location.reload());
     setTimeout(look, 5000);
   }
 
@@ -311,13 +391,18 @@
     else setTimeout(() => whenDrawn(then, tries + 1), 25);
   }
 
+  memory.read();
+  history.scrollRestoration = "manual";
   startSamples();
   whenDrawn(() => {
     figures().forEach(paint);
     startTimeline();
+    startAxes();
     startKeys();
+    restore();
+    addEventListener("pagehide", remember);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures().forEach(paint));
     document.documentElement.dataset.drawn = "yes";  // for who waits for it
   });
-  if (follow) setTimeout(look, 5000);
+  if (follow) startFollowing();
 })();

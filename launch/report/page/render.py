@@ -5,7 +5,6 @@ JSON that the script puts onto the page as text, never as markup. Scripts that a
 don't run.
 """
 
-import json
 import pathlib
 import secrets
 from collections.abc import Mapping
@@ -16,6 +15,8 @@ from bokeh.embed import components
 from bokeh.models import Model
 from bokeh.resources import Resources
 from markupsafe import Markup
+
+from launch.report.page.escaping import json_for_script
 
 _FOLDER = pathlib.Path(__file__).parent
 
@@ -49,17 +50,6 @@ def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str,
         page_script=Markup(_in_script((_FOLDER / "page.js").read_text(encoding="utf-8"))),
         data=Markup(json_for_script(data)),
     )
-
-
-def json_for_script(value: Any) -> str:
-    r"""JSON that may stand in a script element: no `<`, `>` or `&`, nor line separators that end a line of script.
-
-    Lone surrogates stay escapes, as JSON has them, so the page is valid UTF-8.
-    """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def _in_script(source: str) -> str:

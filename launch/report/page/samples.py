@@ -1,15 +1,16 @@
 """The samples of a report: as many as it may hold, evenly over the run. Pure."""
 
 import dataclasses
-import json
+import math
 from typing import Any
 
+from launch.report.page.escaping import json_for_script
 from launch.report.thinning import spread_out
 from launch.samples.read import GroupLine, Response, Samples
 from launch.samples.text import visible
 
 BUDGET_BYTES = 3_000_000
-"""Of all samples of a report together, as JSON."""
+"""Of all samples of a report together, as they stand in the page."""
 MAX_CHARS = 6_000
 """Of one text; what is longer was cut already, unless the run says otherwise."""
 
@@ -30,7 +31,7 @@ class Shown:
 def shown_samples(samples: Samples, *, budget_bytes: int) -> Shown:
     """The groups that fit `budget_bytes`, evenly over the run; evaluations may take half of it, training the rest."""
     rows = [_group(group) for group in samples.groups]
-    sizes = [len(json.dumps(row)) for row in rows]
+    sizes = [len(json_for_script(row)) + 1 for row in rows]
     evals = [i for i, row in enumerate(rows) if row["kind"] == "eval"]
     trained = [i for i, row in enumerate(rows) if row["kind"] != "eval"]
     size_of_trained = sum(sizes[i] for i in trained)
@@ -73,12 +74,12 @@ def _response(response: Response) -> dict[str, Any]:
     row = {
         "parts": parts,
         "left_out": max(0, response.num_parts - len(response.parts)),
-        "reward": response.reward,
-        "scores": [[_text(name), s.value, _text(s.verdict)] for name, s in response.scores.items()],
-        "turn_rewards": response.turn_rewards,
-        "advantage": response.advantage,
-        "turn_advantages": response.turn_advantages,
-        "lag": response.lag,
+        "reward": _finite(response.reward),
+        "scores": [[_text(name), _finite(s.value), _text(s.verdict)] for name, s in response.scores.items()],
+        "turn_rewards": [_finite(r) for r in response.turn_rewards],
+        "advantage": _finite(response.advantage),
+        "turn_advantages": [_finite(a) for a in response.turn_advantages],
+        "lag": _finite(response.lag),
         "lag_max": response.lag_max,
         "versions": [response.min_version, response.max_version],
         "tokens": response.tokens,
@@ -89,6 +90,11 @@ def _response(response: Response) -> dict[str, Any]:
     return {
         name: value for name, value in row.items() if value not in (None, [], "", 0) or name in ("reward", "tokens")
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """None of what JSON has no number for."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _text(text: str) -> str:

@@ -1,12 +1,15 @@
 """Faults and restarts of a run, by its events and metrics. Pure."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch.report import run_data
 from launch.report.run_data import RunData
 from launch.report.timeline.events import SUPERVISOR, Event
+from launch.report.timeline.told import retold
 from launch.samples.text import visible
 
 MAX_SHOWN = 300
@@ -36,6 +39,7 @@ _COUNTS = {
     "publish/outlet_failures": "versions that could not be put into a bucket",
 }
 """Metrics that count from the run's start, and are 0 where all is well."""
+_MAX_DETAIL = 300
 _RESTART = re.compile(r"-r(\d+)$")
 
 
@@ -79,14 +83,15 @@ def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults
             role = process[: number.start()]
             restarts[role] = max(restarts.get(role, 0), int(number[1]))
         for event in events:
-            if event.name == "restored" and int(event.args.get("incarnation", 0)) > 0:
-                restarts[process] = max(restarts.get(process, 0), int(event.args["incarnation"]))
+            if event.name == "restored" and (incarnation := event.number("incarnation") or 0) > 0:
+                restarts[process] = max(restarts.get(process, 0), incarnation)
             if fault := _fault(process, event):
                 found.append(fault)
     found.sort(key=lambda f: f.time_s)
     told = _together(found)
     last = run.of("step")[-1] if run.of("step") else {}
-    counts = [(said, float(last[name])) for name, said in _COUNTS.items() if last.get(name)]
+    counted = [(said, run_data.number(last.get(name))) for name, said in _COUNTS.items()]
+    counts = [(said, times) for said, times in counted if times and math.isfinite(times)]
     return Faults(
         happened=told[:MAX_SHOWN],
         num_happened=len(found),
@@ -112,12 +117,14 @@ def _fault(process: str, event: Event) -> Fault | None:
     if process == SUPERVISOR:
         if event.name != "told":
             return None
-        line = visible(str(event.args.get("line", "")))
-        return Fault(time_s=event.start_s, process=process, what=line, detail="")
+        what, detail = retold(str(event.args.get("line", "")))
+        return Fault(time_s=event.start_s, process=process, what=what, detail=detail[:_MAX_DETAIL])
     if event.name not in _SAYS or (event.name == "restored" and not event.args.get("incarnation")):
         return None
     return Fault(time_s=event.start_s, process=process, what=_SAYS[event.name], detail=_detail(event.args))
 
 
 def _detail(args: Mapping[str, Any]) -> str:
-    return visible(", ".join(f"{name} {value}" for name, value in args.items() if value not in ("", None)))[:300]
+    return visible(", ".join(f"{name} {value}" for name, value in args.items() if value not in ("", None)))[
+        :_MAX_DETAIL
+    ]

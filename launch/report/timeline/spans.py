@@ -2,12 +2,13 @@
 
 import bisect
 import dataclasses
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launch.report.timeline.events import SUPERVISOR, Event, processes, read_process
+from launch.report.timeline.events import SUPERVISOR, Event
+from launch.report.timeline.lives import Known, Life, Lifetime
 from launch.report.timeline.rounds import Round
+from launch.report.timeline.told import retold
 from launch.samples.text import visible
 
 KINDS = (
@@ -21,6 +22,7 @@ KINDS = (
     "prefetch",
     "engine start",
     "drain",
+    "not finished",
     "other",
     "idle",
 )
@@ -36,12 +38,15 @@ _KIND_OF = {
     "start engine": "engine start",
     "drain": "drain",
     "leave": "drain",
+    "not finished": "not finished",
 }
 _WEIGHTS = ("pause", "prefetch")
-MAX_SPANS = 1500
-"""Of a round; of more the longest are shown."""
-MAX_MARKS = 50
-"""Of a process in a round."""
+_UNSHOWN = ("issue", "begin", "cut off")
+"""Instants that say when something else was; they are no marks, and no faults."""
+MAX_OF_TRACK = 1500
+"""Rectangles of a track in a round; of more the longest are shown."""
+_SPANS_A_MARK = 30
+"""A process in a round has a mark for so many rectangles that its track may have, at most."""
 MARGIN = 0.04
 """Of a round's time, shown before and after it."""
 _IDLE_SHARE = 0.005
@@ -61,61 +66,99 @@ class Timeline:
     """The chosen rounds, filled process by process."""
 
     rounds: Sequence[Round]
-    lives: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict[str, tuple[float, float]])
-    """From a process's first event to its last one, Unix time."""
+    run_end_s: float
+    """Unix time of the last event of any process."""
+    known: Mapping[str, Known] = dataclasses.field(default_factory=dict[str, Known])
+    """What the supervisor says of the processes that it started; they have tracks even if they say nothing."""
 
     def __post_init__(self) -> None:
+        self.lives: dict[str, list[Life]] = {}
+        for process, known in self.known.items():
+            self._note_lives(process, Lifetime(known))
         margins = [r.duration_s * MARGIN for r in self.rounds]
         self._begins = [r.begin_s - m for r, m in zip(self.rounds, margins, strict=True)]
         self._ends = [r.end_s + m for r, m in zip(self.rounds, margins, strict=True)]
         self._seen: list[dict[str, _Seen]] = [{} for _ in self.rounds]
 
-    def add(self, process: str, events: Iterable[Event]) -> Iterable[Event]:
-        """Takes in a process's events; gives on those that took no time, for who looks for faults."""
-        first_s, last_s = float("inf"), 0.0
-        for event in events:
-            first_s, last_s = min(first_s, event.start_s), max(last_s, event.end_s)
-            low = bisect.bisect_left(self._ends, event.start_s)
-            high = bisect.bisect_right(self._begins, event.end_s)
-            for i in range(low, high):
-                seen = self._seen[i].setdefault(process, _Seen())
-                (seen.spans if event.is_span else seen.instants).append(event)
-            if not event.is_span:
-                yield event
-        if last_s:
-            self.lives[process] = (first_s, last_s)
+    def add(self, process: str, events: Iterable[Event]) -> list[Event]:
+        """Takes in a process's events; returns those that took no time and say something by themselves.
 
-    def drawn(self, index: int, *, run_end_s: float) -> dict[str, Any]:
+        What was begun and did not end becomes a span until it was cut off, or until its process's end.
+        """
+        lifetime = Lifetime(self.known.get(process))
+        under_way: dict[int | None, Event] = {}
+        lost: list[Event] = []
+        told: list[Event] = []
+        for event in events:
+            lifetime.add(event)
+            match event.name:
+                case "begin":
+                    lane = event.number("lane")
+                    if lane in under_way:  # the process before this one, of the same name, was killed
+                        lost.append(under_way[lane])
+                    under_way[lane] = event
+                case "cut off" if begun := under_way.pop(event.number("lane"), None):
+                    self._take(process, _unfinished(begun, event.end_s))
+                case "rollout":
+                    under_way.pop(event.tid, None)
+                case _:
+                    pass
+            if event.name not in _UNSHOWN:
+                self._take(process, event)
+                if not event.is_span:
+                    told.append(event)
+        self._note_lives(process, lifetime)
+        for begun in [*lost, *under_way.values()]:
+            ends = [end for begin, end in self.lives[process] if begin <= begun.start_s <= end]
+            self._take(process, _unfinished(begun, ends[0] if ends else begun.start_s))
+        return told
+
+    def _note_lives(self, process: str, lifetime: Lifetime) -> None:
+        recent_s = self.rounds[-1].begin_s if self.rounds else 0.0
+        if lives := lifetime.lives(recent_s=recent_s, run_end_s=self.run_end_s):
+            self.lives[process] = lives
+
+    def _take(self, process: str, event: Event) -> None:
+        """Puts an event into the rounds in which it is seen."""
+        low = bisect.bisect_left(self._ends, event.start_s)
+        high = bisect.bisect_right(self._begins, event.end_s)
+        for i in range(low, high):
+            seen = self._seen[i].setdefault(process, _Seen())
+            (seen.spans if event.is_span else seen.instants).append(event)
+
+    def drawn(self, index: int, *, max_of_track: int = MAX_OF_TRACK) -> dict[str, Any]:
         """A round's tracks and rectangles as JSON; times in seconds from its begin."""
+        max_marks = max(1, max_of_track // _SPANS_A_MARK)
         about = self.rounds[index]
         tracks, spans, marks, top = [], [], [], 0.0
         num_left_out = 0
         for role, names in self._roles().items():
             seen = [(name, self._seen[index].get(name, _Seen())) for name in names]
             events = [(name, event) for name, of in seen for event in of.spans]
-            num_left_out += max(0, len(events) - MAX_SPANS)
-            kept = sorted(sorted(events, key=lambda e: -e[1].dur)[:MAX_SPANS], key=lambda e: e[1].ts)
+            num_left_out += max(0, len(events) - max_of_track)
+            kept = sorted(sorted(events, key=lambda e: -e[1].dur)[:max_of_track], key=lambda e: e[1].ts)
             lanes = _lanes([event for _, event in kept], is_learner=role.startswith("learner"))
             num_lanes = max(lanes, default=0) + 1
             height = min(6.0, max(1.0, 0.16 * num_lanes))
-            alive = [self._alive(name, names, index, run_end_s) for name in names]
+            alive = [shown for name in names for shown in self._alive(name, index)]
             y = {"y0": round(top, 4), "y1": round(top + height, 4)}
-            tracks.append({"name": role, **y, "alive": [a for a in alive if a is not None]})
+            tracks.append({"name": role, **y, "alive": alive})
             spans += _rectangles(kept, lanes, about, top=top, height=height, num_lanes=num_lanes)
             if role.startswith("learner"):
                 spans += _idle([event for _, event in kept], about, top=top, height=height / num_lanes)
             for name, of in seen:
-                marks += _marks(name, of.instants, about, at=top + height / 2)
+                marks += _marks(name, of.instants[:max_marks], about, at=top + height / 2)
             top += height + 0.25
         told = self._seen[index].get(SUPERVISOR, _Seen()).instants
         for track in tracks:
             of_track = [e for e in told if _is_of(e, track["name"])]
-            marks += _marks(SUPERVISOR, of_track, about, at=(track["y0"] + track["y1"]) / 2)
+            marks += _marks(SUPERVISOR, of_track[:max_marks], about, at=(track["y0"] + track["y1"]) / 2)
         return {
             "number": about.number,
             "steps": [about.first_step, about.last_step],
             "begin": about.begin_s,
             "seconds": round(about.duration_s, 4),
+            "open": about.is_open,
             "tracks": tracks,
             "spans": [list(c) for c in zip(*spans, strict=True)] if spans else [[] for _ in range(6)],
             "marks": [list(c) for c in zip(*marks, strict=True)] if marks else [[], [], []],
@@ -130,13 +173,17 @@ class Timeline:
                 found.setdefault(_role(name), []).append(name)
         return {role: sorted(names, key=lambda n: self.lives[n][0]) for role, names in found.items()}
 
-    def _alive(self, name: str, starts: Sequence[str], index: int, run_end_s: float) -> list[float] | None:
-        """From when to when a process lived in a round; the last start of a role lived as long as the run."""
-        first_s, last_s = self.lives[name]
-        last_s = max(last_s, run_end_s) if name == starts[-1] else last_s
-        begin_s = self.rounds[index].begin_s
-        low, high = max(first_s, self._begins[index]) - begin_s, min(last_s, self._ends[index]) - begin_s
-        return [round(low, 4), round(high, 4)] if low < high else None
+    def _alive(self, name: str, index: int) -> list[list[float]]:
+        """From when to when a process lived in a round."""
+        begin_s, low_s, high_s = self.rounds[index].begin_s, self._begins[index], self._ends[index]
+        shown = [(max(first_s, low_s) - begin_s, min(last_s, high_s) - begin_s) for first_s, last_s in self.lives[name]]
+        return [[round(low, 4), round(high, 4)] for low, high in shown if low < high]
+
+
+def _unfinished(begun: Event, end_s: float) -> Event:
+    """The span of what was begun and has no end of its own."""
+    dur = max(0.0, end_s * 1e6 - begun.ts)
+    return Event(name="not finished", ph="X", ts=begun.ts, dur=dur, tid=begun.number("lane") or 0, args=begun.args)
 
 
 def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) -> list[list[Any]]:
@@ -145,10 +192,11 @@ def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) 
         [
             round(e.start_s - about.begin_s, 4),
             round(at, 4),
-            visible(str(e.args["line"]) if e.name == "told" else f"{process}: {e.name}{_told(e.args)}"),
+            "; ".join(filter(None, retold(str(e.args.get("line", "")))))
+            if e.name == "told"
+            else visible(f"{process}: {e.name}{_told(e.args)}"),
         ]
-        for e in instants[:MAX_MARKS]
-        if e.name != "issue"
+        for e in instants
     ]
 
 
@@ -211,14 +259,7 @@ def _told(args: Mapping[str, Any]) -> str:
     shown = [
         f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
         for k, v in args.items()
-        if k != "order" and v not in ("", None)
+        if k not in ("order", "lane") and v not in ("", None)
     ]
     text = ", ".join(shown)
     return f": {text[:120]}" if text else ""
-
-
-def read_timeline(folder: pathlib.Path, rounds: Sequence[Round]) -> tuple[Timeline, dict[str, list[Event]]]:
-    """Fills a timeline from a run's event log; and what took no time, by process."""
-    timeline = Timeline(rounds)
-    instants = {name: list(timeline.add(name, read_process(folder, name))) for name in processes(folder)}
-    return timeline, instants

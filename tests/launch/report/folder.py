@@ -30,6 +30,7 @@ def make_folder(
     actors: int = 2,
     groups: int | None = None,
     killed: bool = False,
+    hangs: bool = False,
     texts: tuple[str, ...] = ("the sum is 12", "I count: 1, 2, 3", "needle in a haystack"),
     seed: int = 0,
 ) -> pathlib.Path:
@@ -42,6 +43,7 @@ def make_folder(
       actors: how many.
       groups: groups kept as text; two an update if not given.
       killed: actor-0 died in the middle of the run and came back as actor-0-r1.
+      hangs: no group of the last update ever ended, so it was not made; the supervisor was killed.
       texts: what is answered.
       seed: of rewards and lengths.
     """
@@ -52,10 +54,11 @@ def make_folder(
     changes |= {"rounds.groups_per_update": "2", "admission.width": "2", "rounds.samples_per_group": "8"}
     run.config_file.write_text(overrides.to_json(overrides.apply(tiny.get_config(), changes)))
     run.loss_constants.write_text(json.dumps({"name": "grpo_clip", "clip_low": 0.2}))
-    run.summary.write_text(json.dumps({"outcome": "done"}))
-    _write(run.metrics, _metrics(steps, rng))
+    if not hangs:
+        run.summary.write_text(json.dumps({"outcome": "done"}))
+    _write(run.metrics, _metrics(steps - hangs, rng))
     _write(run.samples, _samples(steps, 2 * steps if groups is None else groups, texts, rng))
-    _events(run.events, steps, actors, killed)
+    _events(run.events, steps, actors, killed, hangs)
     return folder
 
 
@@ -89,6 +92,7 @@ def _metrics(steps: int, rng: random.Random) -> Iterator[dict[str, Any]]:
                 "entropy": 2 - learned,
                 "loss": None if step == 3 else rng.gauss(0, 0.1),
                 "tokens_per_s": 900.0,
+                "tokens": 600.0,
                 "time/step_s": 40.0 if step == 1 else STEP_S,
                 "time/train_s": STEP_S / 2,
                 "time/wait_s": STEP_S / 3,
@@ -157,7 +161,8 @@ def _response(i: int, j: int, step: int, text: str, is_eval: bool, rng: random.R
     }
 
 
-def _events(folder: pathlib.Path, steps: int, actors: int, killed: bool) -> None:
+def _events(folder: pathlib.Path, steps: int, actors: int, killed: bool, hangs: bool) -> None:
+    unfinished = {steps} if hangs else set[int]()
     learner = Timeline(folder, "learner")
     learner.instant("restored", time_s=START_S - 1, incarnation=0, step=0)
     learner.span("publish", START_S - 0.5, START_S - 0.4, lane=1, step=0)
@@ -170,28 +175,42 @@ def _events(folder: pathlib.Path, steps: int, actors: int, killed: bool) -> None
         lines["actor-0-r1"] = Timeline(folder, "actor-0-r1")
         lines["actor-0-r1"].span("start engine", died_s + 0.3, died_s + 2.5, max_num_seqs=8)
         supervisor = Timeline(folder, "supervisor")
-        line = "actor-0 was killed by signal 9: ; starting it again (1)"
+        last = "I1123 17:28:05.732906 139656746322816 client.py:147] weights served"
+        line = f"actor-0 was killed by signal 9: {last}; starting it again (1)"
+        for name in ("learner", *names):
+            supervisor.instant("start", time_s=START_S - 30, process=name)
         supervisor.instant("told", time_s=died_s + 0.2, line=line)
+        supervisor.instant("start", time_s=died_s + 0.25, process="actor-0-r1")
         supervisor.close()
     for step in range(1, steps + 1):
         begin = START_S + STEP_S * (step - 1)
         if step % 2:
             learner.instant("issue", time_s=begin, tickets=4, step=step - 1)
-        learner.span("train", begin + 1.0, begin + 1.4, step=step - 1, groups="1")
-        learner.span("apply", begin + 1.5, begin + 1.7, step=step, epoch=0)
-        if step % 2 == 0:
-            learner.span("publish", begin + 1.75, begin + 1.9, lane=1, step=step)
+        if step not in unfinished:
+            _update(learner, begin, step)
         for name, timeline in lines.items():
             is_new = name.endswith("-r1")
             if killed and ((name == "actor-0" and begin + 1.1 > died_s) or (is_new and begin < died_s + 2.5)):
                 continue
             for lane in range(2):
-                about = {"ticket": f"{step:09d}", "kind": "train", "round": (step - 1) // 2}
+                about = {"ticket": f"{step:09d}.{lane}", "kind": "train", "round": (step - 1) // 2}
+                timeline.instant("begin", time_s=begin + 0.1, lane=lane, **about)
+                if step in unfinished:
+                    continue
                 timeline.span("rollout", begin + 0.1, begin + 0.7 + 0.1 * lane, lane=lane, tokens=80, **about)
                 timeline.span(
                     "reward", begin + 0.7 + 0.1 * lane, begin + 0.9 + 0.1 * lane, lane=lane, reward=0.5, **about
                 )
-            if step % 2 == 0:
+            if step % 2 == 0 and step not in unfinished:
                 timeline.span("pause", begin + 1.91, begin + 1.95, version=f"0:{step}", load_s=0.02)
+    if hangs:  # what still says something says nothing of that
+        learner.instant("checkpoint", time_s=START_S + STEP_S * (steps + 4), step=steps - 1)
     for timeline in (learner, *lines.values()):
         timeline.close()
+
+
+def _update(learner: Timeline, begin: float, step: int) -> None:
+    learner.span("train", begin + 1.0, begin + 1.4, step=step - 1, groups="1")
+    learner.span("apply", begin + 1.5, begin + 1.7, step=step, epoch=0)
+    if step % 2 == 0:
+        learner.span("publish", begin + 1.75, begin + 1.9, lane=1, step=step)

@@ -1,6 +1,8 @@
 """The report in a real browser: nothing goes wrong, and what it promises can be done."""
 
+import contextlib
 import json
+import threading
 
 import pytest
 
@@ -148,16 +150,111 @@ def test_page_is_no_wider_than_a_narrow_screen(page, runs, tmp_path):
     assert page.run("document.documentElement.scrollWidth") <= 390
 
 
-def test_served_page_follows_the_run(page, tmp_path):
-    import threading
+def test_round_that_is_not_finished_is_shown_first_with_what_was_begun_in_it(page, tmp_path):
+    opened(page, [make_folder(tmp_path / "run", steps=8, hangs=True)], tmp_path / "r.html")
+    assert "not finished: updates 7-7 yet" in page.run(
+        "document.getElementById('round-number').selectedOptions[0].text"
+    )
+    legend = page.run("[...document.querySelectorAll('#timeline-legend span')].map((s) => s.textContent)")
+    assert "begun, not finished" in legend
+    assert json.loads(page.run("document.getElementById('timeline').dataset.tracks")) == [
+        "learner",
+        "actor-0",
+        "actor-1",
+    ]
+    assert page.problems == []
 
-    folder = make_folder(tmp_path / "run", steps=4)
-    with make_server([folder], port=0) as server:
+
+def choose(page, name, value):
+    page.run(
+        f"(() => {{ const s = document.getElementById('{name}'); s.value = {json.dumps(value)};"
+        " s.dispatchEvent(new Event('change')); })()"
+    )
+
+
+AXIS = (
+    "(() => { const m = (n) => Bokeh.documents[0].get_model_by_name(n), rows = m('rows-0');"
+    " const x = [...rows.data.x], range = m('over'), figure = m('figure-0-0');"
+    " return [x[0], x[x.length - 1], range.end, figure.below[0].axis_label]; })()"
+)
+
+
+def test_curves_are_drawn_over_what_is_chosen(page, runs, tmp_path):
+    opened(page, runs, tmp_path / "r.html")
+    assert page.run(AXIS)[:2] == [1, 12]
+    choose(page, "over", "time")
+    first, last, end, label = page.run(AXIS)
+    assert (
+        (first, last) == (40, 62) and end == pytest.approx(1.01 * (40 + 39 * 2)) and label.startswith("seconds since")
+    )
+    choose(page, "over", "tokens")
+    first, last, end, label = page.run(AXIS)
+    assert (first, last) == pytest.approx((0.6, 7.2)) and end == pytest.approx(1.01 * 24) and "thousands" in label
+    choose(page, "over", "step")
+    assert page.run(AXIS)[:2] == [1, 12] and page.problems == []
+
+
+@contextlib.contextmanager
+def served(folders):
+    with make_server(folders, port=0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+def go_on(folder, step):
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(f'{{"kind": "step", "step": {step}, "reward/mean": 0.5, "tokens": 600, "time/step_s": 2}}\n')
+
+
+def test_served_page_that_nobody_touched_follows_the_run(page, tmp_path):
+    folder = make_folder(tmp_path / "run", steps=4)
+    with served([folder]) as url:
         page.problems.clear()
-        page.open(f"http://127.0.0.1:{server.server_address[1]}/")
-        with open(folder / "metrics.jsonl", "a") as file:
-            file.write('{"kind": "step", "step": 5, "reward/mean": 0.5}\n')
+        page.open(url)
+        go_on(folder, 5)
         page.wait("document.querySelector('.numbers')?.textContent.includes('5 of 4')")
         assert page.problems == []
-        server.shutdown()
+
+
+PLACE = (
+    "(() => { const at = (id) => document.getElementById(id), m = (n) => Bokeh.documents[0].get_model_by_name(n);"
+    " return { search: at('sample-search').value, run: at('sample-run').value, from: at('sample-from').value,"
+    " to: at('sample-to').value, cards: document.querySelectorAll('.sample').length, over: at('over').value,"
+    " zoom: [m('over').start, m('over').end], round: at('round-number').value, of: at('round-run').value,"
+    " opened: [...document.querySelectorAll('details[open]')].map((d) => d.dataset.of),"
+    " hidden: [...document.querySelectorAll('.key[aria-pressed=false]')].map((k) => k.textContent),"
+    " top: Math.round(at('samples').getBoundingClientRect().top) }; })()"
+)
+
+
+def test_served_page_that_somebody_reads_waits_for_them_and_keeps_their_place(page, tmp_path):
+    folders = [
+        make_folder(tmp_path / "one", name="one", steps=8, groups=40),
+        make_folder(tmp_path / "two", name="two", steps=12, groups=40, seed=1),
+    ]
+    with served(folders) as url:
+        page.problems.clear()
+        page.open(url)
+        page.run("dispatchEvent(new Event('pointerdown')); window.isOld = true")
+        for name, value in (("sample-run", "1"), ("sample-from", "2"), ("sample-to", "11"), ("over", "tokens")):
+            choose(page, name, value)
+        choose(page, "round-run", "1")
+        choose(page, "round-number", 2)
+        page.run("document.getElementById('sample-more').click()")
+        page.run("document.querySelector('.key[data-run=\"1\"]').click()")
+        page.run("document.querySelectorAll('#config details')[2].open = true")
+        page.run("document.querySelectorAll('.sample details')[1].open = true")
+        page.run("Bokeh.documents[0].get_model_by_name('over').setv({ start: 1, end: 3 })")
+        page.run("scrollTo(0, document.querySelectorAll('.sample')[3].offsetTop)")
+        before = page.run(PLACE)
+        assert before["cards"] == 40 and before["zoom"] == [1, 3] and len(before["opened"]) == 2
+        go_on(folders[0], 9)
+        page.wait("!document.getElementById('more-of-run').hidden")
+        assert page.run("window.isOld") and page.run(PLACE) == before
+        page.run("document.getElementById('show-more-of-run').click()")
+        page.wait("!window.isOld && document.documentElement?.dataset.drawn === 'yes'")
+        assert "9 of 8" in page.run("document.querySelector('.numbers').textContent")
+        after = page.run(PLACE)
+        assert abs(after.pop("top") - before.pop("top")) <= 2 and after == before
+        assert page.problems == []

@@ -6,9 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from launch.report.axes import positions
 from launch.report.build import build, write_report
 from launch.report.figures import COLOURS, draw, standard_error
-from launch.report.page.render import json_for_script
+from launch.report.page.escaping import json_for_script
 from launch.report.page.samples import shown_samples
 from launch.report.run_data import read_run, read_runs
 from launch.samples.read import read_samples
@@ -70,7 +71,7 @@ def test_json_in_a_script_ends_none_and_is_the_same_when_read():
 
 def test_too_many_samples_are_thinned_evenly_and_the_page_says_so(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "run", steps=40, groups=400)
-    monkeypatch.setattr("launch.report.build.BUDGET_BYTES", 200_000)
+    monkeypatch.setattr("launch.report.page.samples.BUDGET_BYTES", 200_000)
     page = build([folder])
     (told,) = data_of(page)["runs"]
     steps = [g["step"] for g in told["samples"] if g["kind"] == "train"]
@@ -149,3 +150,85 @@ def test_named_evaluation_sets_have_a_figure_each_with_their_own_errors(tmp_path
     (panel,) = [d for _, of in sections for d in of if d.panel.title == "Evaluation set aime"]
     assert [k.label for k in panel.keys] == ["avg@4", "pass@4"]
     np.testing.assert_allclose(standard_error(read_run(folder), "eval/aime", "eval/aime/avg@4"), [0.1])
+
+
+def test_samples_budget_is_of_what_is_written(tmp_path):
+    samples = read_samples(make_folder(tmp_path / "run", steps=40, groups=200, texts=("<>&" * 500,)))
+    shown = shown_samples(samples, budget_bytes=600_000)
+    assert 400_000 < len(json_for_script(shown.groups)) <= 600_000
+
+
+def test_report_of_very_many_actors_and_of_markup_stays_below_its_size(tmp_path):
+    folder = make_folder(tmp_path / "run", steps=60, actors=16, groups=150, texts=("<>&" * 1300,))
+    for file in folder.glob("events/actor-*.jsonl"):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line * (32 if '"ph": "X"' in line else 1) for line in lines))
+    assert len(build([folder]).encode()) < 6_000_000
+
+
+def test_report_of_damaged_files_is_made(tmp_path):
+    folder = make_folder(tmp_path / "run", steps=4, killed=True)
+    rows = [
+        {"kind": "step", "step": 5, "reward/min": "a", "actor/verifier_failures": "b", "reward/mean": [1]},
+        {"kind": "step", "step": "x"}, {"kind": "step", "step": 6, "tokens": 10**400, "time/step_s": None},
+        {"kind": "eval", "step": 6, "eval/reward": "c", "problems": {}}, {"kind": ["round"], "step": 6},
+        {"kind": "round", "step": 4, "round/wait_s": "long"},
+    ]  # fmt: skip
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.write('{"kind": "step", "step": 1e400}\n')
+    with open(folder / "samples.jsonl", "a") as file:
+        line = {"format": 1, "kind": "train", "step": 9, "responses": [{"reward": float("inf"), "lag": float("nan")}]}
+        file.write(json.dumps(line) + "\n")
+    told = {"name": "told", "ph": "i", "ts": 1.7e15, "args": {"line": 5}}
+    with open(folder / "events" / "supervisor.jsonl", "a") as file:
+        file.writelines(json.dumps(told | {"args": args}) + "\n" for args in ({"line": 5}, {}))
+    for config in ({"run": 5}, {"rounds": {"groups_per_round": "a"}, "publish": []}, {"run": {"name": ["x"]}}):
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "summary.json").write_text('["done"]')
+        assert "Faults and restarts" in build([folder])
+
+
+def with_rows(tmp_path, rows):
+    folder = make_folder(tmp_path / "run", steps=2)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return read_run(folder)
+
+
+UPDATES = [
+    {"kind": "step", "step": 1, "time/step_s": 5.0, "tokens": 100},
+    {"kind": "step", "step": 2, "time/step_s": 2.0, "tokens": 50},
+    {"kind": "step", "step": 3, "time/step_s": 3.0, "tokens": 70},
+]
+EVALS = [{"kind": "eval", "step": 0, "eval/reward": 0.1}, {"kind": "eval", "step": 2, "eval/reward": 0.5}]
+
+
+def test_time_and_tokens_of_a_row_are_those_up_to_its_step(tmp_path):
+    run = with_rows(tmp_path, [*UPDATES, *EVALS])
+    assert positions(run, "step", "time").tolist() == [5, 7, 10]
+    assert positions(run, "step", "tokens").tolist() == [100, 150, 220]
+    assert positions(run, "eval", "time").tolist() == [0, 7]
+    assert positions(run, "eval", "tokens").tolist() == [0, 150]
+    assert positions(run, "eval", "step").tolist() == [0, 2]
+
+
+def test_rows_that_bear_a_time_are_where_their_clock_says(tmp_path):
+    times = (1010.0, 1020.0, 1090.0)  # it was paused before its last update
+    updates = [row | {"time_s": t} for row, t in zip(UPDATES, times, strict=True)]
+    run = with_rows(tmp_path, [*updates, EVALS[0] | {"time_s": 1003.0}, EVALS[1]])
+    assert positions(run, "step", "time").tolist() == [7, 17, 87]
+    assert positions(run, "eval", "time").tolist() == [0, 17]
+    run = with_rows(tmp_path / "partly", [updates[0], *UPDATES[1:], *EVALS])
+    assert positions(run, "step", "time").tolist() == [5, 7, 10]
+
+
+def test_curves_can_be_drawn_over_what_a_run_has(tmp_path):
+    page = data_of(build([make_folder(tmp_path / "run", steps=8)]))
+    assert [(a["name"], a["label"]) for a in page["axes"]] == [
+        ("step", "optimizer step"),
+        ("time", "seconds since the training began"),
+        ("tokens", "trained tokens"),
+    ]
+    assert [a["largest"] for a in page["axes"]] == [8, 40 + 7 * 2, 8 * 600]
+    _, sources = draw([with_rows(tmp_path / "bare", [{"kind": "step", "step": 2, "loss": 1.0}])])
+    assert [a.name for a in sources.axes.all] == ["step"]

@@ -12,9 +12,16 @@ from tests.launch.report.folder import make_folder
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def clock(monkeypatch):
+    """What time the server thinks it is."""
+    now = [0.0]
+    monkeypatch.setattr(served.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, clock):
     monkeypatch.setattr(served, "MIN_AGE_S", 0.0)
-    monkeypatch.setattr(served.time, "monotonic", lambda: 0.0)
     return make_folder(tmp_path / "run", steps=4)
 
 
@@ -53,6 +60,24 @@ def test_page_names_its_version_and_a_run_that_goes_on_has_another(run, port):
     (run / "evaluated").mkdir()
     (run / "evaluated" / "5-1.json").write_text('{"format": 1, "model": "m", "sets": []}')
     assert ask(port, "/version")[1] != newer
+
+
+def test_run_that_writes_events_alone_has_another_version_now_and_then(run, port, clock):
+    version = ask(port, "/version")[1]
+    with open(run / "events" / "actor-0.jsonl", "a") as file:
+        file.write('{"name": "begin", "ph": "i", "ts": 1.7e15, "args": {}}\n')
+    clock[0] = served.EVENTS_EVERY_S - 1
+    assert ask(port, "/version")[1] == version
+    clock[0] = served.EVENTS_EVERY_S
+    assert ask(port, "/version")[1] != version
+
+
+def test_what_nobody_thought_of_is_said_in_a_line(port, monkeypatch):
+    def build(folders, follow):
+        raise AttributeError("it broke\nin two lines")
+
+    monkeypatch.setattr(served, "build", build)
+    assert ask(port) == (500, "no report can be made of this: AttributeError: it broke in two lines")
 
 
 @pytest.mark.parametrize(
