@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.files import replace_file
-from configs.run_folder import RunFolder
 from launch.report import evaluated, figures
 from launch.report.page import samples
 from launch.report.page.render import render

@@ -72,7 +72,8 @@
     }
     for (const figure of figures()) if (figure.name.startsWith("figure-")) figure.below[0].axis_label = chosen.label;
     const whole = { start: -0.01 * width, end: 1.01 * width };
-    model("over")?.setv({ ...whole, reset_start: whole.start, reset_end: whole.end, bounds: [-0.05 * width, 1.05 * width] });
+    model("over")?.setv({ bounds: [-0.05 * width, 1.05 * width] });  // first: a start and an end beyond them are clipped
+    model("over")?.setv({ ...whole, reset_start: whole.start, reset_end: whole.end });
   }
 
   function startAxes() {

@@ -73,7 +73,7 @@ def test_run_that_writes_events_alone_has_another_version_now_and_then(run, port
 
 
 def test_what_nobody_thought_of_is_said_in_a_line(port, monkeypatch):
-    def build(folders, follow):
+    def build(folders, **kwargs):
         raise AttributeError("it broke\nin two lines")
 
     monkeypatch.setattr(served, "build", build)
