@@ -58,12 +58,9 @@ class RunData:
         per_round, per_update = (self.count("rounds", f"groups_per_{of}", 1) for of in ("round", "update"))
         return max(1, per_round // per_update)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether it ended in order with all of its updates made."""
-        steps = self.of("step")
-        wanted = self.count("run", "num_updates", 0)
-        return self.summary.get("outcome") == "done" and bool(steps) and steps[-1]["step"] >= wanted
+    def is_done(self, step: int) -> bool:
+        """Whether it ended in order with this step; a summary may be of before it was continued."""
+        return self.summary.get("outcome") == "done" and step >= self.count("run", "num_updates", 0)
 
 
 def read_run(folder: pathlib.Path) -> RunData:

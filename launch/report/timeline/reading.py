@@ -58,7 +58,8 @@ def _rounds(
     per_round = run.updates_per_round
     by_rounds = run.setting("publish", "when", "round_end") == "round_end"
     complete = find_rounds(learner, updates_per_round=per_round, by_rounds=by_rounds)
-    if run.is_done or span is None:
+    steps = [step for e in learner if e.name == "apply" and (step := e.number("step")) is not None]
+    if span is None or run.is_done(steps[-1] if steps else 0):
         return complete, []
     unfinished = open_round(learner, updates_per_round=per_round, by_rounds=by_rounds, extent=span)
     return complete, [unfinished] if unfinished is not None else []

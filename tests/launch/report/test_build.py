@@ -84,7 +84,9 @@ def test_too_many_samples_are_thinned_evenly_and_the_page_says_so(tmp_path, monk
 def test_evaluations_have_their_half_where_training_has_far_more(tmp_path):
     samples = read_samples(make_folder(tmp_path / "run", steps=40, groups=200))
     shown = shown_samples(samples, budget_bytes=60_000)
-    sizes = {kind: sum(len(json_for_script(g)) for g in shown.groups if g["kind"] == kind) for kind in ("eval", "train")}
+    sizes = {
+        kind: sum(len(json_for_script(g)) for g in shown.groups if g["kind"] == kind) for kind in ("eval", "train")
+    }
     assert 20_000 < sizes["eval"] <= 30_000 and sizes["train"] > 20_000 and sum(sizes.values()) <= 60_000
 
 
