@@ -37,7 +37,7 @@ def _page(name: str) -> str:
 
 def _help(name: str) -> str:
     # A process for each: two commands may name a flag alike.
-    call = [sys.executable, "-m", f"launch.{name}", "--help"]
+    call = [sys.executable, "-P", "-m", f"launch.{name}", "--help"]
     environment = os.environ | {"COLUMNS": "80"}
     done = subprocess.run(call, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:

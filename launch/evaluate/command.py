@@ -106,18 +106,8 @@ def main() -> int:
     results.print_table(found)
     print(f"results      {out}")
     if flags.FLAGS.run_dir is not None:
-        _write_beside(found, RunFolder(pathlib.Path(flags.FLAGS.run_dir)))
+        results.keep_beside(found, RunFolder(pathlib.Path(flags.FLAGS.run_dir)))
     return 0
-
-
-def _write_beside(found: dict[str, Any], run: RunFolder) -> None:
-    """A run's folder that can't be written in is no error: the results are there."""
-    try:
-        results.write_beside(found, run)
-    except OSError as e:
-        print(f"not in {run.evaluated}: {command_line.one_line(e)}; launch.report takes --results", file=sys.stderr)
-    else:
-        print(f"report       python -m launch.report --run_dir={run.path}")
 
 
 def _what() -> tuple[pathlib.Path, int | None, Config]:

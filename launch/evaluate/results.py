@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from bridge import versions
 from bridge.files import replace_file
 from bridge.types import Group
 from configs.run_folder import RunFolder
+from launch.command_line import one_line
 from launch.evaluate.problems import Problems
 from learner.evaluation import records
 from learner.evaluation.summary import summarize
@@ -75,6 +77,19 @@ def write_beside(found: records.Json, run: RunFolder) -> None:
     """
     run.evaluated.mkdir(exist_ok=True)
     write(found, run.evaluated / f"{found['step']}-{round(found['time_s'] * 1000)}.json")
+
+
+def keep_beside(found: records.Json, run: RunFolder) -> None:
+    """`write_beside`, and says where it is; a run's folder that can't be written in is no error.
+
+    The results are where the user said.
+    """
+    try:
+        write_beside(found, run)
+    except OSError as e:
+        print(f"not in {run.evaluated}: {one_line(e)}; launch.report takes --results", file=sys.stderr)
+    else:
+        print(f"report       python -m launch.report --run_dir={run.path}")
 
 
 def print_table(found: records.Json, console: Console | None = None) -> None:

@@ -26,6 +26,7 @@ PATHS = {
     "checkpoints": "checkpoints",
     "metrics": "metrics.jsonl",
     "evaluations": "evaluations.jsonl",
+    "evaluated": "evaluated",
     "abandoned_metrics": "metrics.abandoned.jsonl",
     "tensorboard": "tensorboard",
     "events": "events",

@@ -125,7 +125,7 @@ def test_flags_help_says_what_it_is_to_its_command_and_nothing_of_the_library_th
     assert "given several times, those runs side by side" in helps["report"]
     assert [name for name, text in helps.items() if name != "report" and "launch.report takes" in text] == []
     assert "--sort=step|reward|lag|length" in helps["samples"] and "<step|" not in helps["samples"]
-    assert "may import. May be given several times." in helps["actor"]
+    assert "make this machine import. May be given several times." in helps["actor"]
 
 
 def test_configs_of_a_folder_are_those_files_that_give_one_with_their_first_sentence(tmp_path):

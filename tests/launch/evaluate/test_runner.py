@@ -15,7 +15,7 @@ from configs.run_folder import RunFolder
 from configs.sections import EvaluationSet
 from launch.evaluate.problems import Problems
 from launch.evaluate.progress import LINE_S, Progress
-from launch.evaluate.results import print_table, results_of, write
+from launch.evaluate.results import keep_beside, print_table, results_of, write
 from launch.evaluate.runner import Runner, leaves, tickets_of
 from learner.data.problems import Problem
 from learner.data.sets import ProblemSet
@@ -139,12 +139,10 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_and_at_the_end(capsy
 
 
 def test_results_of_a_run_are_beside_it_or_it_is_said_why_not(tmp_path, capsys):
-    from launch.evaluate import command
-
     found = results(4) | {"run_dir": str(tmp_path)}
-    command._write_beside(found, RunFolder(tmp_path))
+    keep_beside(found, RunFolder(tmp_path))
     (file,) = (tmp_path / "evaluated").iterdir()
     assert file.name.startswith("7-") and json.loads(file.read_text())["sets"] == json.loads(json.dumps(found["sets"]))
     assert f"launch.report --run_dir={tmp_path}" in capsys.readouterr().out
-    command._write_beside(found, RunFolder(tmp_path / "gone"))
+    keep_beside(found, RunFolder(tmp_path / "gone"))
     assert "gone/evaluated: " in (said := capsys.readouterr().err) and "takes --results" in said

@@ -1,11 +1,16 @@
 """Where `launch.report` may write, which is looked at before a report is made."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from launch.scripts import report
+from tests.integration.support.processes import REPO
 from tests.launch.commands import call_each
 from tests.launch.report.folder import make_folder
 
+ENV = os.environ | {"PYTHONPATH": str(REPO)}
 REFUSED = {
     "no folder": ("/nope/x.html", "--out=/nope/x.html: there is no folder /nope; make it, or choose another"),
     "a folder": ("HERE", "--out=HERE is a folder; name a file in it"),
@@ -31,8 +36,8 @@ def test_file_that_can_not_be_written_is_named_as_it_was_given(done, case):
     assert REFUSED[case][1].replace("HERE", str(here)) in line
 
 
-def test_installed_command_looks_there_too(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["sluice-report", "--run_dir=/a", "--out=/nope/x.html"])
-    with pytest.raises(SystemExit) as e:
-        report()
-    assert e.value.code == 2 and "--out=/nope/x.html: there is no folder /nope" in capsys.readouterr().err
+def test_installed_command_looks_there_too():
+    start = "import sys; sys.argv = ['sluice-report', '--run_dir=/a', '--out=/nope/x.html']\n"
+    code = start + "from launch.scripts import report; sys.exit(report())"
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=REPO, env=ENV, capture_output=True, text=True)
+    assert done.returncode == 2 and "--out=/nope/x.html: there is no folder /nope" in done.stderr
