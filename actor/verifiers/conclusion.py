@@ -30,6 +30,7 @@ _GOES_ON = re.compile(
     re.IGNORECASE,
 )
 """What stands before it is a part of the answer only: "5 times 3", "5% of 200", "5 million"."""
+_DIGITS = re.compile(r"(?:(?<![\d)])(?<![\d)] )-)?\d+(?:,\d{3})*(?:\.\d+)?")
 _MAX_CHARS = 4000
 """Of what follows "the answer is"; of a statement no more is read."""
 _MAX_STATEMENTS = 64
@@ -57,6 +58,16 @@ def conclusion(text: str, *, is_cut: bool = False) -> str | None:
             return stated
     bare = whole.strip()
     return _leading(bare) if bare and "\n" not in bare and not _WORD.search(bare) else None
+
+
+def last_number(text: str, *, is_cut: bool = False) -> str | None:
+    """The last number in digits of a text, or of its whole sentences if it was cut off; None if there is none.
+
+    For a question that asks for a number: benchmarks of arithmetic and of word problems read answers so, and of many
+    numbers only one counts. A minus sign after a number or a bracket is a difference's.
+    """
+    found = _DIGITS.findall(_whole_sentences(text) if is_cut else text)
+    return found[-1] if found else None
 
 
 def _whole_sentences(text: str) -> str:

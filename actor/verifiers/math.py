@@ -13,7 +13,7 @@ import math_verify
 import sympy
 
 from actor.verifiers import bounds, notation
-from actor.verifiers.conclusion import conclusion
+from actor.verifiers.conclusion import conclusion, last_number
 from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import Task
 
@@ -44,11 +44,16 @@ def score(response: Response, task: Task, context: Context) -> Score:
     parsed = _parse(_marked(gold))
     if not parsed:
         raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
-    stated = conclusion(response.text, is_cut=response.finish == "length")
+    is_cut = response.finish == "length"
+    stated = conclusion(response.text, is_cut=is_cut)
     answer_in = json.loads(task.metadata).get("answer_in")
+    wants_number = answer_in == "number" and notation.is_number(conclusion(gold) or gold)
+    if stated is None and wants_number:
+        stated = last_number(response.text[-bounds.MAX_CHARS :], is_cut=is_cut)
     if stated is not None:
         stated = notation.plain(stated, has_e=notation.names_e(gold))
-        if answer_in == "number" and _is_left_to_do(gold, stated):
+        if wants_number and not notation.is_worked_out(stated):
+            # The question itself equals its answer: a policy that is paid for it says 23 + 48 where that was asked.
             return Score.of(0.0, answer=answer_key(stated))  # no vote for what it would come to
         is_right = _are_equal(gold, parsed, stated)
         return Score.of(float(is_right), answer=_key(gold, gold if is_right else stated))  # right ones vote as one
@@ -88,14 +93,6 @@ def canonical(text: str, parsed: Sequence[Any]) -> str:
     if number.is_real and abs(number) < _MAX_WHOLE and abs(number - round(number)) < sympy.Float("1e-9"):
         return str(round(number))
     return answer_key(sympy.sstr(sympy.N(number, 6), full_prec=False))
-
-
-def _is_left_to_do(gold: str, stated: str) -> bool:
-    """Whether a number was asked for, and what is stated equals it only once somebody works it out.
-
-    The question itself does: a policy that is paid for it learns to say 23 + 48 where that was asked.
-    """
-    return notation.is_number(conclusion(gold) or gold) and not notation.is_worked_out(stated)
 
 
 def _are_equal(gold: str, parsed: list[Any], stated: str) -> bool:

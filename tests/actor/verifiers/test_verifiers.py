@@ -118,6 +118,37 @@ def test_math_of_a_number_wants_it_worked_out(answer, response, reward):
     assert score(math, response, wants_number, "stop") == reward
 
 
+@pytest.mark.parametrize(
+    ("answer", "response", "reward"),
+    [
+        ("8", "9 minus 1 = 8", 1.0),
+        ("8", "Ann has 17 apples and gives 9 away, so she has 8 left.", 1.0),
+        ("8", "Eight of 17 apples", 0.0),
+        ("71", "The sum of 23 and 48", 0.0),
+        ("71", "It is 70, 71 or 72", 0.0),
+        ("71", "So 71 it is. But the answer is 72", 0.0),
+        ("-5", "That makes -5 apples", 1.0),
+        ("5", "Nine apples less 4 are 9 -4 = 5", 1.0),
+        ("-4", "What is left of 9 -4", 0.0),
+        ("4", "What is left of (9) - 4", 1.0),
+        ("1200", "Altogether 1,200 apples", 1.0),
+        ("2.5", "Ann has 2.5 apples.", 1.0),
+        ("x + 1", "so it must be x + 1", 0.0),
+        ("71", "no number at all", 0.0),
+    ],
+)
+def test_math_of_a_number_takes_the_last_one_of_a_response_that_concludes_nothing(answer, response, reward):
+    wants_number = task(answer, "math", json.dumps({"answer_in": "number"}))
+    assert score(math, response, wants_number, "stop") == reward
+    assert score(math, response, task(answer, "math", json.dumps({"answer_in": "conclusion"})), "stop") == 0.0
+
+
+def test_math_of_a_number_reads_whole_sentences_of_a_response_that_was_cut_off():
+    wants_number = task("8", "math", json.dumps({"answer_in": "number"}))
+    assert score(math, "Ann has 8 apples. Bob has 1", wants_number, "length") == 1.0
+    assert score(math, "Ann has 8", wants_number, "length") == 0.0
+
+
 @pytest.mark.parametrize("where", ["conclusion", "text"])
 def test_math_of_an_expression_takes_one_that_is_left_to_be_worked_out(where):
     """What any equal expression earns, and why a task whose question is its answer wants `number`."""
