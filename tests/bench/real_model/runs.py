@@ -25,7 +25,7 @@ CASES = (
     Case(preset="rolloutpipe", minutes=20, aim_gain=0.6),
 )
 AIM_PARITY = 1e-4
-"""Nats; the bound at which an actor of float32 is fenced."""
+"""Nats; at which an actor of float32 is fenced, unless a run says otherwise."""
 
 OVERRIDES: Mapping[str, object] = {
     "run.num_updates": 10_000,  # minutes end it
