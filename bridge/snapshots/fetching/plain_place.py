@@ -7,6 +7,7 @@ in C, 0.59 and 0.25 by obstore, whose blocks are copied on the way. Encrypted, w
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import re
 import socket
@@ -52,8 +53,10 @@ class PlainPlace:
             _check(response, start, start + size)
             yield 0
             while position < size:
-                block = into[position : position + _BLOCK_BYTES]
-                num_bytes = await connection.do(lambda block=block: connection.receive(block))
+                with into[
+                    position : position + _BLOCK_BYTES
+                ] as block:  # let go here: a thread keeps its work a moment longer
+                    num_bytes = await connection.do(functools.partial(connection.receive, block))
                 if num_bytes == 0:
                     break
                 position += num_bytes

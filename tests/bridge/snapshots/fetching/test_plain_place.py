@@ -1,4 +1,5 @@
 import asyncio
+import concurrent.futures
 import gc
 import socket
 import threading
@@ -176,7 +177,17 @@ def test_step_that_is_cancelled_has_ended_writes_nothing_more_and_is_not_logged(
 
     server = served(half)
 
+    works = []
+
+    class Keeping(concurrent.futures.ThreadPoolExecutor):
+        """Its threads keep their work for longer than any other would."""
+
+        def submit(self, work, /, *args, **kwargs):
+            works.append(work)
+            return super().submit(work, *args, **kwargs)
+
     async def body() -> None:
+        asyncio.get_running_loop().set_default_executor(Keeping())
         place = PlainPlace(server.url + "/v1", token=TOKEN)
         into = bytearray(2**20)
         steps = place.read("slot-0", 0, memoryview(into))

@@ -102,6 +102,8 @@ class Learner:
         )
 
     def _train(self, groups: list[StoredGroup]) -> None:
+        if any(stored.group.incarnation > self._incarnation for stored in groups):
+            self._store.keep_lead(lease_s=self._told.lead_s)  # refused: another learner leads, and these are its own
         for stored in groups:
             if stored.group.ticket_id in self._read:
                 raise RuntimeError(f"DOUBLE: {stored.group.ticket_id} came twice")
