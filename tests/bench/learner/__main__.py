@@ -33,7 +33,7 @@ import tempfile
 from absl import app, flags
 
 from tests.bench.learner import table
-from tests.bench.learner.aims import RATIOS, aims_of, batches_of
+from tests.bench.learner.aims import RATIOS, aims_of, batches_of, each_of
 from tests.bench.peers import models, venvs, workload
 from tests.bench.peers.race import ROOT, Entry, Process, check, summary, timings
 
@@ -130,7 +130,7 @@ def values_of(results: dict[str, dict], shapes: dict) -> dict:
     values: dict = {"fill": statistics.median(batches[n].fill for n in main)}
     for key, peer in RATIOS.items():
         of_batch = {n: r[peer]["s"] / r["ours"]["s"] for n, r in results.items() if peer in r}
-        values |= {f"{key}_{n}": ratio for n, ratio in of_batch.items() if n != workload.REAL}
+        values |= {f"{key}_{n}": of_batch[n] for n in each_of(key) if n in of_batch}
         if found := [of_batch[n] for n in batches_of(key) if n in of_batch]:
             values[key] = statistics.median(found)
     for name, sides in results.items():

@@ -27,6 +27,11 @@ def batches_of(key: str) -> tuple[str, ...]:
     return (workload.REAL,) if key == "vs_torch_real" else workload.MAIN
 
 
+def each_of(key: str) -> tuple[str, ...]:
+    """The batches whose own ratio is told beside the median."""
+    return () if key == "vs_torch_real" else tuple(b for b in workload.BATCHES if b != workload.REAL)
+
+
 def aims_of(values: dict) -> dict:
     """The aims that have a value. A ratio is quoted with the fill, and with what its peer gets wrong.
 
