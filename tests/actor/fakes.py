@@ -130,7 +130,7 @@ class FakeEngine:
         self.is_closed = True
 
 
-async def until(condition, what: str, *, deadline_s: float = 30.0) -> None:
+async def until(condition, what: str, *, deadline_s: float = 60.0) -> None:
     """Lets the loop run until the condition holds; fails the test if it never does."""
     end = asyncio.get_running_loop().time() + deadline_s
     while not condition():

@@ -276,7 +276,7 @@ def test_lease_of_a_group_that_waits_for_its_turn_to_be_put_is_renewed(tmp_path,
                 return renew(actor, ids, lease_s=lease_s)
 
             monkeypatch.setattr(s.store, "renew", spy)
-            await until(lambda: renewed == {"t0", "t1"}, "both are renewed", deadline_s=5)
+            await until(lambda: renewed == {"t0", "t1"}, "both are renewed")
             go_on.set()
             await until(lambda: len(s.groups()) == 2, "both groups")
 

@@ -94,7 +94,7 @@ class Bench:
         wait_until(
             lambda: self.admin.execute(count, (after, self.name)).fetchone() <= (left,),  # type: ignore[operator]
             "a cut connection's end",
-            deadline_s=20,
+            deadline_s=60,
         )
         return dump_postgres(self.admin, run)
 

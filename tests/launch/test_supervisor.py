@@ -428,6 +428,6 @@ def test_killed_supervisor_takes_stopped_children_along(prepared):
         one.kill()
         one.wait()
     try:
-        wait_until(lambda: not any(map(is_alive, children)), "the children's end", deadline_s=20)
+        wait_until(lambda: not any(map(is_alive, children)), "the children's end", deadline_s=60)
     finally:
         lifeline.end_marked(lambda mark: mark.startswith(run_mark(run.folder)))

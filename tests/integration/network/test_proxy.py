@@ -59,9 +59,9 @@ def test_bytes_arrive_as_they_were_sent_and_are_counted(through: Proxy):
         sender.start()
         assert received(client, len(PAYLOAD)) == PAYLOAD
         sender.join()
-    wait_until(lambda: through.num_bytes == len(PAYLOAD), "all is counted", deadline_s=10)
+    wait_until(lambda: through.num_bytes == len(PAYLOAD), "all is counted")
     assert through.num_connections == 1
-    wait_until(lambda: through.num_open == 0, "both ends are closed", deadline_s=10)
+    wait_until(lambda: through.num_open == 0, "both ends are closed")
 
 
 def test_stalled_connection_stays_open_and_goes_on(through: Proxy):

@@ -71,7 +71,7 @@ def test_die_with_parent_stopped_child_ends_with_its_killed_parent(waiting):
         wait_until(lambda: state(child) == "T", "the child is stopped")
         parent.kill()
         parent.wait()
-        wait_until(lambda: not is_alive(child), "the child's end", deadline_s=20)
+        wait_until(lambda: not is_alive(child), "the child's end", deadline_s=60)
     finally:
         if is_alive(child):
             os.kill(child, signal.SIGKILL)
