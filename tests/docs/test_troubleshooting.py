@@ -70,9 +70,9 @@ def printed(tmp_path_factory):
     }
 
 
-def plain(line: str, place: str = "/work") -> str:
+def plain(line: str, place: str = "/srv") -> str:
     """A line without what differs from one machine, or one run, to the next."""
-    line = re.sub(r"runs/\w+", "runs/NAME", line.replace(place, "/work"))
+    line = re.sub(r"runs/\w+", "runs/NAME", line.replace(place, "/srv"))
     return re.sub(r"\d[\d.,:]*|(?<=eta )-|\s+", lambda m: "#" if m[0].strip() else " ", line)
 
 
