@@ -18,6 +18,10 @@ class PackingConfig:
     saves 3%, at most once in 50 updates; rows x row_tokens is then the most slots that a micro-batch may have."""
     max_row_sequences: int = 128
     """Sequences in a row at most; cuDNN's attention keeps statistics for as many."""
+    share_prompts: bool = False
+    """A group's prompt is computed once for as many of its responses as fit a row, and not once for each: the same loss
+    and gradient from fewer tokens, the fewer the shorter responses are beside their prompt. Wants attention that knows
+    it, model.attention=xla, which is a CPU's, and a model without sliding windows."""
 
     def __post_init__(self) -> None:
         positive("packing", rows=self.rows, row_tokens=self.row_tokens, max_row_sequences=self.max_row_sequences)

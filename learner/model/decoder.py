@@ -38,9 +38,10 @@ from learner.model.rope import Rotation, rotary_angles, rotate
 
 Params = dict[str, Any]
 """Nested dict of arrays; `bridge.names.flatten` gives its paths."""
-Apply = Callable[[Params, ArrayLike, ArrayLike, ArrayLike], Array]
+Apply = Callable[..., Array]
+"""(params, tokens, positions, segment_ids, prefix_ids=None); see `make_apply`."""
 Attend = Callable[..., Array]
-"""`learner.model.attention.dispatch.attention` but for its options: (q, k, v, segment_ids, *, window)."""
+"""`learner.model.attention.dispatch.attention` but for its options: (q, k, v, segment_ids, *, window, prefix_ids)."""
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -224,7 +225,15 @@ class Decoder(nnx.Module):
         )
 
     def __call__(
-        self, tokens: Array, positions: Array, segment_ids: Array, *, checkpoint, attend: Attend, placement: Placement
+        self,
+        tokens: Array,
+        positions: Array,
+        segment_ids: Array,
+        prefix_ids: Array | None,
+        *,
+        checkpoint,
+        attend: Attend,
+        placement: Placement,
     ) -> Float[Array, "B S D"]:
         """Final hidden states; see `make_apply`."""
         c, lead = self.config, (-1,) if placement.is_flat else tokens.shape
@@ -235,7 +244,7 @@ class Decoder(nnx.Module):
 
         def one_layer(x: Array, xs: tuple[Any, Array]) -> tuple[Array, None]:
             weights, is_windowed = xs
-            mix = _windowed(attend, c, is_windowed, segment_ids)
+            mix = _windowed(functools.partial(attend, prefix_ids=prefix_ids), c, is_windowed, segment_ids)
             turn = (
                 rotation if local is None else jax.tree.map(functools.partial(jnp.where, is_windowed), local, rotation)
             )
@@ -303,7 +312,7 @@ def make_apply(
     mesh: Mesh | None = None,
     lora: LoraConfig = NO_LORA,
 ) -> Apply:
-    """Builds the pure forward `apply(params, tokens [B, S], positions [B, S], segment_ids [B, S])`.
+    """Builds the pure forward `apply(params, tokens [B, S], positions [B, S], segment_ids [B, S], prefix_ids=None)`.
 
     It returns the final hidden states [B, S, D] in the compute dtype, finite on padding (segment 0) too, but
     meaningless there. Build it once and jit what calls it; each call of make_apply is a new function to jit.
@@ -337,11 +346,18 @@ def make_apply(
     if attention_block is not None:
         options["block"] = attention_block
 
-    def apply(params: Params, tokens: ArrayLike, positions: ArrayLike, segment_ids: ArrayLike) -> Array:
+    def apply(
+        params: Params,
+        tokens: ArrayLike,
+        positions: ArrayLike,
+        segment_ids: ArrayLike,
+        prefix_ids: ArrayLike | None = None,
+    ) -> Array:
         return nnx.merge(structure, params)(
             jnp.asarray(tokens),
             jnp.asarray(positions),
             jnp.asarray(segment_ids),
+            None if prefix_ids is None else jnp.asarray(prefix_ids),
             checkpoint=REMAT[remat],
             attend=functools.partial(attention, **options),
             placement=placement,

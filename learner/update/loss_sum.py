@@ -121,7 +121,7 @@ class LossSum:
         return _to_token(token_scores(self.head, hidden, output_head(params), targets, mask).logprobs)
 
     def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
-        return self.forward(params, batch.tokens, batch.positions, batch.segment_ids)
+        return self.forward(params, batch.tokens, batch.positions, batch.segment_ids, batch.prefix_ids)
 
 
 def _to_predictor(x: Any) -> Array:

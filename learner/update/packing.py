@@ -4,6 +4,11 @@ Whole sequences (prompt and response) are packed by first-fit-decreasing into ro
 `rows` rows make a micro-batch. There is one shape, so there is one compilation; what does not fit goes
 to a further micro-batch.
 
+With `packing.share_prompts` a group's prompt is there once, before as many of its responses as fit the row behind it.
+Each response begins with the prompt's last token again, at that one's position: so the predecessor of a response's
+first token is in its own segment as well, and what is computed there is what would be computed once for all. Every
+token's loss and gradient are those of the whole sequences, from P - 1 + sum(1 + T) tokens instead of sum(P + T).
+
 Alignment: every array holds what belongs to the token at that position. `loss_mask[b, i]`,
 `behavior_logprobs[b, i]`, `advantages[b, i]` and `token_versions[b, i]` describe `tokens[b, i]`; that the
 model's output at i predicts the token at i + 1 is `step.py`'s business. A sequence starts with at
@@ -11,7 +16,8 @@ least one prompt token, so a trained token always has its predecessor in its own
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +30,7 @@ from learner.objective.shaping import shaped_rewards
 from learner.objective.trained import num_sampled, teaches, trained_tokens
 from learner.objective.turns import token_advantages
 from learner.update.moments import Moments
+from learner.update.parts import first_fit_decreasing, parts
 
 
 @jax.tree_util.register_dataclass
@@ -35,7 +42,7 @@ class PackedBatch:
     positions: Int32[Array | np.ndarray, "B S"]
     """From 0 in every sequence."""
     segment_ids: Int32[Array | np.ndarray, "B S"]
-    """1, 2, ... along a row, one a sequence; 0 is padding."""
+    """1, 2, ... along a row, one a sequence or shared prompt; 0 is padding."""
     loss_mask: Bool[Array | np.ndarray, "B S"]
     behavior_logprobs: Float32[Array | np.ndarray, "B S"]
     advantages: Float32[Array | np.ndarray, "B S"]
@@ -54,6 +61,8 @@ class PackedBatch:
     """Those of them that teach nothing (`trained.teaches`)."""
     num_truncated: Int32[Array | np.ndarray, ""]
     """Sequences of this batch that the token limit cut off."""
+    prefix_ids: Int32[Array | np.ndarray, "B S"] | None = None
+    """The segment of the shared prompt that a token sees too, 0 for none; None where prompts are not shared."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +73,7 @@ class MicroBatch:
     ticket_ids: tuple[str, ...]
     """Groups fully consumed with this batch: each id is on the last batch that holds one of its sequences."""
     sum_squared_lengths: float
-    """Over its sequences, tokens^2: what causal attention costs."""
+    """Over its sequences, tokens^2, those of a shared prompt once: what causal attention costs."""
     ends_pack: bool
     """Nothing more is packed yet: whoever goes on may have to wait for groups."""
     ends_update: bool
@@ -88,24 +97,26 @@ class _Sequence:
         return self.prompt_tokens.size + self.rollout.tokens.size
 
 
-def first_fit_decreasing(lengths: Sequence[int], packing: PackingConfig) -> list[list[int]]:
-    """Puts each length, longest first, into the first row with room; returns the indices in each row.
+class _Unit(NamedTuple):
+    """What is packed as one: a sequence, or with `packing.share_prompts` some of a group behind their prompt."""
 
-    A row has room for row_tokens tokens and max_row_sequences sequences.
+    sequences: Sequence[_Sequence]
+    shares: bool
+    size: int
+    """Tokens of the row that it takes."""
 
-    Equal lengths keep their order, so the same groups always pack alike.
-    """
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        row = next((r for r, free in enumerate(room) if lengths[i] <= free), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(packing.row_tokens)
-        rows[row].append(i)
-        is_full = len(rows[row]) == packing.max_row_sequences
-        room[row] = 0 if is_full else room[row] - lengths[i]
-    return rows
+    @property
+    def group(self) -> int:
+        return self.sequences[0].group
+
+    @property
+    def num_segments(self) -> int:
+        return self.shares + len(self.sequences)
+
+    @property
+    def sum_squared_lengths(self) -> int:
+        again = (len(self.sequences) - 1) * self.sequences[0].prompt_tokens.size ** 2 if self.shares else 0
+        return sum(s.size**2 for s in self.sequences) - again
 
 
 def pack_groups(
@@ -121,7 +132,8 @@ def pack_groups(
 ) -> list[MicroBatch]:
     """Packs complete groups into as many micro-batches as they fill; the flags go on the last one.
 
-    Sequences are placed whatever group they are of, so a group may be spread over several micro-batches.
+    Sequences are placed whatever group they are of, so a group may be spread over several micro-batches; so are those
+    that share a prompt, together.
 
     Args:
       groups: complete groups; their advantages are computed here, each group's from its own rewards, shaped.
@@ -139,7 +151,7 @@ def pack_groups(
     """
     if not groups:
         raise ValueError("pack_groups needs at least one group")
-    sequences: list[_Sequence] = []
+    units: list[_Unit] = []
     signal: list[bool] = []
     for i, group in enumerate(groups):
         _check_fits(group, packing)
@@ -149,16 +161,19 @@ def pack_groups(
         signal.append(teaches(group, loss, masks_truncated=masks_truncated))
         of_group = token_advantages(group.rollouts, shaped, loss)
         told(group, of_group)
-        for rollout, advantages in zip(group.rollouts, of_group, strict=True):
-            trained = trained_tokens(rollout, masks_truncated=masks_truncated)
-            sequences.append(_Sequence(i, group.prompt_tokens, rollout, trained, advantages))
-    rows = first_fit_decreasing([s.size for s in sequences], packing)
+        sequences = [
+            _Sequence(i, group.prompt_tokens, rollout, trained_tokens(rollout, masks_truncated=masks_truncated), own)
+            for rollout, own in zip(group.rollouts, of_group, strict=True)
+        ]
+        for part in parts(group, packing):
+            units.append(_Unit([sequences[j] for j in part.rollouts], part.shares, part.size))
+    rows = first_fit_decreasing([u.size for u in units], packing, num_segments=[u.num_segments for u in units])
     chunks = [rows[i : i + packing.rows] for i in range(0, len(rows), packing.rows)]
-    last = {sequences[j].group: n for n, chunk in enumerate(chunks) for row in chunk for j in row}
+    last = {units[j].group: n for n, chunk in enumerate(chunks) for row in chunk for j in row}
     batches = []
     for n, chunk in enumerate(chunks):
         done = [i for i in range(len(groups)) if last[i] == n]
-        batch = _pack_rows([[sequences[j] for j in row] for row in chunk], packing, loss, max_response_tokens)
+        batch = _pack_rows([[units[j] for j in row] for row in chunk], packing, loss, max_response_tokens)
         batch = dataclasses.replace(
             batch,
             num_groups=np.asarray(len(done), np.int32),
@@ -169,7 +184,7 @@ def pack_groups(
             MicroBatch(
                 batch=batch,
                 ticket_ids=tuple(groups[i].ticket_id for i in done),
-                sum_squared_lengths=float(sum(sequences[j].size ** 2 for row in chunk for j in row)),
+                sum_squared_lengths=float(sum(units[j].sum_squared_lengths for row in chunk for j in row)),
                 ends_pack=is_last,
                 ends_update=ends_update and is_last,
                 ends_round=ends_round and is_last,
@@ -193,32 +208,37 @@ def _check_fits(group: Group, packing: PackingConfig) -> None:
 
 
 def _pack_rows(
-    rows: list[list[_Sequence]], packing: PackingConfig, loss: LossConfig, max_response_tokens: int
+    rows: list[list[_Unit]], packing: PackingConfig, loss: LossConfig, max_response_tokens: int
 ) -> PackedBatch:
     def zeros(dtype: type[np.generic]) -> np.ndarray:
         return np.zeros((packing.rows, packing.row_tokens), dtype)
 
-    tokens, positions, segments, versions = (zeros(np.int32) for _ in range(4))
+    tokens, positions, segments, prefixes, versions = (zeros(np.int32) for _ in range(5))
     behavior, advantages, weights = (zeros(np.float32) for _ in range(3))
     mask = zeros(np.bool_)
     denominator = 0
     for b, row in enumerate(rows):
-        start = 0
-        for segment, s in enumerate(row, start=1):
-            response, end = start + s.prompt_tokens.size, start + s.size
+        for s, place in _places(row):
+            start, end = place.start, place.start + s.size - place.first
+            response = end - s.rollout.tokens.size
             weight, share = token_weight(loss.normalized_by, int(s.trained.sum()), max_response_tokens)
             denominator += share
-            tokens[b, start:response] = s.prompt_tokens
+            if place.prefix:
+                shared = slice(place.prefix_start, place.prefix_start + place.first)
+                tokens[b, shared] = s.prompt_tokens[: place.first]
+                positions[b, shared] = np.arange(place.first)
+                segments[b, shared] = place.prefix
+            tokens[b, start:response] = s.prompt_tokens[place.first :]
             tokens[b, response:end] = s.rollout.tokens
-            positions[b, start:end] = np.arange(s.size)
-            segments[b, start:end] = segment
+            positions[b, start:end] = np.arange(place.first, s.size)
+            segments[b, start:end] = place.segment
+            prefixes[b, start:end] = place.prefix
             versions[b, response:end] = s.rollout.token_versions
             mask[b, response:end] = s.trained
             behavior[b, response:end] = np.where(s.trained, s.rollout.behavior_logprobs, 0)
             advantages[b, response:end] = np.where(s.trained, s.advantages, 0)
             weights[b, response:end] = np.where(s.trained, weight, 0)
-            start = end
-    sequences = [s for row in rows for s in row]
+    sequences = [s for row in rows for unit in row for s in unit.sequences]
     return PackedBatch(
         tokens=tokens,
         positions=positions,
@@ -234,4 +254,31 @@ def _pack_rows(
         num_groups=np.zeros((), np.int32),
         num_zero_variance_groups=np.zeros((), np.int32),
         num_truncated=np.asarray(sum(s.rollout.finish == "length" for s in sequences), np.int32),
+        prefix_ids=prefixes if packing.share_prompts else None,
     )
+
+
+class _Place(NamedTuple):
+    """Where in its row a sequence is."""
+
+    start: int
+    segment: int
+    first: int
+    """Its first token that is there; those before are the shared prompt's."""
+    prefix: int
+    """The shared prompt's segment; 0 for none."""
+    prefix_start: int
+
+
+def _places(row: Sequence[_Unit]) -> Iterator[tuple[_Sequence, _Place]]:
+    """The sequences of a row's units, one after the other, behind what they share."""
+    start, segment = 0, 0
+    for unit in row:
+        first, prefix, prefix_start = 0, 0, start
+        if unit.shares:
+            first, prefix = unit.sequences[0].prompt_tokens.size - 1, segment + 1
+            start, segment = start + first, prefix
+        for s in unit.sequences:
+            segment += 1
+            yield s, _Place(start, segment, first, prefix, prefix_start)
+            start += s.size - first

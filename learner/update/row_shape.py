@@ -21,7 +21,7 @@ import numpy as np
 from bridge.types import Group
 from configs.schema import Config
 from configs.sections import PackingConfig
-from learner.update.packing import first_fit_decreasing
+from learner.update.parts import first_fit_decreasing, parts
 
 NUM_SEEN = 8
 """Updates that a shape is judged by."""
@@ -43,7 +43,8 @@ _MAX_DRAWN = 4096
 """Sequences that a look packs for a width at most, those that were seen among them: fractions of a second in all."""
 
 Pack = Sequence[Sequence[int]]
-"""Groups that are packed together: of each the tokens of its sequences, prompt and response together."""
+"""Groups that are packed together: of each the tokens of its sequences, prompt and response together, or of those that
+share their prompt."""
 
 
 class RowShape:
@@ -68,7 +69,7 @@ class RowShape:
         """The shape to pack these groups of an update with; looks at them first."""
         if not self._config.packing.auto:
             return self.packing
-        pack = [[g.prompt_tokens.size + r.tokens.size for r in g.rollouts] for g in groups]
+        pack = [[part.size for part in parts(g, self._config.packing)] for g in groups]
         self._packs.append(pack)
         if self._chosen is None:
             self._chosen = propose(first_packs(pack, self._config), self._config)
@@ -120,12 +121,13 @@ def propose(packs: Sequence[Sequence[int]], config: Config) -> PackingConfig:
     of a single row a device to the most slots that one may have.
 
     Args:
-      packs: tokens of each sequence, prompt and response together, by what is packed at once.
+      packs: tokens of what is packed as one (`learner/update/parts.py`), by what is packed at once.
       config: `packing` gives the most slots that a micro-batch may have.
     """
     each = micro_batch_slots(config)
     best, least = config.packing, num_slots(packs, config.packing, per_micro_batch=each)
-    for width in _widths(config):
+    longest = max((size for pack in packs for size in pack), default=0)
+    for width in (w for w in _widths(config) if w >= longest):
         filled = [_num_rows(pack, dataclasses.replace(config.packing, row_tokens=width)) for pack in packs]
         for rows in _row_counts(config, width):
             cost = _num_micro_batches(filled, rows) * (rows * width + each)

@@ -374,6 +374,7 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps
             window=window,
             soft_cap=model_config.attention_soft_cap,
             sequence=mesh.shape["sequence"],
+            has_prefixes=config.packing.share_prompts,
         )
         logging.info("attention path=%s window=%s remat=%s", path, window, steps.remat)
     return steps

@@ -2,7 +2,8 @@
 
 A token sees the tokens of its own segment that are not after it in the row (a segment's tokens are contiguous and in
 order, so this is causal by position) and, with a window, not `window` or more before it. Segment 0 is padding: it sees
-nothing, is seen by nothing, and its output and gradients are exactly zero. No path makes an [S, S] array.
+nothing, is seen by nothing, and its output and gradients are exactly zero. No path makes an [S, S] array. On the xla
+path segments may share a prefix: they see the tokens of one more segment before them (packing.share_prompts).
 
 | path | runs on | file |
 |---|---|---|
@@ -25,7 +26,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +59,7 @@ def attention(
     mesh: Mesh | None = None,
     max_segments: int = 64,
     interpret: bool = False,
+    prefix_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B S H hd"]:
     """softmax(scale q k^T + mask) v within each segment, the softmax in float32.
 
@@ -74,6 +76,8 @@ def attention(
       mesh: split rows, tokens and heads over it; None runs on one device, or under GSPMD's own choice.
       max_segments: cudnn only: a row with more gives NaN (packing.max_row_sequences keeps rows below it).
       interpret: run the Pallas kernels interpreted, on any platform; for tests.
+      prefix_ids: the segment whose tokens a token sees beside its own, 0 for none; it lies right before all that see
+        it. None: nobody sees another segment.
 
     Raises:
       ValueError: no such path, or one that can't serve the call (it says which one can); block, window or
@@ -92,12 +96,14 @@ def attention(
         soft_cap=soft_cap,
         sequence=split["sequence"],
         interpret=interpret,
+        has_prefixes=prefix_ids is not None,
     )
     length = q.shape[1]
     row = splash.row_multiple(length, split["sequence"]) if path == "splash" else split["sequence"]
     # Tokens of segment 0 after the row: cheaper than refusing a length that a kernel or the mesh can't cut.
-    q, k, v, segment_ids = (
-        jnp.pad(x, [(0, 0), (0, -length % row)] + [(0, 0)] * (x.ndim - 2)) for x in (q, k, v, segment_ids)
+    q, k, v, segments = jax.tree.map(
+        lambda x: jnp.pad(x, [(0, 0), (0, -length % row)] + [(0, 0)] * (x.ndim - 2)),
+        (q, k, v, _Segments(segment_ids, prefix_ids)),
     )
     kernel: Any = None
     if path == "splash":
@@ -123,7 +129,7 @@ def attention(
         local = _over_mesh(local, mesh, kernel, num_heads=q.shape[2])
         copies = math.lcm(k.shape[2], split["tensor"]) // k.shape[2]
         k, v = jnp.repeat(k, copies, 2), jnp.repeat(v, copies, 2)
-    return local(q, k, v, segment_ids, kernel)[:, :length]
+    return local(q, k, v, segments, kernel)[:, :length]
 
 
 def choose_path(
@@ -136,6 +142,7 @@ def choose_path(
     soft_cap: float | None = None,
     sequence: int,
     interpret: bool = False,
+    has_prefixes: bool = False,
 ) -> str:
     """The path that serves a call: `path` itself, or for "auto" the first of `PATHS` that can.
 
@@ -148,6 +155,7 @@ def choose_path(
       soft_cap: see `attention`.
       sequence: devices that share a row.
       interpret: the Pallas kernels may run on any platform.
+      has_prefixes: segments share prefixes.
 
     Raises:
       ValueError: no such path, or the named one can't serve the call.
@@ -155,8 +163,9 @@ def choose_path(
     capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
     rows = "it takes whole rows, and the mesh splits them over sequence" if sequence > 1 else None
     capped = "it knows no soft cap" if soft_cap is not None else None
+    shared = "it knows no shared prompts (packing.share_prompts)" if has_prefixes else None
     reasons: dict[str, str | None] = {
-        "splash": None if device.platform == "tpu" or interpret else "it needs a TPU",
+        "splash": (None if device.platform == "tpu" or interpret else "it needs a TPU") or shared,
         # AMD's devices have one too, of the form gfx942.
         "cudnn": cudnn_refusal(
             dtype=dtype,
@@ -164,16 +173,20 @@ def choose_path(
             compute_capability=capability if capability and capability[0].isdigit() else None,
         )
         or capped
-        or rows,
+        or rows
+        or shared,
         "pallas": ("it needs a GPU" if not (device.platform == "gpu" or interpret) else None)
         or ("it knows no sliding window" if window is not None else None)
         or capped
-        or rows,
-        "xla": None,
+        or rows
+        or shared,
+        "xla": _refusal_of_prefixes(window, sequence) if has_prefixes else None,
     }
     able = [name for name in PATHS if reasons[name] is None]
-    if path == "auto":
+    if path == "auto" and able:
         return able[0] if not interpret else "xla"
+    if path == "auto":
+        raise ValueError(f"packing.share_prompts: attention {reasons['xla']}; leave it out")
     if path not in reasons:
         raise ValueError(f"attention path: got {path!r}, wanted 'auto' or one of {PATHS}")
     if path not in able:
@@ -181,10 +194,29 @@ def choose_path(
     return path
 
 
-def _one_device(local: Callable[..., Array], path: str, shards: int, q, k, v, segment_ids, kernel) -> Array:
+def _refusal_of_prefixes(window: int | None, sequence: int) -> str | None:
+    """Why the xla path can't have segments that share a prefix."""
+    if window is not None:
+        return "counts a window's tokens along the row, where a shared prompt is further away than it is"
+    if sequence > 1:
+        return "wants whole rows for shared prompts, and the mesh splits them over sequence"
+    return None
+
+
+class _Segments(NamedTuple):
+    """What masks the tokens of each row."""
+
+    ids: Int[Array, "B S"]
+    prefix_ids: Int[Array, "B S"] | None
+
+
+def _one_device(local: Callable[..., Array], path: str, shards: int, q, k, v, segments: _Segments, kernel) -> Array:
     """Runs a path on one device's rows, heads and queries; keys come from all devices that share the row."""
+    segment_ids = segments.ids
     if path in ("cudnn", "pallas"):
         return local(q, k, v, segment_ids)
+    if segments.prefix_ids is not None:
+        return local(q, k, v, segment_ids, segment_ids, prefixes=segments.prefix_ids)
     keys, values, key_segments = k, v, segment_ids
     if shards > 1:
         keys, values, key_segments = (lax.all_gather(x, "sequence", axis=1, tiled=True) for x in (k, v, segment_ids))
@@ -204,14 +236,14 @@ def _over_mesh(local: Callable[..., Array], mesh: Mesh, kernel: Any, *, num_head
     heads, tokens = P(BATCH_AXES, "sequence", "tensor", None), P(BATCH_AXES, "sequence")
     tables = kernel and kernel.manual_sharding_spec(NamedSharding(mesh, P(None, "sequence")))
 
-    def checked(q, k, v, segment_ids, kernel):
+    def checked(q, k, v, segments, kernel):
         rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
         if q.shape[0] % rows:
             raise ValueError(f"{q.shape[0]} rows don't divide over {BATCH_AXES} = {rows} devices")
         # The loops of the xla path start from constants, which vma checking takes for a change of type.
         return jax.shard_map(
             local, mesh=mesh, in_specs=(heads, heads, heads, tokens, tables), out_specs=heads, check_vma=False
-        )(q, k, v, segment_ids, kernel)
+        )(q, k, v, segments, kernel)
 
     return checked
 

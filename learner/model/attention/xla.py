@@ -39,6 +39,7 @@ class _Blocks(NamedTuple):
     """Which pairs of blocks meet, and the ids that mask them; T query blocks and U key blocks in all rows."""
 
     query_segments: Int[Array, "T block"]
+    query_prefixes: Int[Array, "T block"] | None
     key_segments: Int[Array, "U block"]
     query_index: Int[Array, "T block"]
     """Place of each query in its whole row."""
@@ -61,6 +62,7 @@ def xla_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     block: int = CPU_BLOCK,
+    prefixes: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B Sq H hd"]:
     """`learner.model.attention.dispatch.attention` for one device; queries may be a slice of the row.
 
@@ -75,12 +77,14 @@ def xla_attention(
       window: a query at i sees keys j with i - j < window; None is no limit.
       soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
       block: queries and keys taken at a time, in tokens.
+      prefixes: see `attention`; queries are whole rows then, and there is no window.
     """
     (batch, num_queries, num_heads, head_dim), num_kv = q.shape, k.shape[2]
     block = min(block, -(-k.shape[1] // 8) * 8)
     q, query_segments = _pad(q, block), _pad(query_segments, block)
     k, v, key_segments = _pad(k, block), _pad(v, block), _pad(key_segments, block)
-    blocks = _plan(query_segments, key_segments, query_offset, window, block)
+    prefixes = None if prefixes is None else _pad(prefixes, block)
+    blocks = _plan(query_segments, key_segments, query_offset, window, block, prefixes)
     # [B, T/B, block, K, G, hd] -> [K, T, G * block, hd], a key head's query heads under each other.
     queries = q.reshape(batch, -1, block, num_kv, num_heads // num_kv, head_dim).transpose(3, 0, 1, 4, 2, 5)
     queries = queries.reshape(num_kv, -1, num_heads // num_kv * block, head_dim)
@@ -95,11 +99,19 @@ def _pad(x: Array, block: int) -> Array:
     return jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
 
 
-def _plan(query_segments: Array, key_segments: Array, offset: ArrayLike, window: int | None, block: int) -> _Blocks:
-    """The range of key blocks of each query block, exact to a block."""
+def _plan(
+    query_segments: Array,
+    key_segments: Array,
+    offset: ArrayLike,
+    window: int | None,
+    block: int,
+    prefixes: Array | None = None,
+) -> _Blocks:
+    """The range of key blocks of each query block, exact to a block; what follows a prefix, from that on."""
     (batch, num_queries), num_keys = query_segments.shape, key_segments.shape[1]
     key_index = jnp.broadcast_to(jnp.arange(num_keys, dtype=jnp.int32), key_segments.shape)
-    begins = jnp.concatenate([jnp.ones((batch, 1), bool), key_segments[:, 1:] != key_segments[:, :-1]], 1)
+    families = key_segments if prefixes is None else jnp.where(prefixes != 0, prefixes, key_segments)
+    begins = jnp.concatenate([jnp.ones((batch, 1), bool), families[:, 1:] != families[:, :-1]], 1)
     segment_start = lax.cummax(jnp.where(begins, key_index, 0), axis=1)
     query_index = jnp.arange(num_queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
     # A query past the last key is padding of the last block.
@@ -117,6 +129,7 @@ def _plan(query_segments: Array, key_segments: Array, offset: ArrayLike, window:
     end = jnp.where(real, split(query_index), -1).max(1) // block + 1
     return _Blocks(
         query_segments=split(query_segments),
+        query_prefixes=None if prefixes is None else split(prefixes),
         key_segments=split(key_segments),
         query_index=split(query_index),
         key_index=split(key_index),
@@ -202,7 +215,10 @@ def _scores(
     """[K, G * block, hd] x [K, block, hd] -> float32 [K, G * block, block], `_MASKED` where a key isn't seen."""
     q_segment, k_segment = blocks.query_segments[t][:, None], blocks.key_segments[u][None]
     distance = blocks.query_index[t][:, None] - blocks.key_index[u][None]
-    mask = (q_segment == k_segment) & (q_segment != 0) & (distance >= 0)
+    is_own = q_segment == k_segment
+    if blocks.query_prefixes is not None:
+        is_own |= (blocks.query_prefixes[t][:, None] == k_segment) & (k_segment != 0)
+    mask = is_own & (q_segment != 0) & (distance >= 0)
     if window is not None:
         mask &= distance < window
     scores = _matmul("krd,ksd->krs", query, keys) * scale

@@ -31,6 +31,7 @@ MESHES = {
     "sequence 2": dict(sequence=2),
     "fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2),
 }
+OF_WHOLE_ROWS = {name: axes for name, axes in MESHES.items() if "sequence" not in axes}
 MOE = dataclasses.replace(
     MODEL,
     **SHAPE,
@@ -69,9 +70,10 @@ def fresh_params(model):
     return jax.tree.map(lambda x: np.asarray(x) * (1 if x.ndim < 3 else 5), params)
 
 
-def train(model, folder, axes):
+def train(model, folder, axes, *, shares):
     """Two updates and a score; everything on the host."""
-    config = config_of(rows=8, mesh=MeshConfig(**axes), **LOSS)
+    config = config_of(rows=8, row_tokens=48 if shares else 16, mesh=MeshConfig(**axes), **LOSS)
+    config = dataclasses.replace(config, packing=dataclasses.replace(config.packing, share_prompts=shares))
     size = int(np.prod(list(axes.values())))
     mesh = make_mesh(**axes, devices=jax.devices()[:size] if size < 8 else None)
     steps = build_steps(model, config, mesh)
@@ -96,16 +98,16 @@ def train(model, folder, axes):
     return rows, jax.device_get(state.params), jax.device_get(score)
 
 
-def compare(model, meshes):
+def compare(model, meshes, *, shares=False):
     """Runs in the subprocess of the tests below."""
     assert len(jax.devices()) == 8
     folder = pathlib.Path(tempfile.mkdtemp()) / "model"
     hf_io.save(folder, model, fresh_params(model))
-    rows, params, score = train(model, folder, {})
+    rows, params, score = train(model, folder, {}, shares=shares)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, fresh_params(model))
     assert min(jax.tree.leaves(moved)) > 5e-4  # two steps of 1e-2
     for name, axes in meshes.items():
-        got_rows, got_params, got_score = train(model, folder, axes)
+        got_rows, got_params, got_score = train(model, folder, axes, shares=shares)
         for got, want in zip(got_rows, rows, strict=True):
             assert got.keys() == want.keys()
             for key in want:
@@ -135,3 +137,8 @@ def test_two_updates_of_every_kind_of_family_on_a_mesh_equal_one_device():
     assert on_eight_devices("[t.compare(m, t.OTHER_MESHES) for m in t.OTHERS.values()]").count("equal on") == len(
         OTHERS
     )
+
+
+@pytest.mark.integration
+def test_two_updates_from_shared_prompts_on_a_mesh_equal_one_device():
+    assert on_eight_devices("t.compare(t.DENSE, t.OF_WHOLE_ROWS, shares=True)").count("equal on") == len(OF_WHOLE_ROWS)

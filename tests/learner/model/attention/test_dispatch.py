@@ -126,6 +126,7 @@ CALL: dict[str, Any] = dict(dtype=BFLOAT16, head_dim=128, window=None, sequence=
         (a_device("tpu"), dict(soft_cap=50.0, window=4096, head_dim=256), "splash"),
         (AMPERE, {}, "pallas"),
         (a_device("gpu", compute_capability="gfx942"), {}, "pallas"),
+        (HOPPER, dict(has_prefixes=True), "xla"),
     ],
 )
 def test_auto_path_is_the_best_that_serves_the_call(device, change, want):
@@ -145,6 +146,10 @@ def test_auto_path_is_the_best_that_serves_the_call(device, change, want):
         ("pallas", HOPPER, dict(window=9), "no sliding window"),
         ("pallas", HOPPER, dict(soft_cap=9.0), "no soft cap"),
         ("cudnn", HOPPER, dict(soft_cap=9.0), "no soft cap"),
+        ("cudnn", HOPPER, dict(has_prefixes=True), r"no shared prompts .*\['xla'\]"),
+        ("splash", a_device("tpu"), dict(has_prefixes=True), "no shared prompts"),
+        ("auto", a_device("cpu"), dict(has_prefixes=True, window=9), "share_prompts: .*window"),
+        ("auto", a_device("cpu"), dict(has_prefixes=True, sequence=2), "share_prompts: .*over sequence"),
     ],
 )
 def test_named_path_that_cannot_serve_the_call_is_refused(path, device, change, message):

@@ -5,7 +5,7 @@ import pytest
 
 from learner.model.attention.dispatch import attention
 from learner.model.attention.xla import _plan
-from tests.learner.model.attention.attention_cases import example, seen
+from tests.learner.model.attention.attention_cases import assert_close, example, oracle, seen
 
 
 @pytest.mark.parametrize("window", [None, 9])
@@ -46,3 +46,47 @@ def test_work_follows_the_segments_and_not_the_row():
     whole = np.ones_like(segments)
     blocks = _plan(jnp.asarray(whole), jnp.asarray(whole), 0, None, 64)
     assert np.asarray(blocks.end - blocks.begin).tolist() == list(range(1, 33))
+
+
+def with_prefixes(segments):
+    """Each segment but the first of a row sees the first one too, where nothing lies between it and the next."""
+    prefixes = np.zeros_like(segments)
+    for row, out in zip(segments, prefixes, strict=True):
+        row[: np.nonzero(row)[0][0]] = 0
+        row[row > 0] -= row[row > 0].min() - 1
+        real = np.nonzero(row)[0]
+        row[real[0] : real[-1] + 1] = np.maximum.accumulate(row[real[0] : real[-1] + 1])  # no padding between
+        out[row > 1] = 1
+        out[row > 4] = 5  # a second family
+        out[row == 5] = 0
+    return prefixes
+
+
+@pytest.mark.parametrize("block", [16, 64])
+def test_segments_behind_a_prefix_equal_each_alone_behind_it(block):
+    q, k, v, segments, d_out = example(4)
+    prefixes = with_prefixes(segments)
+    assert segments.max() > 6
+
+    def run(q, k, v):
+        return attention(q, k, v, segments, scale=0.4, path="xla", block=block, prefix_ids=prefixes)
+
+    out, pull = jax.vjp(run, q, k, v)
+    got = (out, *pull(d_out))
+    want = [np.zeros(x.shape) for x in (q, q, k, v)]
+    for b, segment in ((row, s) for row in range(2) for s in range(1, segments[row].max() + 1)):
+        (prefix,) = set(prefixes[b][segments[b] == segment].tolist())
+        own = segments[b] == segment
+        where = np.nonzero(own | ((segments[b] == prefix) & (prefix != 0)))[0]
+        rows = [x[b : b + 1, where] for x in (q, k, v)]
+        # Its own queries alone: the prefix's count with the prefix.
+        alone = oracle(
+            *rows,
+            np.ones((1, where.size), np.int32),
+            np.where(own[where][None, :, None, None], d_out[b, where][None], 0),
+        )
+        want[0][b, own] = alone[0][0, own[where]]
+        for total, part in zip(want[1:], alone[1:], strict=True):
+            np.add.at(total, (b, where), part[0])
+    for g, w, name in zip(got, want, ("out", "dq", "dk", "dv"), strict=True):
+        assert_close(g, w, np.float32, name)
