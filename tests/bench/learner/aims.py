@@ -17,19 +17,24 @@ AT_LEAST = frozenset({"vs_torch_packed", "vs_torch_real", "vs_tunix_shipped", "v
 RATIOS = {
     "vs_torch_packed": "torch_packed",
     "vs_torch_real": "torch_packed",
+    "vs_torch_real_apart": "torch_packed",
     "vs_tunix_shipped": "tunix_padded",
     "vs_tunix_packed": "tunix_packed",
 }
 
 
+_OF_REAL = {"vs_torch_real": workload.REAL, "vs_torch_real_apart": workload.REAL_APART}
+"""Ratios of the real model's shape, each of one batch."""
+
+
 def batches_of(key: str) -> tuple[str, ...]:
     """The batches that a ratio is the median over."""
-    return (workload.REAL,) if key == "vs_torch_real" else workload.MAIN
+    return (_OF_REAL[key],) if key in _OF_REAL else workload.MAIN
 
 
 def each_of(key: str) -> tuple[str, ...]:
     """The batches whose own ratio is told beside the median."""
-    return () if key == "vs_torch_real" else tuple(b for b in workload.BATCHES if b != workload.REAL)
+    return () if key in _OF_REAL else tuple(b for b in workload.BATCHES if b not in _OF_REAL.values())
 
 
 def aims_of(values: dict) -> dict:

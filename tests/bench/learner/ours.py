@@ -1,7 +1,8 @@
 """This learner as a side of the learner bench: `Steps.accumulate` and `Steps.apply`, as a run uses them.
 
-The batch comes as groups through `pack_groups`. A group's sequences share the first token as their prompt; the rest
-of each prompt is a part of the rollout that the policy did not sample (loss_mask False), as in multi-turn rollouts.
+The batch comes as groups through `pack_groups`. Where a group's sequences have one prompt it is the group's, and shared
+(`packing.share_prompts`). Else the first token is, and the rest of each prompt is a part of the rollout that the policy
+did not sample (loss_mask False), as in multi-turn rollouts.
 """
 
 import dataclasses
@@ -27,9 +28,9 @@ def groups(batch: workload.Batch) -> list[Group]:
     """The batch as complete groups."""
     made = []
     for first in range(0, len(batch.prompts), workload.GROUP_SIZE):
-        rollouts = []
+        rollouts, common = [], batch.prompts[first] if is_one_prompt(batch) else batch.prompts[first][:1]
         for i in range(first, first + workload.GROUP_SIZE):
-            rest, response = batch.prompts[i][1:], batch.responses[i]
+            rest, response = batch.prompts[i][common.size :], batch.responses[i]
             size = rest.size + response.size
             rollouts.append(
                 Rollout(
@@ -47,7 +48,7 @@ def groups(batch: workload.Batch) -> list[Group]:
                 kind="train",
                 round=0,
                 order=first,
-                prompt_tokens=batch.prompts[first][:1],
+                prompt_tokens=common,
                 rollouts=tuple(rollouts),
                 incarnation=0,
                 actor="bench",
@@ -58,7 +59,21 @@ def groups(batch: workload.Batch) -> list[Group]:
     return made
 
 
-def config(rows: int, row_tokens: int, *, auto: bool = False, longest: int | None = None, groups: int = 2) -> Config:
+def is_one_prompt(batch: workload.Batch) -> bool:
+    """Whether the sequences of each group have the same prompt."""
+    firsts = (i - i % workload.GROUP_SIZE for i in range(len(batch.prompts)))
+    return all(np.array_equal(prompt, batch.prompts[i]) for prompt, i in zip(batch.prompts, firsts, strict=True))
+
+
+def config(
+    rows: int,
+    row_tokens: int,
+    *,
+    auto: bool = False,
+    longest: int | None = None,
+    groups: int = 2,
+    shares_prompts: bool = False,
+) -> Config:
     """The bench's configuration: everything that is not about the workload is the default.
 
     `auto`: rows x row_tokens is the most that a micro-batch may hold, and the learner chooses its shape.
@@ -67,7 +82,7 @@ def config(rows: int, row_tokens: int, *, auto: bool = False, longest: int | Non
         preset="bench",
         model=ModelConfig(max_tokens=longest or row_tokens),
         sampling=SamplingConfig(max_response_tokens=(longest or row_tokens) - 1),
-        packing=PackingConfig(rows=rows, row_tokens=row_tokens, auto=auto),
+        packing=PackingConfig(rows=rows, row_tokens=row_tokens, auto=auto, share_prompts=shares_prompts),
         rounds=RoundsConfig(groups_per_round=groups, groups_per_update=groups, samples_per_group=workload.GROUP_SIZE),
         loss=LossConfig(
             name="grpo_clip",
@@ -101,7 +116,8 @@ def micro_batches(batch: workload.Batch) -> tuple[Config, list[MicroBatch]]:
     """One micro-batch of exactly the rows that the packed peers have too; of equal lengths what packing.auto makes."""
     made = groups(batch)
     if batch.row_tokens % 64:
-        settings = config(8, 512, auto=True, longest=batch.row_tokens, groups=len(made))
+        shares = is_one_prompt(batch)
+        settings = config(8, 512, auto=True, longest=batch.row_tokens, groups=len(made), shares_prompts=shares)
     else:
         settings = config(*workload.packed(batch).tokens.shape)
     shape = RowShape(settings).take(made, ends_update=True)

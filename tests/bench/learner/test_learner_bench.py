@@ -44,7 +44,7 @@ def test_packed_holds_every_sequence_once_and_whole(name):
     assert packed.segment_ids.astype(bool).sum() == batch.num_real_tokens
 
 
-@pytest.mark.parametrize("name", [name for name in workload.BATCHES if name != workload.REAL])
+@pytest.mark.parametrize("name", [name for name, b in workload.BATCHES.items() if b.model == models.SMALL])
 def test_our_groups_pack_to_the_same_update_in_one_micro_batch(name):
     batch = workload.make_batch(name)
     _, micros = ours_learner.micro_batches(batch)
@@ -60,7 +60,10 @@ def test_batches_are_the_measured_ones():
     assert batches["seed0"].num_real_tokens == 2377
     assert batches["full"].fill > 0.6
     rows = {name: workload.packed(batch).tokens.shape for name, batch in batches.items()}
-    assert rows == {"seed0": (5, 512), "seed1": (6, 512), "seed2": (6, 512), "full": (6, 1024), "real": (32, 71)}
+    real = {"real": (32, 71), "real_apart": (32, 71)}
+    assert rows == {"seed0": (5, 512), "seed1": (6, 512), "seed2": (6, 512), "full": (6, 1024), **real}
+    prompts = {name: len({p.tobytes() for p in batch.prompts}) for name, batch in batches.items()}
+    assert (prompts["real"], prompts["real_apart"]) == (4, 32)
     assert all(
         r.size == 24 and p.size == 47 for p, r in zip(batches["real"].prompts, batches["real"].responses, strict=True)
     )
@@ -68,12 +71,21 @@ def test_batches_are_the_measured_ones():
 
 
 def test_our_real_batch_has_one_micro_batch_with_little_padding_and_every_sequence():
-    batch = workload.make_batch(workload.REAL)
+    batch = workload.make_batch(workload.REAL_APART)
     _, micros = ours_learner.micro_batches(batch)
     ours = micros[0].batch
     assert len(micros) == 1 and np.size(ours.tokens) <= 1.02 * batch.num_real_tokens
     got = [ours.tokens, ours.positions, ours.segment_ids, ours.loss_mask, ours.behavior_logprobs, ours.advantages]
     assert sequences_of([np.asarray(x) for x in got]) == sequences_of(workload.packed(batch))
+
+
+def test_our_real_batch_computes_each_prompt_once():
+    """4 x (46 + 8 x 25) tokens: a prompt's last one is there once more before each of its responses."""
+    _, micros = ours_learner.micro_batches(workload.make_batch(workload.REAL))
+    (micro,) = micros
+    assert (np.asarray(micro.batch.segment_ids) != 0).sum() == 984 and np.asarray(
+        micro.batch.loss_mask
+    ).sum() == 32 * 24
 
 
 def test_models_are_the_published_sizes():

@@ -3,7 +3,8 @@
 A batch of the small model (`models.py`) is 16 sequences in two groups of 8, each a quarter prompt (at most 128 tokens)
 and the rest response (at most 384), so that it fits Tunix's [16, 128 + 384] as it ships. Lengths are lognormal; the
 three seeds fill 30% of that shape, `full` more than 60%. `real` is SmolLM2's: an update of a task of short answers, 32
-sequences in four groups, 71 tokens each, of which the last 24 are scored.
+sequences in four groups, 71 tokens each, of which the last 24 are scored; the eight of a group answer one prompt, as
+samples of a policy do. `real_apart` is the same of 32 prompts.
 """
 
 import dataclasses
@@ -37,6 +38,8 @@ class Lengths:
     num_sequences: int = 2 * GROUP_SIZE
     response_tokens: int | None = None
     """Of each sequence; None: what a quarter, the prompt, leaves."""
+    is_one_prompt: bool = False
+    """A group's sequences begin with the same prompt."""
     model: str = SMALL
     """A name of `models.MODELS`."""
 
@@ -46,16 +49,20 @@ class Lengths:
         return MODELS[self.model]["vocab_size"]
 
 
+_SHORT_ANSWERS = Lengths(
+    seed=0, median=71, sigma=0.0, row_tokens=71, num_sequences=32, response_tokens=24, model=SMOLLM2
+)
 BATCHES = {
     "seed0": Lengths(seed=0, median=150, sigma=0.7, row_tokens=512),
     "seed1": Lengths(seed=1, median=150, sigma=0.7, row_tokens=512),
     "seed2": Lengths(seed=2, median=150, sigma=0.7, row_tokens=512),
     "full": Lengths(seed=0, median=380, sigma=0.3, row_tokens=1024),
-    "real": Lengths(seed=0, median=71, sigma=0.0, row_tokens=71, num_sequences=32, response_tokens=24, model=SMOLLM2),
+    "real": dataclasses.replace(_SHORT_ANSWERS, is_one_prompt=True),
+    "real_apart": _SHORT_ANSWERS,
 }
 MAIN = ("seed0", "seed1", "seed2")
 """The aims of the small model are about the median of these."""
-REAL = "real"
+REAL, REAL_APART = "real", "real_apart"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,8 @@ def make_batch(name: str) -> Batch:
         prompt_size = quarter if lengths.response_tokens is None else total - lengths.response_tokens
         tokens = rng.integers(2, lengths.vocab_size, total).astype(np.int32)
         tokens[0] = BOS_ID
+        if lengths.is_one_prompt and (mate := len(prompts) % GROUP_SIZE):
+            tokens[:prompt_size] = prompts[-mate]
         prompts.append(tokens[:prompt_size])
         responses.append(tokens[prompt_size:])
         noise = rng.normal(0, 0.1, total - prompt_size)
