@@ -28,12 +28,12 @@ from configs.sections import (
 
 def get_config(preset: str = "pipelinerl") -> Config:
     """`configs/recipes/arithmetic_smollm2.py`, or `configs/recipes/arithmetic_smollm2.py:rolloutpipe`."""
-    base = schedule(preset, groups_per_round=8, samples_per_group=8, groups_per_update=4)
+    base = schedule(preset, groups_per_round=16, samples_per_group=8, groups_per_update=8)
     return dataclasses.replace(
         base,
         # Most groups are all wrong at first, and all right later: others take their places.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
-        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=48),
+        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=40),
         # Prompts have 25 to 39 tokens. The model's own system prompt, in place of this one, would add 18: half as many
         # again to compute.
         model=ModelConfig(path="models/smollm2", max_tokens=64),
@@ -45,8 +45,9 @@ def get_config(preset: str = "pipelinerl") -> Config:
             answer_in="number",
         ),
         sampling=SamplingConfig(max_response_tokens=24),
-        optimizer=OptimizerConfig(learning_rate=1e-5),
-        packing=PackingConfig(rows=4, row_tokens=224, auto=True),  # at most half of an update's samples
+        optimizer=OptimizerConfig(learning_rate=2e-5),
+        # A prompt is twice as long as its answers, and eight of them share it.
+        packing=PackingConfig(rows=4, row_tokens=512, auto=True, share_prompts=True),
         # Thirty layers in float32: of a rare token engine and learner differ by up to 1e-4 nats; another step's weights
         # by a hundred times that.
         publish=dataclasses.replace(base.publish, parity_bound=5e-4),
