@@ -38,18 +38,31 @@ class FromHub:
         """Name and revision."""
         return {"hub": self.name, "revision": self.revision}
 
-    def fill(self, folder: pathlib.Path) -> None:
-        """Downloads the files that belong to a model; what is there of an earlier try is not fetched again.
+    def find_config(self, folder: pathlib.Path) -> pathlib.Path:
+        """Downloads config.json alone.
 
         Raises:
           ValueError: the Hub is out of reach, has no such model, or wants a token.
         """
+        self._download(folder, ["config.json"])
+        return folder
+
+    def fill(self, folder: pathlib.Path) -> None:
+        """Downloads the files that belong to a model; what is there of an earlier try is not fetched again.
+
+        Raises:
+          ValueError: as of the config.
+        """
+        self._download(folder, list(PATTERNS))
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's notes of the download
+
+    def _download(self, folder: pathlib.Path, patterns: list[str]) -> None:
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
             huggingface_hub.snapshot_download(
-                self.name, revision=self.revision or None, local_dir=folder, allow_patterns=list(PATTERNS)
+                self.name, revision=self.revision or None, local_dir=folder, allow_patterns=patterns
             )
         except (
             HfHubHTTPError,
@@ -62,7 +75,6 @@ class FromHub:
                 f"{self.name} can't be had from the Hugging Face Hub ({type(e).__name__}: {said}); without a network "
                 "give a folder, or smollm2"
             ) from e
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's notes of the download
 
     def check(self, folder: pathlib.Path) -> None:
         """Nothing more: the library compares each file with the Hub's hash of it."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from bridge.files import replace_file
-from launch.get_model.trainable import check_trainable
+from launch.get_model.trainable import check_computed, check_trainable
 
 RECORD = "sluice_source.json"
 """In a folder that this command made: what made it. Written last of all that is in it."""
@@ -32,6 +32,14 @@ class Source(Protocol):
     @property
     def identity(self) -> dict[str, Any]:
         """What makes it this model and no other; JSON."""
+        ...
+
+    def find_config(self, folder: pathlib.Path) -> pathlib.Path | None:
+        """A folder with the model's config.json, fetched into `folder` without the rest; None if it is known already.
+
+        Raises:
+          ValueError: it can't be had; one line that says what to do.
+        """
         ...
 
     def fill(self, folder: pathlib.Path) -> None:
@@ -92,6 +100,8 @@ class Landing:
     def fill(self, source: Source) -> None:
         """Fills a folder beside the place, checks it, and moves it there in one step.
 
+        The model's config comes first: weights that can't be trained are not fetched.
+
         Raises:
           ValueError: there is something else already, this runs in it, it can't be had, or it is not what it should be.
         """
@@ -112,6 +122,9 @@ class Landing:
         started.write_text(_text(source))  # an interrupted download of the same goes on
         model = self._part / "model"
         model.mkdir(exist_ok=True)
+        config = source.find_config(model)
+        if config is not None:
+            check_computed(config)
         source.fill(model)
         check_trainable(model)
         source.check(model)

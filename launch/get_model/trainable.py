@@ -24,16 +24,25 @@ def model_files(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted({path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()})
 
 
+def check_computed(folder: pathlib.Path) -> Architecture:
+    """Checks a folder's config.json alone: the learner computes such a model.
+
+    Raises:
+      ValueError: there is none, or one line that names what the learner doesn't compute.
+    """
+    try:
+        return Architecture.from_hf(folder)
+    except FileNotFoundError as e:
+        raise ValueError(str(e)) from e
+
+
 def check_trainable(folder: pathlib.Path) -> None:
     """Checks a model's folder: a family that the learner computes, all weights, a tokenizer that fits.
 
     Raises:
       ValueError: one line that says what is missing, or names what the learner doesn't compute.
     """
-    try:
-        model = Architecture.from_hf(folder)
-    except FileNotFoundError as e:
-        raise ValueError(str(e)) from e
+    model = check_computed(folder)
     if missing := missing_weights(folder):
         raise ValueError(f"{folder} has no weights: {missing}")
     load_tokenizer(folder, vocab_size=model.vocab_size)

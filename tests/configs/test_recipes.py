@@ -14,7 +14,7 @@ from tests.configs.test_overrides import PRESETS as KNOWN
 FOLDER = pathlib.Path(overrides.__file__).parent / "recipes"
 RECIPES = sorted(p.stem for p in FOLDER.glob("*.py") if "def get_config" in p.read_text())
 RESULTS = FOLDER.parents[1] / "tests/bench/results/tpu.md"
-COMPILED = ("gsm8k_qwen2_5_1_5b", "countdown_qwen2_5_3b")
+COMPILED = ("gsm8k_qwen2_5_1_5b", "countdown_qwen2_5_3b", "deepscaler_qwen3_4b")
 ON_CPU = {"arithmetic_smollm2", "gsm_smollm2"}
 
 

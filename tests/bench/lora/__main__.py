@@ -3,10 +3,10 @@
     python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=16] [--problems=256] [--small]
 
 The recipe's own settings (`configs/recipes/arithmetic_smollm2.py`) by rounds, so that all see as many samples of the
-same prompts. `full` trains all parameters, `merged` adapters that go out added to the base, with deltas, `adapter`
-adapters that go out alone. The model comes from PyPI (`launch.get_model`), once; with --small it is the tiny one, for
-minutes. A finished run of the same code stays in its folder (--dir) and is taken from there. Writes
-`results/lora.{json,md}`.
+same prompts. `full` trains all parameters at the recipe's learning rate, `merged` adapters at ten times that, which go
+out added to the base, with deltas, `adapter` the same that go out alone. The model comes from PyPI
+(`launch.get_model`), once; with --small it is the tiny one, for minutes. A finished run of the same code stays in its
+folder (--dir) and is taken from there. Writes `results/lora.{json,md}`.
 """
 
 import dataclasses
@@ -59,7 +59,10 @@ def main(argv: list[str]) -> None:
         remarks=[
             "Bytes are of a version: in full, and as the delta that goes to another machine where it holds the version "
             "before (the median over the run's versions). Memory is the sum of the peaks (VmHWM) of each role's "
-            "processes. Every publish was probed: the largest |dlogprob| between engine and learner.",
+            "processes; what serves snapshots to other machines (`publish.serve=http`, for the deltas) is a process of "
+            "its own below the learner, and is not counted with it: "
+            f"{max(run.server_peak_bytes for run in runs) / 2**30:.2f} GiB at most. Every publish was probed: "
+            "the largest |dlogprob| between engine and learner.",
         ],
         values=values,
         aims=aims_of(values),

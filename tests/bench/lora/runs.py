@@ -7,17 +7,22 @@ import math
 import pathlib
 import statistics
 import threading
+import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
+import psutil
+
 from bridge.published import WeightManifest
 from bridge.snapshots.layout import latest
-from tests.bench.real_model.watched import run_for
+from configs.overrides import load_preset
+from tests.bench.job import PROJECT
+from tests.bench.real_model.watched import look_at_memory, run_for
 from tests.bench.rig import report
 
 RECIPE = "configs/recipes/arithmetic_smollm2.py"
 TINY = "configs/tiny.py"
-_LOOK_S = 0.1
+_LOOK_S, _MEMORY_S = 0.1, 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +40,9 @@ CASES = (
     Case(name="merged", about="adapters, published added to the base, ten times the learning rate", is_lora=True),
     Case(name="adapter", about="the same adapters, published alone", is_lora=True, publishes="adapter"),
 )
-LEARNING_RATE = {False: 2e-5, True: 2e-4}
-"""By `is_lora`: adapters want about ten times as much (Schulman et al., 2025, "LoRA without regret")."""
+ADAPTER_RATE = 10.0
+"""Times the recipe's learning rate: adapters want about ten times as much (Schulman et al., 2025, "LoRA without
+regret")."""
 AIM_PARITY = 1e-4
 """Nats; the bound at which an actor of float32 is fenced."""
 
@@ -60,6 +66,8 @@ class Run:
     num_probes: int
     max_abs_dlogprob: float
     learner_peak_bytes: float
+    """Without the snapshot server, which is a process below it."""
+    server_peak_bytes: float
     actor_peak_bytes: float
     checkpoint_bytes: int
     wall_s: float
@@ -71,8 +79,21 @@ class Run:
 
 def play(case: Case, config: str, overrides: Mapping[str, object], folder: pathlib.Path, *, rank: int) -> Run:
     """A run, or what is left of it."""
-    num_updates = int(str(overrides["run.num_updates"]))
     snapshots = folder.with_name(f"{folder.name}-snapshots")
+    own = fields_of(case, config, overrides, snapshots, rank=rank)
+    snapshots.mkdir(parents=True, exist_ok=True)
+    kept = folder.with_name(f"{folder.name}-seen.json")
+    with _watched(snapshots, kept):
+        rows, seen = run_for(config, own, folder, bound_s=math.inf)
+    found = json.loads(kept.read_text())
+    return _run_of(case, rows, {**seen, **found["peaks"]}, found["versions"], folder)
+
+
+def fields_of(
+    case: Case, config: str, overrides: Mapping[str, object], snapshots: pathlib.Path, *, rank: int
+) -> dict[str, object]:
+    """What a case sets beside its config."""
+    num_updates = int(str(overrides["run.num_updates"]))
     own: dict[str, object] = {
         **overrides,
         "publish.probe_every_n_publishes": 1,
@@ -82,15 +103,12 @@ def play(case: Case, config: str, overrides: Mapping[str, object], folder: pathl
         "checkpoint.every_n_steps": num_updates,
         "evaluation.every_n_steps": max(1, num_updates // 2),
     }
-    if config != TINY:
-        own["optimizer.learning_rate"] = LEARNING_RATE[case.is_lora]
     if case.is_lora:
         own |= {"lora.rank": rank, "lora.alpha": 2.0 * rank, "publish.lora": case.publishes}
-    snapshots.mkdir(parents=True, exist_ok=True)
-    kept = folder.with_name(f"{folder.name}-versions.json")
-    with _watched(snapshots, kept):
-        rows, seen = run_for(config, own, folder, bound_s=math.inf)
-    return _run_of(case, rows, seen, json.loads(kept.read_text()), folder)
+        if config != TINY:  # its rate is large already
+            rate = load_preset(str(PROJECT / config)).optimizer.learning_rate
+            own["optimizer.learning_rate"] = ADAPTER_RATE * rate
+    return own
 
 
 def _run_of(
@@ -118,6 +136,7 @@ def _run_of(
         num_probes=len(probes),
         max_abs_dlogprob=max(probes),
         learner_peak_bytes=seen["learner_peak_bytes"],
+        server_peak_bytes=seen["server_peak_bytes"],
         actor_peak_bytes=seen["actor_peak_bytes"],
         checkpoint_bytes=_largest_checkpoint(folder),
         wall_s=seen["wall_s"],
@@ -131,8 +150,9 @@ def _largest_checkpoint(folder: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def _watched(snapshots: pathlib.Path, kept: pathlib.Path) -> Generator[None]:
-    """While it is open, notes the bytes of each version that appears; those of an earlier run stay where none does."""
+    """While it is open, notes versions' bytes and the learner's memory; an earlier run's stay where none runs."""
     found: dict[str, dict[str, int | None]] = {}
+    memory = LearnerMemory()
     is_over = threading.Event()
 
     def look() -> None:
@@ -143,8 +163,12 @@ def _watched(snapshots: pathlib.Path, kept: pathlib.Path) -> Generator[None]:
                     found[str(manifest.version)] = _bytes_of(manifest)
 
     def watch() -> None:
+        looked = -math.inf
         while not is_over.wait(_LOOK_S):
             look()
+            if time.monotonic() - looked >= _MEMORY_S:
+                memory.look(psutil.Process())
+                looked = time.monotonic()
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -154,7 +178,28 @@ def _watched(snapshots: pathlib.Path, kept: pathlib.Path) -> Generator[None]:
         is_over.set()
         thread.join()
     if found:
-        kept.write_text(json.dumps(found))
+        kept.write_text(json.dumps({"versions": found, "peaks": memory.peaks()}))
+
+
+class LearnerMemory:
+    """Peaks of the learner's processes, without those of the snapshot server, which is a process below the learner."""
+
+    def __init__(self) -> None:
+        """Has seen none."""
+        self._peaks: dict[tuple[str, int], int] = {}
+        self._servers: set[int] = set()
+
+    def look(self, job: psutil.Process) -> None:
+        """Enters what there is below a process."""
+        look_at_memory(job, self._peaks)
+        with contextlib.suppress(psutil.Error):  # one has ended
+            self._servers |= {p.pid for p in job.children(recursive=True) if "launch.snapshot_server" in p.cmdline()}
+
+    def peaks(self) -> dict[str, float]:
+        """Sums over the processes that were ever there, by what is counted, as `run_for` names them."""
+        of_learner = {pid: size for (role, pid), size in self._peaks.items() if role == "learner"}
+        servers = sum(size for pid, size in of_learner.items() if pid in self._servers)
+        return {"learner_peak_bytes": float(sum(of_learner.values()) - servers), "server_peak_bytes": float(servers)}
 
 
 def _bytes_of(manifest: WeightManifest) -> dict[str, int | None]:

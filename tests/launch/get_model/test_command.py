@@ -49,6 +49,7 @@ def test_folder_of_a_family_that_is_not_known_is_refused_and_leaves_nothing(mode
     (done,) = get([str(model), "--out=mine"], cwd=tmp_path)
     (line,) = done.err.splitlines()
     assert done.code == 2 and "gpt2" in line and not (tmp_path / "mine").exists()
+    assert not [*tmp_path.glob(".mine.part/model/*")]  # nothing was copied either
 
 
 BAD = {

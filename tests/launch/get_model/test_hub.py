@@ -1,5 +1,7 @@
 """Models of the Hub, with the library's download as a fake: what is asked for, and what its errors become."""
 
+import fnmatch
+import json
 import pathlib
 import shutil
 
@@ -7,6 +9,7 @@ import huggingface_hub
 import pytest
 
 from launch.get_model import hub
+from launch.get_model.landing import Landing
 from launch.get_model.trainable import PATTERNS
 from tests.learner.model_folder import make_model_folder
 
@@ -33,6 +36,39 @@ def test_model_is_downloaded_without_other_formats_of_its_weights(tmp_path, monk
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in model.iterdir())
     assert source.short_name == "small" and source.identity == {"hub": "owner/small", "revision": "v1"}
     assert not {"*.bin", "*.gguf", "*.safetensors"} & set(PATTERNS)
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch) -> list[list[str]]:
+    """What is downloaded of the model in `theirs`, download by download."""
+    made: list[list[str]] = []
+
+    def download(name: str, *, revision: str | None, local_dir: pathlib.Path, allow_patterns: list[str]) -> None:
+        there = [p.name for p in (tmp_path / "theirs").iterdir()]
+        made.append(sorted(n for n in there if any(fnmatch.fnmatch(n, pattern) for pattern in allow_patterns)))
+        for one in made[-1]:
+            shutil.copyfile(tmp_path / "theirs" / one, local_dir / one)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return made
+
+
+@pytest.mark.parametrize("what", ["family", "no config"])
+def test_model_that_the_learner_does_not_compute_is_refused_before_its_weights_are_fetched(tmp_path, asked, what):
+    config = make_model_folder(tmp_path / "theirs") / "config.json"
+    if what == "family":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
+    else:
+        config.unlink()
+    with pytest.raises(ValueError, match="gpt2" if what == "family" else "config.json"):
+        Landing(tmp_path / "out").fill(hub.FromHub("owner/large"))
+    assert asked == [["config.json"] if what == "family" else []] and not (tmp_path / "out").exists()
+
+
+def test_model_that_the_learner_computes_is_fetched_after_its_config(tmp_path, asked):
+    names = sorted(p.name for p in make_model_folder(tmp_path / "theirs").iterdir())
+    Landing(tmp_path / "out").fill(hub.FromHub("owner/small"))
+    assert asked == [["config.json"], names] and {*names} <= {p.name for p in (tmp_path / "out").iterdir()}
 
 
 def test_hub_out_of_reach_is_one_line_that_says_what_to_do(tmp_path, monkeypatch):

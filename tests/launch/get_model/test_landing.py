@@ -23,6 +23,8 @@ class Folder:
         self.found: list[str] = []
         """What an earlier try had left."""
 
+    def find_config(self, folder: pathlib.Path) -> None: ...
+
     def fill(self, folder: pathlib.Path) -> None:
         self.found = sorted(p.name for p in folder.iterdir())
         (folder / "first").write_text("half")
