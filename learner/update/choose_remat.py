@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from configs.schema import Config
 from learner.costs.activations import CHOICES, Policy, Share, micro_batch_bytes
 from learner.devices.mesh import BATCH_AXES, axes_size
+from learner.hosts.hosts import Hosts
 from learner.lora.adapters import abstract_adapters
 from learner.model.config import Architecture
 from learner.model.decoder import Params, abstract_params
@@ -20,15 +21,18 @@ _WIDE = 512
 """Hidden size from which a CPU's learner keeps its projections."""
 
 
-def choose_remat(architecture: Architecture, config: Config, mesh: Mesh, *, logit_chunk: int) -> Policy:
+def choose_remat(architecture: Architecture, config: Config, mesh: Mesh, hosts: Hosts, *, logit_chunk: int) -> Policy:
     """The configured policy; for auto the first of `CHOICES` that fits beside the state, else the one that keeps least.
 
-    It follows from the configuration and the kind of machine alone, so a restart computes as the run did. Where a
-    device doesn't say how much memory it has, it is `attention`.
+    It follows from the configuration and the kind of machines alone, so a restart computes as the run did, and is the
+    same in all processes, which all call it. Where a device doesn't say how much memory it has, it is `attention`.
+
+    Raises:
+      HostLostError: another process did not come.
     """
     if config.model.remat != "auto":
         return config.model.remat
-    usable = usable_bytes(mesh)
+    usable = usable_bytes(mesh, hosts, wait_s=config.supervision.start_s)
     if usable is None:
         logging.info("remat=attention: the devices don't say how much memory they have")
         return "attention"

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Float32
 from configs.schema import Config
 from configs.sections import LoraConfig, LossConfig
 from learner.costs.activations import Policy
+from learner.hosts.hosts import Hosts
 from learner.model.config import Architecture
 from learner.model.decoder import NO_LORA, Apply, Params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
@@ -134,10 +135,10 @@ def _to_token(x: Array) -> Array:
     return jnp.roll(x, 1, axis=1)
 
 
-def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> LossSum:
-    """Of a run's model, loss and sampling, on its devices."""
+def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts) -> LossSum:
+    """Of a run's model, loss and sampling, on its devices; all processes make theirs."""
     chunk = config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh)
-    remat = choose_remat(model_config, config, mesh, logit_chunk=chunk)
+    remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=chunk)
     head = Head(
         temperature=config.sampling.temperature,
         soft_cap=model_config.logit_soft_cap,
