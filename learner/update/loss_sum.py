@@ -1,7 +1,7 @@
 """What `accumulate` differentiates: a micro-batch's weighted sum of token losses, with its statistics."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from learner.objective import losses
 from learner.objective.losses import TokenInputs
 from learner.update import diagnostics
 from learner.update.choose_remat import choose_remat
+from learner.update.frozen import ProximalPolicy, proximal_policy
 from learner.update.packing import PackedBatch
 from learner.update.segments import segment_means
 
@@ -40,19 +41,6 @@ class AnchorLogprobs:
 
 
 NO_ANCHORS = AnchorLogprobs()
-
-ProximalPolicy = Literal["frozen", "first_pass", "current"]
-"""Whose logprobs are pi_prox's: a frozen policy's; the policy's own in the first pass over a batch, there the current
-ones, held constant, and in the later passes those; or the current ones, always, where a batch has one pass."""
-
-
-def proximal_policy(config: Config) -> ProximalPolicy | None:
-    """Which one a run's loss is given; None where it needs none."""
-    if not losses.needs(config.loss).proximal:
-        return None
-    if config.steps_per_proximal > config.rounds.epochs:
-        return "frozen"
-    return "first_pass" if config.rounds.epochs > 1 else "current"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

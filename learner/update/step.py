@@ -42,11 +42,11 @@ from learner.model.decoder import Params, abstract_params
 from learner.objective import losses
 from learner.update import diagnostics
 from learner.update.apply import ApplyUpdate, Metrics
+from learner.update.frozen import proximal_policy
 from learner.update.loss_sum import (
     NO_ANCHORS,
     AnchorLogprobs,
     make_loss_sum,
-    proximal_policy,
     without_adapters,
 )
 from learner.update.optimizer import make_optimizer

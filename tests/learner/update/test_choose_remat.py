@@ -15,9 +15,11 @@ from learner.costs.activations import CHOICES, POLICIES, Share, kept_per_token, 
 from learner.devices.mesh import make_mesh
 from learner.hosts.hosts import OneHost
 from learner.model.config import Architecture
+from learner.model.hf import io as hf_io
+from learner.restore import Weights, load_base, trainer_of
 from learner.update import choose_remat, memory
 from learner.update.step import build_steps
-from tests.learner import several_hosts
+from tests.learner import several_hosts, streams
 from tests.learner.publish.thread_hosts import ThreadHosts
 
 MODEL = Architecture(
@@ -143,6 +145,48 @@ def test_adapters_alone_have_moments_and_their_base_is_frozen():
     num_adapters = flops.adapter_params(MODEL, config.lora)
     # Of the model's 16 bytes a parameter and its gradient's 4 a frozen base keeps 4; each adapter's number has all 20.
     assert whole - lora == pytest.approx(16 * num_all - 20 * num_adapters, abs=64)
+
+
+FROZEN: dict[str, dict[str, Any]] = {
+    "nothing": dict(loss={}),
+    "reference": dict(loss=dict(kl_coef=0.1)),
+    "proximal": dict(loss=dict(name="decoupled_ppo", proximal="round")),
+    "both": dict(loss=dict(name="decoupled_ppo", proximal="round", kl_coef=0.1)),
+    "proximal of its own passes": dict(loss=dict(name="decoupled_ppo"), epochs=2),
+    "base": dict(loss={}, rank=2),
+    "base as the reference": dict(loss=dict(kl_coef=0.1), rank=2),
+    "base and another reference": dict(loss=dict(kl_coef=0.1, reference_path="here"), rank=2),
+    "base and adapters": dict(loss=dict(name="decoupled_ppo", proximal="round"), rank=2),
+    "all": dict(loss=dict(name="decoupled_ppo", proximal="round", kl_coef=0.1, reference_path="here"), rank=2),
+}
+
+
+@pytest.mark.parametrize(("kept", "compute_dtype"), [*((kept, "bfloat16") for kept in FROZEN), ("all", "float32")])
+def test_frozen_copies_are_counted_as_the_learner_holds_them(monkeypatch, tmp_path, kept, compute_dtype):
+    """Measured from the arrays that a trainer really has, each once; auto's threshold moves with them by as much."""
+    setting: dict[str, Any] = {"rank": 0, "epochs": 1} | FROZEN[kept]
+    folder = tmp_path / "model"
+    hf_io.save(folder, streams.MODEL, streams.fresh_params())
+    loss = setting["loss"] | ({"reference_path": str(folder)} if "reference_path" in setting["loss"] else {})
+    config = streams.config_of(epochs=setting["epochs"], **loss)
+    model = dataclasses.replace(config.model, compute_dtype=compute_dtype, served_dtype=compute_dtype)
+    config = dataclasses.replace(config, lora=sections.LoraConfig(rank=setting["rank"]), model=model)
+    steps, weights = build_steps(streams.MODEL, config, mesh_of()), Weights(config, streams.MODEL)
+    base = load_base(weights, folder)
+    state = steps.init(steps.init_adapters() if base else weights.load(folder, "float32"))
+    parts: Any = dict(publisher=None, checkpoints=None)
+    trainer = trainer_of(config, streams.MODEL, steps, state, weights, folder, base=base, **parts)
+
+    trained = jax.tree.leaves((state.params, state.opt_state, state.accumulator.grads))
+    copies = jax.tree.leaves((trainer.frozen, trainer.anchors._reference, trainer.anchors._proximal))
+    assert bool(copies) == (kept not in ("nothing", "proximal of its own passes"))
+    need = sum({id(x): x.nbytes for x in trained + copies}.values()) + 1000
+    monkeypatch.setattr(choose_remat, "micro_batch_bytes", lambda *args, num_params: 1000)
+
+    def chosen(usable):
+        return choose_remat.first_that_fits(streams.MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
+
+    assert (chosen(need), chosen(need - 1)) == ("dots", "full")
 
 
 def needed_bytes(config):
