@@ -75,7 +75,7 @@ def join_run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: hosts.ask_to_stop())
     architecture = Architecture.from_hf(model_folder)
-    steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None))
+    steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None), hosts)
     checkpoints = Checkpoints(
         RunFolder(folder).checkpoints,
         keep=config.checkpoint.keep,

@@ -18,6 +18,7 @@ from learner.model.decoder import Params, abstract_params
 from learner.model.hf import io as hf_io
 from learner.trainer import Publishing, Trainer, saved_part
 from learner.update.anchors import Anchors
+from learner.update.frozen import loads_reference
 from learner.update.kept_batch import KeptBatch
 from learner.update.placement import placed
 from learner.update.state import TrainState
@@ -140,9 +141,10 @@ def trainer_of(
     reference = pathlib.Path(config.loss.reference_path or model_folder)
 
     def load_reference() -> Params:
-        if base is not None and not config.loss.reference_path:
-            return base.params
-        return weights.load(reference, config.model.compute_dtype)
+        if loads_reference(config):
+            return weights.load(reference, config.model.compute_dtype)
+        assert base is not None  # whose adapters, turned off, are the reference
+        return base.params
 
     return Trainer(
         config=config,

@@ -75,18 +75,19 @@ def open_run(
     Raises:
       ValueError, FileNotFoundError: the model, the prompts or the mesh are unusable (one line says why).
       CheckpointError: there are checkpoints, and none is intact or fits.
+      HostLostError: another process did not come.
     """
     say_phase("reading the prompts")
     architecture = Architecture.from_hf(model_folder)
     tokenizer = load_tokenizer(model_folder, vocab_size=architecture.vocab_size)
     prompts, held_out, sets = _open_prompts(config, folder, tokenizer)
+    lead = lead or Lead(OneHost())
     if steps is None:
         say_phase("setting up the devices")
-        steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None))
+        steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
     elif not steps.fits(architecture, config):
         raise ValueError("the steps given were built for another model or configuration; let open_run build them")
 
-    lead = lead or Lead(OneHost())
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
     whole_store = open_run_store(config, folder)
     finished = whole_store.finished()  # leading takes the run up again

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import jax
 
-from bridge.names import flatten, unflatten
 from configs.schema import Config
 from learner.model.decoder import Params
+from learner.update.frozen import freeze
 from learner.update.loss_sum import AnchorLogprobs
 from learner.update.packing import PackedBatch
 from learner.update.step import Steps
@@ -41,13 +41,8 @@ class Anchors:
           base: what they belong to, if they are adapters; it may be the reference.
         """
         self._steps, self._base = steps, base
-
-        def freeze(path: str, x: jax.Array) -> jax.Array:
-            # A norm's scale is used as it is kept.
-            return x + 0 if path.endswith("/scale") else x.astype(config.model.compute_dtype) + 0
-
         # Without donation nothing is taken over: the optimizer may step the learner's own from here on.
-        self._freeze = jax.jit(lambda tree: unflatten({p: freeze(p, x) for p, x in flatten(tree).items()}))
+        self._freeze = jax.jit(lambda tree: freeze(tree, config))
         self._reference = load_reference() if steps.needs.reference else None
         self._proximal: Params | None = None
         self.publish(params)

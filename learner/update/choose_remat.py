@@ -10,9 +10,11 @@ from jax.sharding import Mesh
 from configs.schema import Config
 from learner.costs.activations import CHOICES, Policy, Share, micro_batch_bytes
 from learner.devices.mesh import BATCH_AXES, axes_size
+from learner.hosts.hosts import Hosts
 from learner.lora.adapters import abstract_adapters
 from learner.model.config import Architecture
 from learner.model.decoder import Params, abstract_params
+from learner.update.frozen import frozen_bytes, num_bytes, width
 from learner.update.memory import usable_bytes
 from learner.update.optimizer import make_optimizer
 
@@ -20,15 +22,18 @@ _WIDE = 512
 """Hidden size from which a CPU's learner keeps its projections."""
 
 
-def choose_remat(architecture: Architecture, config: Config, mesh: Mesh, *, logit_chunk: int) -> Policy:
+def choose_remat(architecture: Architecture, config: Config, mesh: Mesh, hosts: Hosts, *, logit_chunk: int) -> Policy:
     """The configured policy; for auto the first of `CHOICES` that fits beside the state, else the one that keeps least.
 
-    It follows from the configuration and the kind of machine alone, so a restart computes as the run did. Where a
-    device doesn't say how much memory it has, it is `attention`.
+    It follows from the configuration and the kind of machines alone, so a restart computes as the run did, and is the
+    same in all processes, which all call it. Where a device doesn't say how much memory it has, it is `attention`.
+
+    Raises:
+      HostLostError: another process did not come.
     """
     if config.model.remat != "auto":
         return config.model.remat
-    usable = usable_bytes(mesh)
+    usable = usable_bytes(mesh, hosts, wait_s=config.supervision.start_s)
     if usable is None:
         logging.info("remat=attention: the devices don't say how much memory they have")
         return "attention"
@@ -51,17 +56,16 @@ def first_that_fits(
     """The first of `choices`, or the last, for a device of which the learner may use so many bytes."""
     params = abstract_params(architecture, config.model.param_dtype)
     trained = abstract_adapters(architecture, config.lora, config.model.param_dtype) if config.lora.is_on else params
-    num_all, num_trained = _size(params), _size(trained)
     share = Share(
         num_tokens=-(-config.packing.rows * config.packing.row_tokens // axes_size(mesh, (*BATCH_AXES, "sequence"))),
-        activation_bytes=4 if config.model.compute_dtype == "float32" else 2,
+        activation_bytes=width(config.model.compute_dtype),
         tensor=mesh.shape["tensor"],
         param_shards=mesh.size // mesh.shape["data"],
         logit_chunk=logit_chunk,
     )
-    state = (state_bytes(trained, config) + _frozen_bytes(config) * num_all) / share.param_shards
+    state = (state_bytes(trained, config) + frozen_bytes(params, trained, config)) / share.param_shards
     needs = {
-        policy: state + micro_batch_bytes(architecture, policy, share, num_params=num_trained) for policy in choices
+        policy: state + micro_batch_bytes(architecture, policy, share, num_params=_size(trained)) for policy in choices
     }
     fitting: list[Policy] = [policy for policy in choices if needs[policy] <= usable]
     chosen = fitting[0] if fitting else choices[-1]
@@ -73,20 +77,8 @@ def first_that_fits(
 def state_bytes(trained: Params, config: Config) -> int:
     """Bytes of what is trained, of its optimizer's state as the optimizer makes it, and of the accumulator."""
     opt_state = jax.eval_shape(make_optimizer(config.optimizer, num_steps=config.run.num_updates).init, trained)
-    kept = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves((trained, opt_state)))
-    return kept + 4 * _size(trained)
-
-
-def _frozen_bytes(config: Config) -> int:
-    """Bytes a parameter of the model that are frozen: the base of adapters, which is the reference too, or that."""
-    if config.lora.is_on:
-        return _width(config.base_dtype)
-    return _width(config.model.compute_dtype) if config.loss.kl_coef > 0 else 0
+    return num_bytes((trained, opt_state)) + 4 * _size(trained)
 
 
 def _size(params: Params) -> int:
     return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-
-
-def _width(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2

@@ -1,7 +1,7 @@
 """What `accumulate` differentiates: a micro-batch's weighted sum of token losses, with its statistics."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Float32
 from configs.schema import Config
 from configs.sections import LoraConfig, LossConfig
 from learner.costs.activations import Policy
+from learner.hosts.hosts import Hosts
 from learner.model.config import Architecture
 from learner.model.decoder import NO_LORA, Apply, Params, make_apply, output_head
 from learner.model.logprobs import Head, token_loss_sum, token_scores
@@ -19,6 +20,7 @@ from learner.objective import losses
 from learner.objective.losses import TokenInputs
 from learner.update import diagnostics
 from learner.update.choose_remat import choose_remat
+from learner.update.frozen import ProximalPolicy, proximal_policy
 from learner.update.packing import PackedBatch
 from learner.update.segments import segment_means
 
@@ -39,19 +41,6 @@ class AnchorLogprobs:
 
 
 NO_ANCHORS = AnchorLogprobs()
-
-ProximalPolicy = Literal["frozen", "first_pass", "current"]
-"""Whose logprobs are pi_prox's: a frozen policy's; the policy's own in the first pass over a batch, there the current
-ones, held constant, and in the later passes those; or the current ones, always, where a batch has one pass."""
-
-
-def proximal_policy(config: Config) -> ProximalPolicy | None:
-    """Which one a run's loss is given; None where it needs none."""
-    if not losses.needs(config.loss).proximal:
-        return None
-    if config.steps_per_proximal > config.rounds.epochs:
-        return "frozen"
-    return "first_pass" if config.rounds.epochs > 1 else "current"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,10 +123,10 @@ def _to_token(x: Array) -> Array:
     return jnp.roll(x, 1, axis=1)
 
 
-def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh) -> LossSum:
-    """Of a run's model, loss and sampling, on its devices."""
+def make_loss_sum(model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts) -> LossSum:
+    """Of a run's model, loss and sampling, on its devices; all processes make theirs."""
     chunk = config.model.logit_chunk_tokens or default_logit_chunk(model_config, mesh)
-    remat = choose_remat(model_config, config, mesh, logit_chunk=chunk)
+    remat = choose_remat(model_config, config, mesh, hosts, logit_chunk=chunk)
     head = Head(
         temperature=config.sampling.temperature,
         soft_cap=model_config.logit_soft_cap,

@@ -33,6 +33,7 @@ from configs.schema import Config
 from learner.devices.compiler_options import compiler_options
 from learner.devices.host_memory import give_back_free_memory
 from learner.devices.mesh import BATCH_AXES, batch_sharding, param_shardings, replicated
+from learner.hosts.hosts import Hosts, OneHost
 from learner.lora.adapters import abstract_adapters, init_adapters
 from learner.lora.check import check_lora
 from learner.model.attention.dispatch import choose_path
@@ -41,11 +42,11 @@ from learner.model.decoder import Params, abstract_params
 from learner.objective import losses
 from learner.update import diagnostics
 from learner.update.apply import ApplyUpdate, Metrics
+from learner.update.frozen import proximal_policy
 from learner.update.loss_sum import (
     NO_ANCHORS,
     AnchorLogprobs,
     make_loss_sum,
-    proximal_policy,
     without_adapters,
 )
 from learner.update.optimizer import make_optimizer
@@ -58,8 +59,8 @@ from learner.update.state import Accumulator, TrainState, init_state
 class Steps:
     """The learner's device functions for one model, configuration and mesh."""
 
-    def __init__(self, model_config: Architecture, config: Config, mesh: Mesh) -> None:
-        """Compiles nothing yet."""
+    def __init__(self, model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts | None = None) -> None:
+        """Compiles nothing yet; `hosts` are the learner's processes, this one alone if not given."""
         self._config = config
         self._model_config = model_config
         self.needs = losses.needs(config.loss)
@@ -75,7 +76,7 @@ class Steps:
         self._apply_update = ApplyUpdate(
             optimizer=self._optimizer, config=config.optimizer, epochs=config.rounds.epochs, num_steps=num_steps
         )
-        self._loss_sum = make_loss_sum(model_config, config, mesh)
+        self._loss_sum = make_loss_sum(model_config, config, mesh, hosts or OneHost())
         self._loss_sum_of_base = without_adapters(self._loss_sum, model_config, config, mesh)
         self._num_traces: collections.Counter[str] = collections.Counter()
         self._num_tidied = 0
@@ -345,10 +346,11 @@ def _traced(config: Config) -> tuple[Any, ...]:
     return (*of_sections, *of_passes, config.sampling.temperature, num_updates)
 
 
-def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps:
-    """The learner's device functions; see `Steps`.
+def build_steps(model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts | None = None) -> Steps:
+    """The learner's device functions; see `Steps`. Of several processes all build theirs, and agree on the program.
 
     Raises:
+      HostLostError: another process did not come.
       ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
         model.attention can't serve this model on these devices; or the model can't have the adapters.
     """
@@ -361,7 +363,7 @@ def build_steps(model_config: Architecture, config: Config, mesh: Mesh) -> Steps
     ):
         if size % parts:
             raise ValueError(f"{name} ({size}) must be a multiple of {parts}, the mesh being {dict(mesh.shape)}")
-    steps = Steps(model_config, config, mesh)
+    steps = Steps(model_config, config, mesh, hosts)
     windows = {
         model_config.sliding_window if windowed else None for windowed in model_config.windowed_layers or (False,)
     }

@@ -1,6 +1,8 @@
 """What is recomputed: the estimate of its memory against XLA's own analysis, and the choice."""
 
 import dataclasses
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,9 +13,14 @@ from configs import schema, sections
 from learner.costs import flops
 from learner.costs.activations import CHOICES, POLICIES, Share, kept_per_token, micro_batch_bytes
 from learner.devices.mesh import make_mesh
+from learner.hosts.hosts import OneHost
 from learner.model.config import Architecture
+from learner.model.hf import io as hf_io
+from learner.restore import Weights, load_base, trainer_of
 from learner.update import choose_remat, memory
 from learner.update.step import build_steps
+from tests.learner import several_hosts, streams
+from tests.learner.publish.thread_hosts import ThreadHosts
 
 MODEL = Architecture(
     family="qwen3",
@@ -140,6 +147,48 @@ def test_adapters_alone_have_moments_and_their_base_is_frozen():
     assert whole - lora == pytest.approx(16 * num_all - 20 * num_adapters, abs=64)
 
 
+FROZEN: dict[str, dict[str, Any]] = {
+    "nothing": dict(loss={}),
+    "reference": dict(loss=dict(kl_coef=0.1)),
+    "proximal": dict(loss=dict(name="decoupled_ppo", proximal="round")),
+    "both": dict(loss=dict(name="decoupled_ppo", proximal="round", kl_coef=0.1)),
+    "proximal of its own passes": dict(loss=dict(name="decoupled_ppo"), epochs=2),
+    "base": dict(loss={}, rank=2),
+    "base as the reference": dict(loss=dict(kl_coef=0.1), rank=2),
+    "base and another reference": dict(loss=dict(kl_coef=0.1, reference_path="here"), rank=2),
+    "base and adapters": dict(loss=dict(name="decoupled_ppo", proximal="round"), rank=2),
+    "all": dict(loss=dict(name="decoupled_ppo", proximal="round", kl_coef=0.1, reference_path="here"), rank=2),
+}
+
+
+@pytest.mark.parametrize(("kept", "compute_dtype"), [*((kept, "bfloat16") for kept in FROZEN), ("all", "float32")])
+def test_frozen_copies_are_counted_as_the_learner_holds_them(monkeypatch, tmp_path, kept, compute_dtype):
+    """Measured from the arrays that a trainer really has, each once; auto's threshold moves with them by as much."""
+    setting: dict[str, Any] = {"rank": 0, "epochs": 1} | FROZEN[kept]
+    folder = tmp_path / "model"
+    hf_io.save(folder, streams.MODEL, streams.fresh_params())
+    loss = setting["loss"] | ({"reference_path": str(folder)} if "reference_path" in setting["loss"] else {})
+    config = streams.config_of(epochs=setting["epochs"], **loss)
+    model = dataclasses.replace(config.model, compute_dtype=compute_dtype, served_dtype=compute_dtype)
+    config = dataclasses.replace(config, lora=sections.LoraConfig(rank=setting["rank"]), model=model)
+    steps, weights = build_steps(streams.MODEL, config, mesh_of()), Weights(config, streams.MODEL)
+    base = load_base(weights, folder)
+    state = steps.init(steps.init_adapters() if base else weights.load(folder, "float32"))
+    parts: Any = dict(publisher=None, checkpoints=None)
+    trainer = trainer_of(config, streams.MODEL, steps, state, weights, folder, base=base, **parts)
+
+    trained = jax.tree.leaves((state.params, state.opt_state, state.accumulator.grads))
+    copies = jax.tree.leaves((trainer.frozen, trainer.anchors._reference, trainer.anchors._proximal))
+    assert bool(copies) == (kept not in ("nothing", "proximal of its own passes"))
+    need = sum({id(x): x.nbytes for x in trained + copies}.values()) + 1000
+    monkeypatch.setattr(choose_remat, "micro_batch_bytes", lambda *args, num_params: 1000)
+
+    def chosen(usable):
+        return choose_remat.first_that_fits(streams.MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
+
+    assert (chosen(need), chosen(need - 1)) == ("dots", "full")
+
+
 def needed_bytes(config):
     """The least memory for which `dots` is chosen, by bisection."""
     low, high = 0, 2**34
@@ -151,19 +200,19 @@ def needed_bytes(config):
 
 
 def test_auto_without_a_stated_memory_is_attention_and_steps_say_so(monkeypatch):
-    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh: None)
+    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh, hosts, wait_s: None)
     assert build_steps(MODEL, config_of("auto"), mesh_of()).remat == "attention"
 
 
 @pytest.mark.parametrize(("hidden", "want"), [(256, "attention"), (576, "dots")])
 def test_auto_on_a_cpu_keeps_projections_only_of_wide_models(monkeypatch, hidden, want):
-    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh: 1e12)
+    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh, hosts, wait_s: 1e12)
     model = dataclasses.replace(MODEL, hidden_size=hidden)
-    assert choose_remat.choose_remat(model, config_of("auto"), mesh_of(), logit_chunk=128) == want
+    assert choose_remat.choose_remat(model, config_of("auto"), mesh_of(), OneHost(), logit_chunk=128) == want
 
 
 def test_a_named_policy_is_taken_whatever_memory_there_is(monkeypatch):
-    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh: 0.0)
+    monkeypatch.setattr(choose_remat, "usable_bytes", lambda mesh, hosts, wait_s: 0.0)
     assert build_steps(MODEL, config_of("none"), mesh_of()).remat == "none"
 
 
@@ -178,4 +227,99 @@ def test_host_bytes_is_the_containers_where_that_is_less(tmp_path):
 
 def test_usable_bytes_of_a_cpu_is_a_share_for_each_of_its_devices(monkeypatch):
     monkeypatch.setattr(memory, "host_bytes", lambda: 1000)
-    assert memory.usable_bytes(mesh_of()) == pytest.approx(1000 * memory.HOST_SHARE)
+    assert memory.usable_bytes(mesh_of(), OneHost(), wait_s=1) == pytest.approx(1000 * memory.HOST_SHARE)
+
+
+class Chip:
+    """A device that only its own process may ask, which runs in a thread of that name."""
+
+    platform, device_kind = "gpu", "H100"
+
+    def __init__(self, process_index: int, limit: int | None) -> None:
+        self.process_index, self._limit = process_index, limit
+
+    def memory_stats(self) -> dict[str, int] | None:
+        if threading.current_thread().name != str(self.process_index):
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: MemoryStats is only supported for addressable devices")
+        return None if self._limit is None else {"bytes_limit": self._limit}
+
+
+class Core(Chip):
+    platform, device_kind = "cpu", "cpu"
+
+
+def usable_by_process(mesh: Any, count: int) -> list[float | None]:
+    """What each of so many processes hears, each in a thread."""
+    got: dict[int, float | None] = {}
+
+    def ask(hosts: ThreadHosts) -> None:
+        got[hosts.index] = memory.usable_bytes(mesh, hosts, wait_s=30)
+
+    threads = [threading.Thread(target=ask, args=(hosts,), name=str(hosts.index)) for hosts in ThreadHosts.of(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [got[i] for i in range(count)]
+
+
+def mesh_like(*devices: Chip) -> Any:
+    return SimpleNamespace(devices=np.array(devices, dtype=object))
+
+
+@pytest.mark.parametrize(("limits", "want"), [((1000, 800), 800), ((800, 1000), 800), ((1000, None), None)])
+def test_usable_bytes_of_processes_with_unequal_devices_is_the_least_in_all(limits, want):
+    mesh = mesh_like(*(Chip(i // 2, limits[i // 2]) for i in range(4)))
+    want = None if want is None else want * memory.DEVICE_SHARE
+    assert usable_by_process(mesh, 2) == [want, want]
+
+
+@pytest.mark.parametrize(
+    ("names", "want"), [(("a", "a", "a"), 1000 / 6), (("a", "b", "a"), 1000 / 4), (("a", "b", "c"), 600 / 2)]
+)
+def test_usable_bytes_of_cpu_processes_of_one_host_is_shared_by_all_their_devices(monkeypatch, names, want):
+    def mine() -> int:
+        return int(threading.current_thread().name)
+
+    monkeypatch.setattr(memory.platform, "node", lambda: names[mine()])
+    sizes = (1000, 1000, 1000) if len(set(names)) < 3 else (1000, 600, 1000)
+    monkeypatch.setattr(memory, "host_bytes", lambda: sizes[mine()])
+    mesh = mesh_like(*(Core(i // 2, None) for i in range(6)))
+    assert usable_by_process(mesh, 3) == [pytest.approx(want * memory.HOST_SHARE)] * 3
+
+
+def test_usable_bytes_of_chips_that_are_only_compiled_for_is_their_kinds():
+    class Compiled(Chip):
+        platform, device_kind = "tpu", "TPU v5 lite"
+
+    mesh = mesh_like(*(Compiled(i // 4, None) for i in range(16)))  # in one process, which has none of them
+    want = flops.TPU_CHIPS["v5e"].hbm_bytes * memory.DEVICE_SHARE
+    assert memory.usable_bytes(mesh, OneHost(), wait_s=1) == want
+
+
+AGREE = (
+    several_hosts.CONNECT
+    + """
+import dataclasses
+from learner.devices.mesh import make_mesh
+from learner.update import memory
+from learner.update.step import build_steps
+from tests.learner.update.test_choose_remat import MODEL, config_of
+
+memory.host_bytes = lambda: 2**40 if hosts.is_leader else 0  # a large machine, and one that is too small for anything
+model = dataclasses.replace(MODEL, hidden_size=512)
+print(build_steps(model, config_of("auto"), make_mesh(fsdp=4), hosts).remat)
+try:
+    build_steps(model, config_of("auto"), make_mesh(fsdp=4))
+except ValueError as e:
+    print(e)
+"""
+)
+
+
+@pytest.mark.heavy
+def test_auto_in_two_processes_on_unlike_machines_is_one_policy():
+    for out in several_hosts.run(AGREE, count=2, devices_each=2):
+        remat, refusal = out.splitlines()[-2:]
+        assert remat == "full"
+        assert "agreed on by the learner's 2 processes" in refusal
