@@ -34,9 +34,8 @@ def get_config(preset: str = "pipelinerl") -> Config:
         # Most groups are all wrong at first, and all right later: others take their places.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
         run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=40),
-        # Prompts have 25 to 39 tokens. The model's own system prompt, in place of this one, would add 18: half as many
-        # again to compute.
-        model=ModelConfig(path="models/smollm2", max_tokens=64),
+        # Prompts have 25 to 48 tokens; the model's own system prompt, in place of this one, would add 18.
+        model=ModelConfig(path="models/smollm2", max_tokens=72),
         prompts=PromptsConfig(
             path="data/arithmetic/train.jsonl",
             eval_path="data/arithmetic/held_out.jsonl",
