@@ -28,14 +28,14 @@ from configs.sections import (
 
 def get_config(preset: str = "pipelinerl") -> Config:
     """`configs/recipes/arithmetic_smollm2.py`, or `configs/recipes/arithmetic_smollm2.py:rolloutpipe`."""
-    base = schedule(preset, groups_per_round=16, samples_per_group=8, groups_per_update=8)
+    base = schedule(preset, groups_per_round=8, samples_per_group=8, groups_per_update=4)
     return dataclasses.replace(
         base,
         # Most groups are all wrong at first, and all right later: others take their places.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
-        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=40),
-        # Prompts have 25 to 48 tokens; the model's own system prompt, in place of this one, would add 18.
-        model=ModelConfig(path="models/smollm2", max_tokens=72),
+        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=48),
+        # Prompts have 25 to 39 tokens; the model's own system prompt, in place of this one, would add 18.
+        model=ModelConfig(path="models/smollm2", max_tokens=64),
         prompts=PromptsConfig(
             path="data/arithmetic/train.jsonl",
             eval_path="data/arithmetic/held_out.jsonl",
@@ -44,9 +44,9 @@ def get_config(preset: str = "pipelinerl") -> Config:
             answer_in="number",
         ),
         sampling=SamplingConfig(max_response_tokens=24),
-        optimizer=OptimizerConfig(learning_rate=2e-5),
+        optimizer=OptimizerConfig(learning_rate=1e-5),
         # A prompt is twice as long as its answers, and eight of them share it.
-        packing=PackingConfig(rows=4, row_tokens=512, auto=True, share_prompts=True),
+        packing=PackingConfig(rows=4, row_tokens=256, auto=True, share_prompts=True),
         # Thirty layers in float32: of a rare token engine and learner differ by up to 1e-4 nats; another step's weights
         # by a hundred times that.
         publish=dataclasses.replace(base.publish, parity_bound=5e-4),
