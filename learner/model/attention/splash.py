@@ -1,8 +1,9 @@
 """Packed causal attention on TPU: the splash kernel that comes with JAX.
 
-Splash (sparse flash) is a Pallas kernel that takes segment ids and reads grouped key heads without copies of them; it
-skips the blocks that the causal or window mask leaves empty. It doesn't skip blocks between two segments: that mask is
-data.
+Splash (sparse flash) is a Pallas kernel that takes segment ids and reads grouped key heads without copies of them. It
+skips, forward and backward, the blocks that the causal or window mask leaves empty, and those whose queries and keys
+have no segment in common in any of a device's rows, padding being none: its tables are made from each batch
+(`segment_blocks.py`). A step that is skipped still takes its turn in the grid, without work.
 
 Tokamax (0.0.17) has a later fork of it, under `experimental` and with a fused backward only. A fused backward writes
 one partial dq a key block, S / block copies of the queries: 32 at 32k tokens, 7 GB for Qwen2.5-7B. The kernel in JAX
@@ -23,6 +24,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Array, Float, Int
 
+from learner.model.attention.segment_blocks import skip_blocks
 from learner.model.remat import ATTENTION
 
 LANES = 128
@@ -115,9 +117,14 @@ def splash_attention(
     real = (query_segments != 0)[..., None, None]
     q = jnp.where(real, q.astype(jnp.float32) * scale, 0.0).astype(q.dtype)
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    ids = splash.SegmentIds(q=query_segments, kv=key_segments)
-    out: Any = jax.vmap(kernel)(q, k, v, ids)
+    run: Any = skip_blocks(kernel, query_segments, key_segments)
+    if len(q) == 1:
+        # XLA copies less than with a batch of one.
+        out = run(q[0], k[0], v[0], splash.SegmentIds(q=query_segments[0], kv=key_segments[0]))[None]
+    else:
+        out = jax.vmap(run)(q, k, v, splash.SegmentIds(q=query_segments, kv=key_segments))
     out = out.swapaxes(1, 2)[..., :head_dim]
+    # Query blocks of padding alone are skipped, and hold 0 / 0.
     return jnp.where(real, out, jnp.zeros((), out.dtype))
 
 

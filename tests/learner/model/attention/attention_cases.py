@@ -24,6 +24,8 @@ class Variant:
     windows: bool = True
     float32: bool = True
     soft_caps: bool = False
+    length: int = 150
+    """Tokens of a row, several blocks where the path skips some."""
 
     def __call__(self, q, k, v, segments, *, window: int | None = None):
         return _compiled(q, k, v, segments, window=window, options=self.options)
@@ -54,10 +56,17 @@ def _compiled_gradients(q, k, v, segments, d_out, *, window, options):
 
 XLA = Variant("xla", (("path", "xla"),), soft_caps=True)
 SPLASH = Variant("splash-interpreted", (("path", "splash"), ("interpret", True)), soft_caps=True)
+SPLASH_BLOCKS = Variant(
+    "splash-interpreted-6-blocks",
+    (("path", "splash"), ("interpret", True), ("block", 128)),
+    soft_caps=True,
+    length=700,
+)
 VARIANTS = [
     XLA,
     Variant("xla-block-16", (("path", "xla"), ("block", 16)), soft_caps=True),
     SPLASH,
+    SPLASH_BLOCKS,
     Variant("pallas-interpreted", (("path", "pallas"), ("interpret", True)), windows=False),
     pytest.param(Variant("cudnn", (("path", "cudnn"),), float32=False), marks=pytest.mark.gpu),
     pytest.param(Variant("pallas", (("path", "pallas"),), windows=False), marks=pytest.mark.gpu),
@@ -66,7 +75,7 @@ every_path = pytest.mark.parametrize("run", VARIANTS, ids=lambda v: v.name)
 
 
 def example(seed, *, length=150, heads=4, kv_heads=2, head_dim=24, dtype: Any = np.float32):
-    """(q, k, v, segments, d_out): two rows of segments of 1 to 60 tokens, with padding before and after them."""
+    """(q, k, v, segments, d_out): two rows of segments of 1 to 60 tokens, or a fifth of a row; padding around them."""
     rng = np.random.default_rng(seed)
     shapes = [(2, length, n, head_dim) for n in (heads, kv_heads, kv_heads, heads)]
     q, k, v, d_out = (rng.normal(size=shape).astype(dtype) for shape in shapes)
@@ -74,7 +83,7 @@ def example(seed, *, length=150, heads=4, kv_heads=2, head_dim=24, dtype: Any = 
     for row in segments:
         start, number = int(rng.integers(0, 3)), 1
         while start < length - 5:
-            end = min(length - int(rng.integers(0, 5)), start + int(rng.integers(1, 60)))
+            end = min(length - int(rng.integers(0, 5)), start + int(rng.integers(1, max(60, length // 5))))
             row[start:end] = number
             # One padding token between some segments.
             start, number = end + int(rng.integers(0, 5) == 0), number + 1

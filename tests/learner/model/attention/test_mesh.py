@@ -20,9 +20,13 @@ CASES = [(path, None, axes) for path in ("xla", "splash") for axes in MESHES]
 # More tensor shards than key heads, and all at once with a window.
 CASES += [(path, 9, dict(fsdp=2, sequence=2, tensor=2)) for path in ("xla", "splash")]
 CASES += [("xla", None, dict(tensor=4)), ("pallas", None, MESHES[2])]
-# 259 tokens don't divide over anything.
-two = [np.concatenate(x) for x in zip(example(0, length=259), example(1, length=259))]
-q, k, v, segments, d_out = two
+# 259 tokens don't divide over anything; 600 are six blocks of 128, of which splash skips those that don't meet.
+CASES = [(*case, 259) for case in CASES]
+CASES += [("splash", 100, dict(fsdp=2, sequence=2, tensor=2), 600), ("splash", None, dict(sequence=2), 600)]
+BATCHES = {
+    length: [np.concatenate(x) for x in zip(example(0, length=length), example(1, length=length))]
+    for length in (259, 600)
+}
 
 def layers(q, k, v, segments, **options):
     # As the decoder calls it: inside a checkpointed body of a scan, under jit and grad.
@@ -36,24 +40,28 @@ def run(**options):
         return out, *pull(d_out)
     return jax.jit(f)
 
-want = {w: run(path="xla", window=w)(q, k, v, segments, d_out) for w in (None, 9)}
-for path, window, axes in CASES:
+want = {
+    (window, length): run(path="xla", window=window)(*BATCHES[length])
+    for window, length in {(window, length) for _, window, _, length in CASES}
+}
+for path, window, axes, length in CASES:
     mesh = make_mesh(**axes, devices=jax.devices()[: int(np.prod(list(axes.values())))])
     rows = NamedSharding(mesh, P(BATCH_AXES))
-    got = run(path=path, window=window, mesh=mesh, interpret=path != "xla")(
-        *jax.device_put((q, k, v, segments, d_out), rows))
-    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want[window], strict=True):
+    block = 128 if path == "splash" else None
+    got = run(path=path, window=window, mesh=mesh, interpret=path != "xla", block=block)(
+        *jax.device_put(BATCHES[length], rows))
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want[window, length], strict=True):
         scale = np.abs(b).max()
         assert scale > 0.1
-        np.testing.assert_allclose(a, b, atol=1e-5 * scale, err_msg=f"{path} {window} {axes} {name}")
-    print("equal", path, window, axes)
+        np.testing.assert_allclose(a, b, atol=1e-5 * scale, err_msg=f"{path} {window} {axes} {length} {name}")
+    print("equal", path, window, axes, length)
 print(len(CASES), "cases")
 """
 
 
 @pytest.mark.integration
 def test_attention_on_every_mesh_equals_one_device():
-    assert eight_devices.run(EIGHT_DEVICES).splitlines()[-1] == "12 cases"
+    assert eight_devices.run(EIGHT_DEVICES).splitlines()[-1] == "14 cases"
 
 
 # Stands for a mesh of which this process has no devices.
