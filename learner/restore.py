@@ -5,6 +5,7 @@ import functools
 import pathlib
 from typing import Any
 
+import jax.numpy as jnp
 from absl import logging
 from jax.sharding import NamedSharding
 
@@ -57,8 +58,12 @@ def load_base(weights: Weights, model_folder: pathlib.Path) -> Base | None:
     config = weights.config
     if not config.lora.is_on:
         return None
-    books = lora_books(config.lora, model_folder)
-    return Base(weights.load(model_folder, config.base_dtype), books)
+    books, dtype = lora_books(config.lora, model_folder), config.base_dtype
+    params = weights.load(model_folder, dtype)
+    with hf_io.open_folder(model_folder) as tensors:
+        stored = {tensors[name].spec.dtype for name in weights.architecture.param_names.all_hf_names()}
+    is_rounded = any(jnp.promote_types(kept, dtype) != dtype for kept in stored)
+    return Base(params=params, books=books, folder=model_folder, is_rounded=is_rounded)
 
 
 def restore(

@@ -9,12 +9,16 @@ from configs.sections.lora import LoraConfig
 from learner.model.decoder import Params
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Base:
     """The base on the devices, and what a checkpoint says of it."""
 
     params: Params
     books: dict[str, Any]
+    folder: pathlib.Path
+    """Where its files are."""
+    is_rounded: bool
+    """Whether those have what the devices don't hold: digits, or range."""
 
 
 def lora_books(config: LoraConfig, model_folder: pathlib.Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from learner.model.decoder import Params, abstract_params
 from learner.model.hf.safetensors_file import StoredTensor, open_tensors
 from learner.model.hf.save import INDEX, WEIGHTS, save
 
-__all__ = ["ShardingFn", "load", "save"]
+__all__ = ["ShardingFn", "load", "open_folder", "save"]
 
 ShardingFn = Callable[[str, tuple[int, ...]], Sharding | None]
 """(Flax path, shape of the whole leaf) -> where it goes; None leaves it on the default device."""
@@ -59,8 +59,7 @@ def load(
         raise FileNotFoundError(f"no model folder at {folder}")
     config = Architecture.from_hf(folder)
     names = config.param_names
-    with contextlib.ExitStack() as stack:
-        tensors = _open_folder(folder, stack)
+    with open_folder(folder) as tensors:
         _check_tied_head(config, tensors, folder)
         check_same_names(f"{folder}: tensor", got=tensors, wanted=names.all_hf_names())
         leaves = {}
@@ -78,7 +77,19 @@ def load(
     return config, unflatten(leaves)
 
 
-def _open_folder(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
+@contextlib.contextmanager
+def open_folder(folder: pathlib.Path) -> Iterator[dict[str, StoredTensor]]:
+    """The folder's tensors by name, to be read while it is open.
+
+    Raises:
+      FileNotFoundError: no weights, or a file the index names is gone.
+      ValueError: no whole safetensors files, or others than the index says.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _open_files(folder, stack)
+
+
+def _open_files(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
     listed: dict[str, str] = {}
     if (folder / INDEX).is_file():
         listed = json.loads((folder / INDEX).read_text(encoding="utf-8")).get("weight_map", {})

@@ -1,11 +1,5 @@
-"""`launch.evaluate` against a plain loop of transformers: `python -m tests.bench.evaluation --model=FOLDER`.
+"""The problems, the command's answers to them, a plain loop's, and the verifier that judges both."""
 
-Both answer the same problems greedily, in float32, and one verifier judges both: the numbers must be the same. Then k
-samples a problem, with their standard errors and the engine's speed. The problems are small sums and differences in the
-model's chat template.
-"""
-
-import argparse
 import asyncio
 import json
 import pathlib
@@ -101,53 +95,3 @@ def judge(rows: list[dict[str, Any]], answers: list[tuple[str, Finish]]) -> list
             await pool.close()
 
     return asyncio.run(scores())
-
-
-def main() -> None:
-    """Measures and prints; the last line is JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="a Hugging Face folder")
-    parser.add_argument("--problems", type=int, default=50)
-    parser.add_argument("--k", type=int, default=8)
-    given = parser.parse_args()
-    rows = make_problems(given.problems)
-    with tempfile.TemporaryDirectory() as folder:
-        prompts = pathlib.Path(folder) / "sums.jsonl"
-        prompts.write_text("".join(json.dumps(r) + "\n" for r in rows))
-        found = evaluate(given.model, prompts, given.k)
-    plain, plain_s = plain_answers(given.model, rows)
-    rewards = judge(rows, plain)
-    by_name = {one["set"]: one for one in found["sets"]}
-    of_greedy, of_sampled = by_name["greedy"], by_name["drawn"]
-    ours = {s["problem"]: s["responses"][0] for s in of_greedy["samples"]}
-    same = [ours[i]["text"] == text for i, (text, _) in enumerate(plain)]
-    num_other_rewards = sum(ours[i]["reward"] != reward for i, reward in enumerate(rewards))
-    mean = sum(rewards) / len(rewards)
-    for i, is_same in enumerate(same):
-        if not is_same:
-            print(f"problem {i} {rows[i]['prompt']!r}: {ours[i]['text']!r}, transformers {plain[i][0]!r}")
-    print(f"greedy       {of_greedy['metrics']['avg@1']}")
-    print(f"transformers {mean:.4f}, {sum(same)} of {len(same)} texts the same")
-    for name, estimate in of_sampled["metrics"].items():
-        print(f"{name:12} {estimate['value']:.4f} +- {estimate['stderr']:.4f}")
-    values = {
-        "greedy": of_greedy["metrics"]["avg@1"]["value"],
-        "greedy_stderr": of_greedy["metrics"]["avg@1"]["stderr"],
-        "transformers": mean,
-        "same_texts": sum(same) / len(same),
-        "other_rewards": num_other_rewards,
-        "sampled": of_sampled["metrics"],
-        "tokens_per_s": found["sampled_tokens"] / found["seconds"],
-        "seconds": found["seconds"],
-        "transformers_s": plain_s,
-    }
-    difference = abs(values["greedy"] - mean)
-    aims = {
-        "difference": {"value": difference, "aim": 0.0, "met": difference == 0.0},
-        "same_texts": {"value": values["same_texts"], "aim": 0.98, "met": values["same_texts"] >= 0.98},
-    }
-    print(json.dumps({"bench": "evaluation", "values": values, "aims": aims}))
-
-
-if __name__ == "__main__":
-    main()
