@@ -66,10 +66,11 @@ def with_prefixes(segments):
 def test_segments_behind_a_prefix_equal_each_alone_behind_it(block):
     q, k, v, segments, d_out = example(4)
     prefixes = with_prefixes(segments)
+    ids = jnp.asarray(segments)
     assert segments.max() > 6
 
     def run(q, k, v):
-        return attention(q, k, v, segments, scale=0.4, path="xla", block=block, prefix_ids=prefixes)
+        return attention(q, k, v, ids, scale=0.4, path="xla", block=block, prefix_ids=jnp.asarray(prefixes))
 
     out, pull = jax.vjp(run, q, k, v)
     got = (out, *pull(d_out))
@@ -78,10 +79,12 @@ def test_segments_behind_a_prefix_equal_each_alone_behind_it(block):
         (prefix,) = set(prefixes[b][segments[b] == segment].tolist())
         own = segments[b] == segment
         where = np.nonzero(own | ((segments[b] == prefix) & (prefix != 0)))[0]
-        rows = [x[b : b + 1, where] for x in (q, k, v)]
+        query, key, value = (x[b : b + 1, where] for x in (q, k, v))
         # Its own queries alone: the prefix's count with the prefix.
         alone = oracle(
-            *rows,
+            query,
+            key,
+            value,
             np.ones((1, where.size), np.int32),
             np.where(own[where][None, :, None, None], d_out[b, where][None], 0),
         )
