@@ -1,0 +1,62 @@
+"""What the planner is told of the recipes for accelerators, and the page's table of what it says."""
+
+import json
+
+import pytest
+
+from launch.plan import profiles
+from launch.plan.outcome import Lag, Outcome
+from tests.bench.planner.recipes import ASSUMED, COLUMNS, FOLDER, PAGE, profile_of, row, table
+
+GSM8K = "gsm8k_qwen2_5_1_5b"
+
+
+def test_engine_reads_weights_and_caches_at_its_memorys_rate():
+    engine = profile_of(GSM8K)["engine"]
+    assert profiles.from_dict(profile_of(GSM8K)).engine.max_num_seqs == 256
+    # Qwen2.5-1.5B has 1.54e9 parameters, 28 layers of 2 heads of 128; a sequence has 165 + 110 tokens at its middle.
+    bytes_per_s = 0.7 * 3.35e12
+    alone, full = engine["tokens_per_s"][0], engine["tokens_per_s"][-1]
+    assert alone == pytest.approx(1 / (0.003 + 3.087e9 / bytes_per_s), rel=0.01)
+    assert full == pytest.approx(256 / (0.003 + (3.087e9 + 256 * 275 * 28_672) / bytes_per_s), rel=0.01)
+    assert engine["kv_capacity_tokens"] == pytest.approx((0.9 * 80e9 - 4e9 - 3.087e9) / 28_672, rel=0.01)
+
+
+def test_learner_takes_the_compiled_programs_seconds():
+    learner = profile_of(GSM8K)["learner"]
+    # 16 rows of 8,192 hold 5 sequences of 1,536 tokens each; accumulate takes 0.959 s on 16 chips.
+    assert learner["seconds_per_token"] == pytest.approx(0.959 * 16 / (16 * 5 * 1536), rel=0.01)
+
+
+@pytest.mark.parametrize("recipe", ASSUMED)
+def test_stored_profile_is_of_the_recipe_and_its_compiled_programs_as_they_are_now(recipe):
+    """But for the store, which is measured anew with the cluster's."""
+    stored, now = json.loads((FOLDER / f"{recipe}.json").read_text()), profile_of(recipe)
+    assert stored.pop("store").keys() == now.pop("store").keys() and stored == now
+
+
+def test_who_waits_is_said_by_the_learners_wait_then_by_what_is_given_up():
+    def said(*, waiting: float, dropped: int) -> list[str]:
+        lag = Lag(mean=1.0, p95=2.0, max=3)
+        outcome = Outcome(
+            **dict.fromkeys(("seconds", "step_s", "samples_per_s", "tokens_per_s", "wasted_tokens"), 1.0),
+            **dict.fromkeys(("engine_utilisation", "engine_fill", "learner_utilisation", "recomputed_tokens"), 1.0),
+            **dict.fromkeys(("num_steps", "num_samples", "num_preemptions"), 1),
+            rounds=({"round/waiting_ratio": waiting},),
+            token_lag=lag,
+            group_lag=lag,
+            num_dropped={"overflow": dropped},
+        )
+        return [cell.strip() for cell in row(GSM8K, 2, outcome).strip("|").split("|")]
+
+    assert len(said(waiting=0.3, dropped=9)) == len(COLUMNS)
+    assert said(waiting=0.3, dropped=9)[-1] == "the learner"
+    assert (
+        said(waiting=0.01, dropped=9)[-2:] == ["9", "the engines' groups"]
+        and said(waiting=0.01, dropped=0)[-1] == "neither"
+    )
+
+
+@pytest.mark.slow
+def test_pages_table_is_what_the_planner_says():
+    assert table() in PAGE.read_text()
