@@ -7,12 +7,9 @@ whatever ends it.
 import contextlib
 import sys
 
-from rich.console import Console
-
 from launch import command_line
-from launch.report.afterwards import show
+from launch.report.afterwards import conclude
 from launch.set_up import SetUp
-from launch.summary import finish
 from launch.supervisor import Ending, Supervisor
 
 CODES = {Ending.DONE: 0, Ending.INTERRUPTED: 130, Ending.FAILED: 1, Ending.UNUSABLE: command_line.USAGE_ERROR}
@@ -25,12 +22,7 @@ def main() -> int:
         at("starting the learner and the actors")
         supervisor = Supervisor(prepared)
     ending = supervisor.run()
-    try:
-        finish(prepared, ending)
-    except OSError as e:
-        print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
-    if ending in (Ending.DONE, Ending.FAILED):
-        show(prepared.folder, Console(highlight=False))
+    conclude(prepared, ending)
     if ending in (Ending.FAILED, Ending.UNUSABLE):
         print(f"error: {supervisor.last_error}", file=sys.stderr)
     return CODES[ending]

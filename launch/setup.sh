@@ -195,12 +195,17 @@ sys.exit(bool(wrong))
 PY
 }
 
-[ $# -le 1 ] || fail "one argument at most, got: $*"
+wrong_use() {
+  echo "error: $1" >&2
+  exit 2
+}
+case "${1:-}" in -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launch/setup.sh ;; esac
+[ $# -le 1 ] || wrong_use "one argument at most, got: $*"
 # A new environment is made by emptying .venv first, and through a link that would be somebody else's.
 [ ! -L "$venv" ] || fail "$venv is a link to $(readlink "$venv"), which is not this folder's to change: remove the link"
 extra="${1:-$(sed -n 2p "$stamp" 2>/dev/null || true)}"
 extra="${extra:-cpu}"
-[[ "$extra" =~ ^[a-z][a-z-]*(,[a-z][a-z-]*)*$ ]] || fail "not an extra: $extra"
+[[ "$extra" =~ ^[a-z][a-z-]*(,[a-z][a-z-]*)*$ ]] || wrong_use "'$extra' is not an extra: bash launch/setup.sh --help shows what there is"
 
 # One set-up at a time. The lock is on this folder itself: .venv may be wiped below.
 if command -v flock >/dev/null; then

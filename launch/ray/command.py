@@ -14,8 +14,8 @@ from rich.console import Console
 
 from launch import command_line
 from launch.local import CODES
+from launch.report.afterwards import conclude
 from launch.set_up import SetUp
-from launch.summary import finish
 from launch.supervisor import Supervisor
 from launch.trust import check_no_password
 
@@ -63,10 +63,7 @@ def main() -> int:
         with command_line.usage_errors():
             supervisor = Supervisor(prepared, console, crew=crew)
         ending = supervisor.run()
-    try:
-        finish(prepared, ending)
-    except OSError as e:
-        print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
+    conclude(prepared, ending)
     if supervisor.last_error and CODES[ending] in (1, command_line.USAGE_ERROR):
         print(f"error: {supervisor.last_error}", file=sys.stderr)
     return CODES[ending]

@@ -1,16 +1,34 @@
-"""What a run that has ended shows of itself: the report's place, and a few samples."""
+"""What a run that has ended leaves and shows: its summary, the report's place, and a few samples."""
 
 import pathlib
+import sys
 
 from absl import logging
 from rich.console import Console
 
 from configs.run_folder import RunFolder
+from launch import command_line
+from launch.command_line import Prepared
 from launch.samples import terminal
 from launch.samples.choose import Query, choose, pairs
 from launch.samples.read import read_samples
+from launch.summary import finish
+from launch.supervisor import Ending
 
 NUM_SAMPLES = 3
+
+
+def conclude(prepared: Prepared, ending: Ending) -> None:
+    """Writes and prints the summary; then, of a run that was not interrupted, the report and samples.
+
+    What a full disk or a damaged line makes impossible is said, and changes nothing of how the run ended.
+    """
+    try:
+        finish(prepared, ending)
+    except (OSError, ValueError) as e:
+        print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
+    if ending in (Ending.DONE, Ending.FAILED):
+        show(prepared.folder, Console(highlight=False))
 
 
 def show(folder: pathlib.Path, console: Console) -> None:
@@ -37,7 +55,7 @@ def _show_samples(folder: pathlib.Path, console: Console) -> None:
     else:
         chosen, _ = choose(samples, Query(limit=NUM_SAMPLES))
         terminal.show(console, chosen)
-    console.print(f"samples      python -m launch.samples --run_dir={folder}", markup=False, soft_wrap=True)
+    console.print(f"samples      {_python()} -m launch.samples --run_dir={folder}", markup=False, soft_wrap=True)
 
 
 def _write_report(folder: pathlib.Path, console: Console) -> None:
@@ -45,7 +63,13 @@ def _write_report(folder: pathlib.Path, console: Console) -> None:
     try:
         from launch.report.build import write_report
     except ImportError:
-        said = f"python -m launch.report --run_dir={folder} (it wants the extra `report`)"
+        said = f"{_python()} -m launch.report --run_dir={folder} (it wants the extra `report`)"
     else:
         said = f"{target}   ({write_report([folder], target) / 1e6:.1f} MB; open it in a browser)"
     console.print(f"report       {said}", markup=False, soft_wrap=True)
+
+
+def _python() -> str:
+    """The interpreter as it may be typed: from here on where it lies below."""
+    path = pathlib.Path(sys.executable)
+    return str(path.relative_to(pathlib.Path.cwd()) if path.is_relative_to(pathlib.Path.cwd()) else path)

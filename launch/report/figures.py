@@ -101,7 +101,7 @@ class Sources:
         source = self.of(run, kind)
         if name not in source.column_names:
             values = column(run.of(kind), name)
-            is_largest = "max" in name
+            is_largest = name.rpartition("/")[2].startswith("max") and not name.startswith("rewards/")
             source.add(_small(binned(values, bins(values.size), largest=is_largest)), name)
         return source, name
 

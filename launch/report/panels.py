@@ -76,7 +76,7 @@ SECTIONS = (
             ),
             Panel(
                 title="Episodes",
-                y_label="turns of an episode",
+                y_label="turns, and their reward",
                 lines=_lines(turns__mean="turns", turns__reward="reward"),
             ),
         ),

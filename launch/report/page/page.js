@@ -290,7 +290,7 @@
     if (group.responses.length > 1) {
       const siblings = make("button", `its group of ${group.of || group.responses.length}`, "link");
       siblings.type = "button";
-      siblings.addEventListener("click", () => { at("sample-search").value = group.ticket; at("sample-kind").value = group.kind; findSamples(); });
+      siblings.addEventListener("click", () => { at("sample-search").value = group.ticket; at("sample-kind").value = group.kind; at("sample-run").value = sample.run; at("sample-from").value = at("sample-to").value = ""; findSamples(); });
       top.append(siblings);
     }
     if (!goesOn) body.append(make("h4", "prompt"), marked(group.prompt));

@@ -6,9 +6,12 @@ import sys
 import pytest
 from rich.console import Console
 
+from configs import tiny
+from launch.command_line import Prepared
 from launch.evaluate.results import write
 from launch.report import afterwards
 from launch.report.library import check_library
+from launch.supervisor import Ending
 from tests.launch.commands import call_each
 from tests.launch.report.folder import make_folder
 
@@ -103,3 +106,14 @@ def test_end_of_a_run_is_no_error_where_there_is_nothing_to_show(tmp_path, monke
     assert "it wants the extra `report`" in shown(folder)
     monkeypatch.setattr(afterwards, "read_samples", lambda folder: 1 / 0)
     assert "not written: ZeroDivisionError" in shown(folder)
+
+
+def test_damaged_event_leaves_a_run_without_summary_and_not_without_its_ending(tmp_path, capsys):
+    folder = make_folder(tmp_path / "run")
+    events = folder / "events" / "learner.jsonl"
+    events.write_text('{"name": "torn\n{"name": "train", "ph": "i", "ts": 1, "tid": 0, "args": {}}\n')
+    prepared = Prepared(tiny.get_config(), folder, tmp_path / "model")
+    afterwards.conclude(prepared, Ending.DONE)
+    said = capsys.readouterr()
+    assert "error: the run's summary was not written: " in said.err and "not a JSON event" in said.err
+    assert str(folder / "report.html") in said.out.replace("\n", "")
