@@ -15,7 +15,6 @@ import dataclasses
 import json
 import pathlib
 import tempfile
-from importlib.metadata import version
 from typing import Any, get_args
 
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ import torch
 import transformers
 from absl import app, flags
 
+from bridge import versions
 from bridge.names import flatten
 from learner.model.hf.io import load
 from tests.bench.rig import report
@@ -190,7 +190,7 @@ def _finish(found: dict[str, dict[str, Any]]) -> None:
         },
         data=found,
         figure=False,
-        beside=f"transformers {transformers.__version__}, vLLM {version('vllm')} on its CPU backend",
+        beside=f"transformers {transformers.__version__}, vLLM {versions.VLLM} on its CPU backend",
     )
 
 
