@@ -51,7 +51,8 @@ def main(argv: list[str]) -> None:
         "lora",
         title="Adapters against full training",
         about=[
-            f"`python -m tests.bench.lora --updates={_UPDATES.value} --rank={_RANK.value}`: `{config.partition(":")[0]}` by rounds, the main job "
+            f"`python -m tests.bench.lora --updates={_UPDATES.value} --rank={_RANK.value}`: "
+            f"`{config.partition(':')[0]}` by rounds, the main job "
             "with real vLLM in float32, learner and engine on the same cores; the same prompts and samples for all. "
             + " ".join(f"`{case.name}`: {case.about}." for case in CASES),
         ],
