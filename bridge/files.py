@@ -6,6 +6,7 @@ import os
 import pathlib
 import time
 import uuid
+from collections.abc import Iterable
 
 _PART = ".sluice-part"
 _ABANDONED_S = 3600.0  # a small file is written in seconds
@@ -20,15 +21,18 @@ def try_flock(fd: int, operation: int) -> bool:
     return True
 
 
-def replace_file(path: pathlib.Path, data: bytes, *, is_durable: bool = False) -> None:
-    """Writes a small file so that others see the old one or the new one, whole; `is_durable` waits for the disk."""
+def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durable: bool = False) -> None:
+    """Writes a small file so that others see the old one or the new one, whole; `is_durable` waits for the disk.
+
+    `data` may come in parts.
+    """
     _sweep(path.parent)
     # A name of our own: several processes may open one run folder, and write its files, at once; those of containers on
     # several machines may all have the same id.
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PART}")
     try:
         with open(part, "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             if is_durable:
                 file.flush()
                 os.fsync(file.fileno())

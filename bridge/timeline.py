@@ -12,7 +12,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -119,31 +119,51 @@ def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
       ValueError: a line in the middle of a process's life is no JSON.
     """
-    events: list[dict[str, Any]] = []
-    for track, path in enumerate(sorted(pathlib.Path(folder).glob("*.jsonl")), start=1):
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        for i, line in enumerate(lines):
-            if not line:
-                continue
-            try:
-                events.append({**json.loads(line), "pid": track})
-            except json.JSONDecodeError as e:
-                # Killed while writing: nothing follows, or the first line of the process that took over.
-                following = lines[i + 1] if i + 1 < len(lines) else ""
-                if following and '"process_name"' not in following:
-                    raise ValueError(f"{path}:{i + 1}: not a JSON event") from e
-    return sorted(events, key=lambda e: e["ts"])
+    return sorted(_events(folder), key=lambda e: e["ts"])
 
 
 def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Writes `folder`'s events as one Chrome trace file, with times from the first event on."""
-    events = read(folder)
-    origin = min((e["ts"] for e in events if e["ph"] != "M"), default=0.0)
-    for e in events:
-        if e["ph"] != "M":
-            e["ts"] -= origin
-    body = {"traceEvents": events, "displayTimeUnit": "ms", "metadata": {"start_unix_s": origin / 1e6}}
-    replace_file(pathlib.Path(target), json.dumps(body).encode())
+    """Writes `folder`'s events as one Chrome trace file, with times from the first event on.
+
+    An event at a time, since a long run has millions: in order of processes, and in each as they were written.
+
+    Raises:
+      ValueError: as for `read`.
+    """
+    origin = min((e["ts"] for e in _events(folder) if e["ph"] != "M"), default=0.0)
+    about = {"displayTimeUnit": "ms", "metadata": {"start_unix_s": origin / 1e6}}
+
+    def text() -> Generator[str]:
+        yield json.dumps(about)[:-1] + ', "traceEvents": ['
+        separator = "\n"
+        for event in _events(folder):
+            if event["ph"] != "M":
+                event["ts"] -= origin
+            yield separator + json.dumps(event)
+            separator = ",\n"
+        yield "\n]}\n"
+
+    replace_file(pathlib.Path(target), (part.encode() for part in text()))
+
+
+def _events(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Process by process, as `read` has them."""
+    for track, path in enumerate(sorted(pathlib.Path(folder).glob("*.jsonl")), start=1):
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            torn = 0
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                # Killed while writing: nothing follows, or the first line of the process that took over.
+                if torn and '"process_name"' not in line:
+                    raise ValueError(f"{path}:{torn}: not a JSON event")
+                try:
+                    event = json.loads(line)
+                except json.JSONDecodeError:
+                    torn = number
+                    continue
+                torn = 0
+                yield {**event, "pid": track}
 
 
 def _plain(value: Any) -> Any:

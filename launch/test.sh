@@ -33,6 +33,7 @@ fi
 folder="$(mktemp -d)" # the linters' output, the summary
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
 
+case "${1:-}" in -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launch/test.sh ;; esac
 is_fast=false
 if [ "${1:-}" = --fast ]; then
   is_fast=true
@@ -40,6 +41,13 @@ if [ "${1:-}" = --fast ]; then
 fi
 if ! $is_fast || ! "$bin/python" -c "import pytest, xdist" 2>/dev/null; then
   bash launch/setup.sh || exit 1
+fi
+
+# What pytest doesn't know is said before the linters run.
+"$bin/python" -m pytest --markers "$@" >"$folder/usage" 2>&1
+if [ $? = 4 ]; then
+  echo "error: $(sed -n 's/.*error: //p' "$folder/usage" | head -n 1); bash launch/test.sh --help shows what there is" >&2
+  exit 2
 fi
 
 export JAX_COMPILATION_CACHE_DIR="$folder/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0

@@ -2,11 +2,12 @@
 
 import dataclasses
 import time
+from typing import Any
 
 from absl import logging
 
 from configs.run_folder import RunFolder
-from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Publish, SaveModel, Score
+from learner.commands import Accumulate, AccumulateAgain, Apply, Command, Discard, Publish, SaveModel, Score
 from learner.heart import Stopped
 from learner.publish import parity
 from learner.publish.pinned import PROBE_TOKENS, probe_problems
@@ -68,7 +69,7 @@ def train_all(run: Run) -> None:
         if micro.ends_round:
             run.metrics.write("round", run.step, run.stream.end_round())
         if is_save_due(run, ends_round=micro.ends_round):
-            with run.stream.aside():
+            with run.stream.aside("save"):
                 run.save()
         run.stream.acknowledge(run.checkpoints.committed())
         if run.config.publish.when == "round_end" and micro.ends_round:
@@ -78,11 +79,8 @@ def train_all(run: Run) -> None:
 
 def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
     """Adds a micro-batch's gradient in the first pass over its batch."""
-    start = time.time()
-    run.do(Accumulate(micro))
-    end = time.time()
+    _, start, end = compute(run, Accumulate(micro), "train", step=run.step, groups=",".join(micro.ticket_ids))
     books.add(micro, start, end)
-    run.timeline.span("train", start, end, step=run.step, groups=",".join(micro.ticket_ids))
     run.heart.worked()
     run.stream.poll()  # a race may be decided, or the oldest group give way, while this process computes
 
@@ -90,11 +88,9 @@ def accumulate(run: Run, micro: MicroBatch, books: StepBooks) -> None:
 def accumulate_again(run: Run, books: StepBooks, epoch: int) -> None:
     """Adds the gradients of the whole batch in a later pass, from the micro-batches of the first one."""
     for index, ticket_ids in enumerate(run.trainer.kept.ticket_ids):
-        start = time.time()
-        run.do(AccumulateAgain(index))
-        end = time.time()
+        groups = ",".join(ticket_ids)
+        _, start, end = compute(run, AccumulateAgain(index), "train", step=run.step, groups=groups, epoch=epoch)
         books.computed(start, end)
-        run.timeline.span("train", start, end, step=run.step, groups=",".join(ticket_ids), epoch=epoch)
         run.heart.worked()
         run.stream.poll()
 
@@ -147,11 +143,22 @@ def update(run: Run, books: StepBooks) -> None:
 
 def apply(run: Run, books: StepBooks, epoch: int) -> None:
     """Steps the optimizer, which ends a pass over the batch."""
-    start = time.time()
-    metrics = run.do(Apply(epoch))
-    end = time.time()
-    run.timeline.span("apply", start, end, step=run.step + 1, epoch=epoch)
+    metrics, start, end = compute(run, Apply(epoch), "apply", step=run.step + 1, epoch=epoch)
     books.end_pass(metrics, start, end)
+
+
+def compute(run: Run, command: Command, name: str, **about: Any) -> tuple[Any, float, float]:
+    """Has all processes compute something; its result, when it began and when it ended (Unix seconds).
+
+    The event log has it by its name, and whether it was compiled first.
+    """
+    num_before = run.trainer.steps.num_compilations
+    start = time.time()
+    result = run.do(command)
+    end = time.time()
+    compiled = {"compiled": True} if run.trainer.steps.num_compilations != num_before else {}
+    run.timeline.span(name, start, end, **about, **compiled)
+    return result, start, end
 
 
 def publish(run: Run) -> None:
@@ -161,7 +168,7 @@ def publish(run: Run) -> None:
     go out at once; an evaluation under way ends on newer ones, and one of its set that falls due meanwhile starts with
     a later publish. With evaluation.at_publish=wait what is out is waited for first: it is of one version.
     """
-    with run.stream.aside():
+    with run.stream.aside("hand over"):
         if run.evaluations.waits:
             run.evaluations.settle()
         is_probed = run.publisher.probe_is_due
@@ -177,7 +184,7 @@ def publish(run: Run) -> None:
 
 def await_weights(run: Run) -> None:
     """Waits until the weights handed over are out; who reaches a bucket alone hears of them later."""
-    with run.stream.aside():
+    with run.stream.aside("await weights"):
         run.publisher.await_announced()
     run.heart.worked()
 
@@ -194,7 +201,7 @@ def settle_probe(run: Run) -> None:
     """Waits for the probe that is out, if one is, and compares it with the learner's own logprobs."""
     version = run.probe.version
     if version is not None:
-        with run.stream.aside():
+        with run.stream.aside("probe"):
             worst = parity.settle(
                 run.probe,
                 score=lambda batch: run.do(Score(batch)),
@@ -233,22 +240,26 @@ def finish(run: Run) -> None:
     if not run.publisher.serves(run.step):
         publish(run)
     settle_probe(run)
-    run.evaluations.settle()
+    with run.timeline.measure("await evaluations"):
+        run.evaluations.settle()
     if run.evaluations.is_due(run.step):  # an earlier one was still out when the last weights were published
         assert run.publisher.version is not None
         run.evaluations.start(version=run.publisher.version, round=run.stream.round)
-        run.evaluations.settle()
+        with run.timeline.measure("await evaluations"):
+            run.evaluations.settle()
     await_weights(run)
-    run.stream.acknowledge(run.checkpoints.wait())
-    run.heart.worked()
-    if (run.checkpoints.latest or 0) != run.step:
-        run.save()
+    with run.timeline.measure("save"):
         run.stream.acknowledge(run.checkpoints.wait())
         run.heart.worked()
-        run.checkpoints.check_saved(run.step)
+        if (run.checkpoints.latest or 0) != run.step:
+            run.save()
+            run.stream.acknowledge(run.checkpoints.wait())
+            run.heart.worked()
+            run.checkpoints.check_saved(run.step)
     target = RunFolder(run.folder).model(run.step)
     if not target.exists():
-        run.do(SaveModel(str(target), tokenizer_from=str(run.tokenizer.folder)))
+        with run.timeline.measure("write model"):
+            run.do(SaveModel(str(target), tokenizer_from=str(run.tokenizer.folder)))
         run.heart.worked()
     run.publisher.finish()  # a bucket may take its time, and has the last weights too
     run.store.finish(run.step)  # last: actors end by it

@@ -34,8 +34,8 @@ def get_config(preset: str = "pipelinerl") -> Config:
         # Most groups are all wrong at first, and all right later: others take their places.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
         run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=48),
-        # Prompts have 25 to 39 tokens; the model's own system prompt, in place of this one, would add 18.
-        model=ModelConfig(path="models/smollm2", max_tokens=64),
+        # Prompts have 25 to 41 tokens; the model's own system prompt, in place of this one, would add 18.
+        model=ModelConfig(path="models/smollm2", max_tokens=72),
         prompts=PromptsConfig(
             path="data/arithmetic/train.jsonl",
             eval_path="data/arithmetic/held_out.jsonl",
@@ -44,6 +44,8 @@ def get_config(preset: str = "pipelinerl") -> Config:
             answer_in="number",
         ),
         sampling=SamplingConfig(max_response_tokens=24),
+        # Without it the entropy falls from 1.4 nats a token to 0.1 in 25 updates, and nothing new is tried after that.
+        loss=dataclasses.replace(base.loss, entropy_coef=0.02),
         optimizer=OptimizerConfig(learning_rate=1e-5),
         # A prompt is twice as long as its answers, and eight of them share it.
         packing=PackingConfig(rows=4, row_tokens=256, auto=True, share_prompts=True),

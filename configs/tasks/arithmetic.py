@@ -13,10 +13,27 @@ from typing import Any
 
 Ask = Callable[[int, str, int], str]
 
+
+def _sum_of(a: int, sign: str, b: int) -> str:
+    return f"What is the {'sum of' if sign == '+' else 'difference between'} {a} and {b}?"
+
+
+def _work_out(a: int, sign: str, b: int) -> str:
+    return f"Work out {a} {'plus' if sign == '+' else 'minus'} {b}."
+
+
+def _marbles(a: int, sign: str, b: int) -> str:
+    then = f"finds {b} more" if sign == "+" else f"loses {b} of them"
+    return f"Tom has {a} marbles. He {then}. How many marbles are there then?"
+
+
 TRAINED: Mapping[str, Ask] = {
     "what_is": lambda a, sign, b: f"What is {a} {sign} {b}?",
     "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}.",
     "equation": lambda a, sign, b: f"{a} {sign} {b} = ?",
+    "sum_of": _sum_of,
+    "work_out": _work_out,
+    "marbles": _marbles,
 }
 """By name, the questions that are trained on."""
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from configs.run_folder import RunFolder
 from launch import command_line
 from launch.command_line import Prepared
+from launch.report.timeline.events import num_bytes
 from launch.samples import terminal
 from launch.samples.choose import Query, choose, pairs
 from launch.samples.read import read_samples
@@ -16,6 +17,8 @@ from launch.summary import finish
 from launch.supervisor import Ending
 
 NUM_SAMPLES = 3
+_LONG_BYTES = 30_000_000
+"""Of an event log: joining it takes more than a few seconds."""
 
 
 def conclude(prepared: Prepared, ending: Ending) -> None:
@@ -24,6 +27,8 @@ def conclude(prepared: Prepared, ending: Ending) -> None:
     What a full disk or a damaged line makes impossible is said, and changes nothing of how the run ended.
     """
     try:
+        if (size := num_bytes(prepared.folder)) > _LONG_BYTES:
+            print(f"joining {size / 1e6:.0f} MB of events into the trace and the report", flush=True)
         finish(prepared, ending)
     except (OSError, ValueError) as e:
         print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)

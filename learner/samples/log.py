@@ -1,11 +1,12 @@
 """The file samples.jsonl: written beside the training, bounded in size, cut back where a run goes back."""
 
+import functools
 import json
 import os
 import pathlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
@@ -34,30 +35,24 @@ class SampleLog:
         self.num_lost = 0
         """Groups that were not written."""
         self._cut_back(restored_step)
-        self._jobs: queue.Queue[tuple[int, Callable[[], Iterable[Json]]] | None] = queue.Queue(MAX_WAITING)
+        self._jobs: queue.Queue[list[Callable[[], Json]] | None] = queue.Queue(MAX_WAITING)
+        """Each makes the records of its groups."""
         self._thread = threading.Thread(target=self._work, name="samples", daemon=True)
         self._thread.start()
 
     def trained(self, step: int, groups: Sequence[Picked]) -> None:
         """Hands over groups that trained in the update that made `step`; returns at once."""
-        self._hand_over(
-            len(groups),
-            lambda: (trained_record(g, step=step, decode=self._decode, config=self._config) for g in groups),
-        )
+        record = functools.partial(trained_record, step=step, decode=self._decode, config=self._config)
+        self._hand_over([functools.partial(record, group) for group in groups])
 
     def evaluated(self, step: int, set_name: str, groups: Sequence[tuple[Group, Task]]) -> None:
         """Hands over the groups of an evaluation by the weights of `step`; returns at once.
 
         The first `samples.eval_problems` of them are kept: given in the order of their problems, always the same.
         """
-        groups = groups[: self._config.eval_problems]
-        self._hand_over(
-            len(groups),
-            lambda: (
-                evaluated_record(g, t, set_name=set_name, step=step, decode=self._decode, config=self._config)
-                for g, t in groups
-            ),
-        )
+        about = {"set_name": set_name, "step": step, "decode": self._decode, "config": self._config}
+        record = functools.partial(evaluated_record, **about)
+        self._hand_over([functools.partial(record, *group) for group in groups[: self._config.eval_problems]])
 
     def close(self) -> None:
         """Writes what waits, within a bound."""
@@ -68,21 +63,26 @@ class SampleLog:
             return
         self._thread.join(CLOSE_S)
 
-    def _hand_over(self, num_groups: int, records: Callable[[], Iterable[Json]]) -> None:
-        if not num_groups:
+    def _hand_over(self, records: list[Callable[[], Json]]) -> None:
+        if not records:
             return
         try:
-            self._jobs.put_nowait((num_groups, records))
+            self._jobs.put_nowait(records)
         except queue.Full:
-            self._lose(num_groups, "they come faster than they are written")
+            self._lose(len(records), "they come faster than they are written")
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            num_groups, records = job
+            lines: list[bytes] = []
+            for record in job:
+                try:
+                    lines.append(_line(record()))
+                except Exception as e:  # no sample is worth a run
+                    self._lose(1, str(e))
             try:
-                self._append(b"".join(_line(r) for r in records()))
-            except Exception as e:  # no sample is worth a run
-                self._lose(num_groups, str(e))
+                self._append(b"".join(lines))
+            except Exception as e:
+                self._lose(len(lines), str(e))
 
     def _append(self, data: bytes) -> None:
         """Writes whole lines, in one call, or nothing.
@@ -116,7 +116,7 @@ class SampleLog:
         with open(self._path, "rb") as file:
             for line in file:
                 num_lines += 1
-                if _step(line) <= step:
+                if _about(line)[0] <= step:
                     kept.append(line)
         if len(kept) < num_lines:
             replace_file(self._path, b"".join(kept))
@@ -130,12 +130,30 @@ class SampleLog:
 def thinned(lines: list[bytes], *, max_bytes: int) -> list[bytes]:
     """Lines of `max_bytes` at most: of the older half every second one goes, again and again; the first one stays.
 
-    So the newest are all there, and the older the fewer. One line that is larger than that goes, too.
+    So the newest are all there, and the older the fewer. Each set's first evaluation, which the newest is compared
+    with, stays whole where it takes no more than half of the room. One line that is larger than that goes, too.
     """
-    while lines and sum(map(len, lines)) > max_bytes:
-        half = (len(lines) + 1) // 2
-        lines = lines[:half:2] + lines[half:] if half > 2 else lines[half:]
-    return lines
+    first = _first_evaluations(lines)
+    num_first_bytes = sum(len(lines[i]) for i in first)
+    if num_first_bytes > max_bytes // 2:
+        first, num_first_bytes = set[int](), 0
+    others = [i for i in range(len(lines)) if i not in first]
+    while others and sum(len(lines[i]) for i in others) > max_bytes - num_first_bytes:
+        half = (len(others) + 1) // 2
+        others = others[:half:2] + others[half:] if half > 2 else others[half:]
+    return [lines[i] for i in sorted([*first, *others])]
+
+
+def _first_evaluations(lines: list[bytes]) -> set[int]:
+    """Indices of the lines of each set's earliest evaluation."""
+    of_sets: dict[str, tuple[float, set[int]]] = {}
+    for i, line in enumerate(lines):
+        step, name = _about(line)
+        if name:
+            first, found = of_sets.setdefault(name, (step, set()))
+            if step == first:
+                found.add(i)
+    return {i for _, found in of_sets.values() for i in found}
 
 
 def _line(record: Json) -> bytes:
@@ -143,9 +161,10 @@ def _line(record: Json) -> bytes:
     return json.dumps(record, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
-def _step(line: bytes) -> float:
-    """Of a line; one that a killed process left torn belongs to no step."""
+def _about(line: bytes) -> tuple[float, str]:
+    """A line's step and, of an evaluation, its set; one that a killed process left torn belongs to no step."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+        record = json.loads(line)
+        return record["step"], str(record.get("set", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return float("inf"), ""

@@ -192,13 +192,18 @@ class Stream:
         self.clock.trained(start_s, end_s)
 
     @contextlib.contextmanager
-    def aside(self) -> Generator[None]:
-        """Around what is neither waiting for groups nor computing: publishing, saving, waiting for a probe."""
+    def aside(self, what: str) -> Generator[None]:
+        """Around what is neither waiting for groups nor training: publishing, saving, waiting for a probe.
+
+        `what` is its name in the event log; the other two ratios leave its time out.
+        """
         start = time.time()
         try:
             yield
         finally:
-            self.clock.set_aside(time.time() - start)
+            end = time.time()
+            self.clock.set_aside(end - start)
+            self._timeline.span(what, start, end)
 
     def end_update(self) -> None:
         """The update that was full is made: the learner is a step on."""

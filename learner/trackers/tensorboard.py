@@ -25,9 +25,10 @@ class Board:
         Args:
           folder: of TensorBoard's files.
           restored_step: whatever an earlier process wrote of later steps is void.
-          incarnation: keeps files of one second apart.
+          incarnation: of the learner, in the file's name.
           about: what the metrics are, as Markdown.
         """
+        _await_a_later_name(folder)
         self._writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=f".{incarnation}")
         start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=restored_step + 1, session_log=start))
@@ -44,3 +45,13 @@ class Board:
     def close(self) -> None:
         """Flushes and closes."""
         self._writer.close()
+
+
+def _await_a_later_name(folder: pathlib.Path) -> None:
+    """Waits, for a second at most, until a new file's name sorts behind all others.
+
+    TensorBoard reads files in the order of their names, which begin with whole seconds and go on with what has no
+    order: a restart in the second of a start would be read before it.
+    """
+    while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+        time.sleep(0.02)

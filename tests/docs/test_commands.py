@@ -70,6 +70,12 @@ def test_fields_that_commands_set_are_fields_and_presets_are_files():
     assert wrong == []
 
 
+def test_command_to_be_typed_names_an_interpreter_that_has_the_project():
+    bare = re.compile(r"^ {4,}(?:\w+=\S+ )*python (?:-m (?:launch|tests|learner|actor|bridge)\b|\w+\.py)", re.MULTILINE)
+    of_pages = {named(page): page.read_text() for page in pages() if page.parent.name != "results"}
+    assert [p for p, text in of_pages.items() if "bin/activate" not in text and bare.search(text)] == []
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("module", sorted({c.module for _, c in lines() if c.module.startswith("launch.")}))
 def test_flags_of_a_page_are_flags_of_the_command(module):

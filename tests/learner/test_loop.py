@@ -191,7 +191,7 @@ def aside():
         is_within = False
 
         @contextlib.contextmanager
-        def __call__(self):
+        def __call__(self, what):
             self.is_within = True
             yield
             self.is_within = False
@@ -210,6 +210,16 @@ def test_publishing_and_the_probe_are_set_aside_from_the_rounds_time(aside, monk
     run.probe = SimpleNamespace(version=run.publisher.version)
     loop.settle_probe(run)
     assert seen == [("publish", True), ("probe", True)]
+
+
+def test_what_the_learner_computes_is_told_with_whether_it_was_compiled_first():
+    run, num_compilations = mock.MagicMock(), iter([0, 1, 1, 1])  # read before and after each
+    run.timeline.span.side_effect = lambda name, start, end, **about: told.append((name, start <= end, about))
+    type(run.trainer.steps).num_compilations = mock.PropertyMock(side_effect=num_compilations)
+    told: list[Any] = []
+    results = [loop.compute(run, mock.sentinel.command, "train", step=step)[0] for step in (0, 1)]
+    assert results == [run.do.return_value] * 2 and run.do.call_args_list == [mock.call(mock.sentinel.command)] * 2
+    assert told == [("train", True, {"step": 0, "compiled": True}), ("train", True, {"step": 1})]
 
 
 def test_each_micro_batch_is_a_sign_of_life_in_every_pass():
@@ -318,6 +328,7 @@ def test_finish_each_part_of_it_is_felt(monkeypatch, tmp_path):
 
     run = run_of(step=10, saved=9)
     run.heart, run.folder = Heart(mock.Mock(), threading.Event(), pulse, lead_s=30.0), tmp_path
+    run.timeline = mock.MagicMock()
     run.probe, run.evaluations = mock.Mock(version=None), Evaluations()
     for part in ("publisher", "stream", "architecture", "tokenizer"):
         setattr(run, part, mock.MagicMock())

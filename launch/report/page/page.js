@@ -5,9 +5,9 @@
   const KIND_COLOURS = {
     rollout: "#3b82c4", reward: "#e0a030", evaluation: "#8fb4d8", train: "#2f9e6e", "optimizer step": "#176043",
     publish: "#b45fa8", pause: "#d1495b", prefetch: "#cf9fc8", "engine start": "#8a8f98", drain: "#b9a27a",
-    "not finished": "#7a5cc0", other: "#9a9a9a", idle: "#b8bdc4",
+    "not finished": "#7a5cc0", compilation: "#a8b820", aside: "#6f8f8a", other: "#9a9a9a", idle: "#b8bdc4",
   };
-  const LEGEND_TEXTS = { idle: "learner without work", pause: "generation paused", prefetch: "weights fetched ahead", "not finished": "begun, not finished" };
+  const LEGEND_TEXTS = { idle: "learner waits for groups", pause: "generation paused", prefetch: "weights fetched ahead", "not finished": "begun, not finished", compilation: "compiled, then trained", aside: "saves, probes, hands weights over, waits for them" };
   const ALPHAS = { idle: 0.35, pause: 0.8, "not finished": 0.45 };
   const at = (id) => document.getElementById(id);
 
@@ -224,7 +224,7 @@
 
   function flatten() {
     data.runs.forEach((run, r) => run.samples.forEach((group) => group.responses.forEach((response) => {
-      samples.all.push({ run: r, group, response, text: [group.prompt, group.ticket, group.problem, ...response.parts.map((p) => p[1])].join("\n").toLowerCase() });
+      samples.all.push({ run: r, group, response, text: [group.prompt, group.answer, group.about, group.source, group.set, group.ticket, group.problem, response.actor, response.finish, ...response.parts.map((p) => p[1])].join("\n").toLowerCase() });
     })));
   }
 

@@ -23,6 +23,8 @@ KINDS = (
     "engine start",
     "drain",
     "not finished",
+    "compilation",
+    "aside",
     "other",
     "idle",
 )
@@ -39,6 +41,14 @@ _KIND_OF = {
     "drain": "drain",
     "leave": "drain",
     "not finished": "not finished",
+    "read weights": "aside",
+    "restore": "aside",
+    "hand over": "aside",
+    "await weights": "aside",
+    "probe": "aside",
+    "save": "aside",
+    "await evaluations": "aside",
+    "write model": "aside",
 }
 _WEIGHTS = ("pause", "prefetch")
 _UNSHOWN = ("issue", "begin", "cut off")
@@ -225,7 +235,9 @@ def _rectangles(
     each = height / num_lanes
     for (process, event), lane in zip(spans, lanes, strict=True):
         kind = _KIND_OF.get(event.name, "other")
-        if event.args.get("kind") in ("eval", "probe") and kind in ("rollout", "reward"):
+        if event.args.get("compiled"):
+            kind = "compilation"
+        elif event.args.get("kind") in ("eval", "probe") and kind in ("rollout", "reward"):
             kind = "evaluation"
         y0 = top + lane * each
         y0, y1 = (top, top + height) if kind in ("pause", "engine start", "drain") else (y0, y0 + each * 0.94)
@@ -236,9 +248,9 @@ def _rectangles(
 
 
 def _idle(spans: Sequence[Event], about: Round, *, top: float, height: float) -> list[list[Any]]:
-    """Where the learner computed nothing between the round's begin and its last step."""
-    busy = sorted((e.start_s, e.end_s) for e in spans if e.name in ("train", "apply"))
-    ends = [end for _, end in busy if end <= about.end_s + 1e-6]
+    """Where the learner did nothing between the round's begin and its last step: it waited for groups."""
+    busy = sorted((e.start_s, e.end_s) for e in spans if e.name != "publish")  # that goes on beside it
+    ends = [e.end_s for e in spans if e.name in ("train", "apply") and e.end_s <= about.end_s + 1e-6]
     if not ends:
         return []
     found: list[list[Any]] = []
@@ -246,7 +258,7 @@ def _idle(spans: Sequence[Event], about: Round, *, top: float, height: float) ->
     for start_s, end_s in busy:
         if start_s - at_s > _IDLE_SHARE * about.duration_s and start_s <= max(ends):
             t0, t1 = at_s - about.begin_s, start_s - about.begin_s
-            text = f"no training for {t1 - t0:.3g} s"
+            text = f"waits for complete groups, {t1 - t0:.3g} s"
             found.append(
                 [round(t0, 4), round(t1, 4), round(top, 4), round(top + height * 0.94, 4), KINDS.index("idle"), text]
             )

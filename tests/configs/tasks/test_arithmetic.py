@@ -11,7 +11,7 @@ def pair_of(question: str) -> tuple[str, tuple[int, int]]:
     """The operation and the numbers that a question asks for, read by other rules than it was written by."""
     numbers = [int(n) for n in re.findall(r"\d+", question)]
     assert len(numbers) == 2, question
-    is_sum = any(word in question for word in ("+", "plus", "Add", "more"))
+    is_sum = any(word in question for word in ("+", "plus", "Add", "more", "sum"))
     if question.startswith("Subtract"):
         numbers.reverse()
     return "+" if is_sum else "-", (numbers[0], numbers[1])

@@ -141,6 +141,17 @@ def test_overlapping_requests_have_lanes_of_their_own_and_evaluations_another_ki
     assert all(low[1] <= high[0] for low, high in itertools.pairwise(boxes))
 
 
+def test_learner_that_saves_or_probes_is_not_drawn_as_waiting_for_groups():
+    (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
+    timeline = Timeline([one], run_end_s=10)
+    did = [span("train", 2, 4, compiled=True), span("probe", 4, 6), span("publish", 6, 8, tid=1), *updates(10)]
+    timeline.add("learner", did)
+    assert sorted(kinds(timeline.drawn(0), "learner"), key=lambda k: k[1:]) == [
+        ("idle", 0, 2), ("compilation", 2, 4), ("aside", 4, 6), ("publish", 6, 8), ("idle", 6, 9.9),
+        ("optimizer step", 9.9, 10),
+    ]  # fmt: skip
+
+
 def test_processes_are_in_natural_order_with_the_learner_first(tmp_path):
     (tmp_path / "events").mkdir()
     for name in ("actor-10", "actor-2", "learner", "actor-2-r1", "supervisor"):

@@ -77,6 +77,32 @@ def test_thinned_takes_every_second_of_the_older_half():
     assert thinned([b"x" * 100], max_bytes=10) == []
 
 
+def test_thinned_keeps_each_sets_first_evaluation_whole():
+    def line(step, name=""):
+        return json.dumps({"step": step, "set": name}).encode() + b"\n"
+
+    first = [line(0, "heldout"), line(0, "heldout"), line(4, "sums")]
+    lines = [*first[:2], *[line(1 + i // 40) for i in range(160)], first[2], *[line(5, "heldout")] * 400, b'{"torn']
+    kept = thinned(lines, max_bytes=sum(map(len, lines)) // 4)
+    assert [k for k in kept if k in first] == first and kept[-1] == b'{"torn'
+    assert len(kept) < 150
+    assert thinned(lines, max_bytes=70) == [line(5, "heldout"), b'{"torn']  # no room for them beside the newest
+
+
+def test_one_record_that_can_not_be_made_costs_no_other(tmp_path):
+    texts = iter(["prompt", "response", None])
+
+    def failing(tokens):
+        if (text := next(texts)) is None:
+            raise RuntimeError("decode")
+        return text
+
+    written = SampleLog(tmp_path / "s.jsonl", SamplesConfig(), failing, restored_step=0)
+    written.trained(1, [picked("g"), picked("h")])
+    written.close()
+    assert written.num_lost == 1 and [r["ticket"] for r in rows(tmp_path / "s.jsonl")] == ["g"]
+
+
 def test_learner_is_not_held_up_by_a_disk_that_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "CLOSE_S", 0.01)
     is_open = threading.Event()

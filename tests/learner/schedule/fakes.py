@@ -59,10 +59,15 @@ class Sourced(Problems):
 
 
 class Marks:
-    """A timeline of instants."""
+    """A timeline that remembers."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, Any]]] = []
+        """Its instants."""
+        self.spans: list[tuple[str, float, float]] = []
+
+    def span(self, name: str, start_s: float, end_s: float) -> None:
+        self.spans.append((name, start_s, end_s))
 
     def instant(self, name: str, **fields: Any) -> None:
         self.seen.append((name, fields))

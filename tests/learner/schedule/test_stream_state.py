@@ -196,6 +196,13 @@ def test_end_round_tells_the_rounds_times_and_starts_the_next_one(store):
     assert learner.stream.clock.rollout_start_s is None
 
 
+def test_what_is_set_aside_is_in_the_event_log_by_its_name(store):
+    learner = Learner(store, config_of(updates=8))
+    with learner.stream.aside("save"):
+        pass
+    assert [name for name, start, end in learner.marks.spans if start <= end] == ["save"]
+
+
 def test_restarted_window_whose_tickets_are_all_out_ends_its_rounds(store):
     # Nothing is issued after the restart: the round began all the same, when the learner did.
     config = config_of(window=True)

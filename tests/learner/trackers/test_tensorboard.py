@@ -53,6 +53,13 @@ def test_restarted_learner_takes_back_the_abandoned_values(tmp_path):
     assert scalars(tmp_path, "loss") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.75), (5, 0.75), (6, 0.75)]
 
 
+def test_restart_within_a_second_is_read_behind_what_it_takes_back(tmp_path, monkeypatch):
+    for incarnation, host in enumerate("cba"):  # what comes behind the second in a file's name goes down
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        write(tmp_path, [1], incarnation=incarnation, value=incarnation / 4)
+    assert scalars(tmp_path, "loss") == [(1, 0.5)]
+
+
 def test_units_and_meanings_are_shown_as_a_text(tmp_path):
     write(tmp_path, [1])
     (text,) = shown(tmp_path).Tensors(TEXT)
