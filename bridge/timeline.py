@@ -125,7 +125,8 @@ def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Writes `folder`'s events as one Chrome trace file, with times from the first event on.
 
-    An event at a time, since a long run has millions: in order of processes, and in each as they were written.
+    An event at a time, since a long run has millions: in order of processes, and in each as they were written. To be
+    called when nobody writes any more: the files are read twice.
 
     Raises:
       ValueError: as for `read`.
@@ -153,6 +154,7 @@ def _events(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             torn = 0
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
+                    torn = 0
                     continue
                 # Killed while writing: nothing follows, or the first line of the process that took over.
                 if torn and '"process_name"' not in line:

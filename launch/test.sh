@@ -30,25 +30,36 @@ if compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
   engines=()
   quickly_compiled=("${as_in_a_run[@]}")
 fi
+case "${1:-}" in -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launch/test.sh ;; esac
 folder="$(mktemp -d)" # the linters' output, the summary
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
 
-case "${1:-}" in -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launch/test.sh ;; esac
 is_fast=false
 if [ "${1:-}" = --fast ]; then
   is_fast=true
   shift
 fi
-if ! $is_fast || ! "$bin/python" -c "import pytest, xdist" 2>/dev/null; then
-  bash launch/setup.sh || exit 1
-fi
-
-# What pytest doesn't know is said before the linters run.
-"$bin/python" -m pytest --markers "$@" >"$folder/usage" 2>&1
-if [ $? = 4 ]; then
-  echo "error: $(sed -n 's/.*error: //p' "$folder/usage" | head -n 1); bash launch/test.sh --help shows what there is" >&2
+# What pytest doesn't know is said in a line before anything else is done, or after the set-up where there was none.
+check_arguments() {
+  local said
+  "$bin/python" -m pytest --markers "$@" >"$folder/usage" 2>&1
+  [ $? = 4 ] || return 0
+  said="$(sed -n 's/.*error: //p' "$folder/usage" | head -n 1)"
+  if [ -n "$said" ]; then
+    echo "error: $said; bash launch/test.sh --help shows what there is" >&2
+  else # as where a conftest.py can't be imported
+    cat "$folder/usage" >&2
+  fi
   exit 2
+}
+has_pytest() { "$bin/python" -c "import pytest, xdist" 2>/dev/null; }
+is_checked=false
+if has_pytest; then
+  check_arguments "$@"
+  is_checked=true
 fi
+if ! $is_fast || ! $is_checked; then bash launch/setup.sh || exit 1; fi
+if ! $is_checked; then check_arguments "$@"; fi
 
 export JAX_COMPILATION_CACHE_DIR="$folder/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export XLA_PYTHON_CLIENT_PREALLOCATE=false # where there is a GPU, several processes share it

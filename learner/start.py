@@ -5,6 +5,7 @@ import json
 import pathlib
 import signal
 import threading
+import time
 from collections.abc import Sequence
 
 import jax
@@ -146,16 +147,18 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     weights = Weights(config, architecture)
     has_saves = any(RunFolder(folder).checkpoints.glob("[0-9]*"))
     say_phase("restoring the last checkpoint" if has_saves else "reading the model's weights")
-    timeline = Timeline(RunFolder(folder).events, "learner")
-    with timeline.measure("restore" if has_saves else "read weights"):
-        base = load_base(weights, model_folder)
-        step, state, books = restore(checkpoints, steps, weights, folder, model_folder, base)
+    start_s = time.time()
+    base = load_base(weights, model_folder)
+    step, state, books = restore(checkpoints, steps, weights, folder, model_folder, base)
+    restored_s = time.time()
     store.record_restore(incarnation, step)
     timeouts = TimeoutAnchors(store)
     timeouts.resume(books)
     put_run_card(store, config, folder, model_folder, architecture, state.params, base)
 
     waiting = Waiting(heart)
+    timeline = Timeline(RunFolder(folder).events, "learner")
+    timeline.span("restore" if has_saves else "read weights", start_s, restored_s)
     timeline.instant("restored", incarnation=incarnation, step=step)
     metrics = MetricsWriter(
         folder, restored_step=step, incarnation=incarnation, view=_board(config, folder, step, incarnation)

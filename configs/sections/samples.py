@@ -18,7 +18,8 @@ class SamplesConfig:
     chars: int = 4000
     """Of a prompt or a response at most; a longer one is cut in its middle."""
     max_mib: float = 64.0
-    """Size of the file in MiB; what would be more thins its older half, again and again."""
+    """Size of the file in MiB; what would be more thins its older half, again and again, and leaves each set's first
+    evaluation, while these take a quarter of it at most."""
 
     def __post_init__(self) -> None:
         not_negative("samples", groups_per_round=self.groups_per_round, eval_problems=self.eval_problems)

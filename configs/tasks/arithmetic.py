@@ -2,8 +2,8 @@
 
 A row's numbers are its `size` at most, one of `SIZES`: a small model finds rewards in small numbers long before it can
 add large ones. A row is a function of (seed, index). Which pairs of numbers are held out is decided by the pair alone,
-so that none of them is trained on, however it is asked. Held-out problems come in one kind of question that is trained,
-`TRAINED`, and in three that are not, `UNSEEN`.
+so that none of them is trained on, however it is asked. Each fourth of the held-out problems comes in a kind of
+question that is trained, `TRAINED`, in turn; the others in three that are not, `UNSEEN`.
 """
 
 import hashlib

@@ -48,10 +48,10 @@ class Board:
 
 
 def _await_a_later_name(folder: pathlib.Path) -> None:
-    """Waits, for a second at most, until a new file's name sorts behind all others.
+    """Waits, for a second at most, until no file of this second is there.
 
     TensorBoard reads files in the order of their names, which begin with whole seconds and go on with what has no
-    order: a restart in the second of a start would be read before it.
+    order: a restart in the second of a start might be read before it.
     """
     while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
         time.sleep(0.02)

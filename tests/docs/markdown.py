@@ -10,6 +10,7 @@ REPO = pathlib.Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")
+_TYPED = re.compile(r"^ {4,}((?:\w+=\S+ )*(?:\.venv/bin/python|bash) .*)", re.MULTILINE)
 _COMMAND = re.compile(r"(?:[\w./]*python|sluice)(?:\d[\d.]*)?")
 
 
@@ -32,6 +33,11 @@ def fenced(page: pathlib.Path, language: str) -> list[str]:
 def files(page: pathlib.Path) -> dict[str, str]:
     """The blocks of Python that begin with a comment that names their file."""
     return {m[1]: body[m.end() :] for body in fenced(page, "python") if (m := _FILE.match(body))}
+
+
+def typed(page: pathlib.Path) -> list[str]:
+    """The lines of a page that a reader types into a shell, one for each command."""
+    return [line.strip() for line in _TYPED.findall(re.sub(r"[ ]*\\\n\s*", " ", _FENCED.sub("", page.read_text())))]
 
 
 def commands(text: str) -> Iterator[Command]:

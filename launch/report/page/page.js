@@ -7,7 +7,7 @@
     publish: "#b45fa8", pause: "#d1495b", prefetch: "#cf9fc8", "engine start": "#8a8f98", drain: "#b9a27a",
     "not finished": "#7a5cc0", compilation: "#a8b820", aside: "#6f8f8a", other: "#9a9a9a", idle: "#b8bdc4",
   };
-  const LEGEND_TEXTS = { idle: "learner waits for groups", pause: "generation paused", prefetch: "weights fetched ahead", "not finished": "begun, not finished", compilation: "compiled, then trained", aside: "saves, probes, hands weights over, waits for them" };
+  const LEGEND_TEXTS = { idle: "learner without work", pause: "generation paused", prefetch: "weights fetched ahead", "not finished": "begun, not finished", compilation: "compiled, then trained", aside: "saves, probes, hands weights over, waits for them" };
   const ALPHAS = { idle: 0.35, pause: 0.8, "not finished": 0.45 };
   const at = (id) => document.getElementById(id);
 

@@ -155,7 +155,7 @@ class Timeline:
             tracks.append({"name": role, **y, "alive": alive})
             spans += _rectangles(kept, lanes, about, top=top, height=height, num_lanes=num_lanes)
             if role.startswith("learner"):
-                spans += _idle([event for _, event in kept], about, top=top, height=height / num_lanes)
+                spans += _idle([event for _, event in kept], about, alive, top=top, height=height / num_lanes)
             for name, of in seen:
                 marks += _marks(name, of.instants[:max_marks], about, at=top + height / 2)
             top += height + 0.25
@@ -247,23 +247,30 @@ def _rectangles(
     return found
 
 
-def _idle(spans: Sequence[Event], about: Round, *, top: float, height: float) -> list[list[Any]]:
-    """Where the learner did nothing between the round's begin and its last step: it waited for groups."""
+def _idle(
+    spans: Sequence[Event], about: Round, alive: Sequence[Sequence[float]], *, top: float, height: float
+) -> list[list[Any]]:
+    """Where the learner, while it lived, did nothing between the round's begin and its last step.
+
+    It waited for groups, or was starting.
+    """
     busy = sorted((e.start_s, e.end_s) for e in spans if e.name != "publish")  # that goes on beside it
     ends = [e.end_s for e in spans if e.name in ("train", "apply") and e.end_s <= about.end_s + 1e-6]
     if not ends:
         return []
-    found: list[list[Any]] = []
+    gaps: list[Life] = []
     at_s = about.begin_s
     for start_s, end_s in busy:
-        if start_s - at_s > _IDLE_SHARE * about.duration_s and start_s <= max(ends):
-            t0, t1 = at_s - about.begin_s, start_s - about.begin_s
-            text = f"waits for complete groups, {t1 - t0:.3g} s"
-            found.append(
-                [round(t0, 4), round(t1, 4), round(top, 4), round(top + height * 0.94, 4), KINDS.index("idle"), text]
-            )
+        if start_s <= max(ends):
+            gaps.append((at_s - about.begin_s, start_s - about.begin_s))
         at_s = max(at_s, end_s)
-    return found
+    lived = [(max(t0, first), min(t1, last)) for t0, t1 in gaps for first, last in alive]
+    y0, y1, kind = round(top, 4), round(top + height * 0.94, 4), KINDS.index("idle")
+    return [
+        [round(t0, 4), round(t1, 4), y0, y1, kind, f"nothing for {t1 - t0:.3g} s"]
+        for t0, t1 in lived
+        if t1 - t0 > _IDLE_SHARE * about.duration_s
+    ]
 
 
 def _told(args: Mapping[str, Any]) -> str:

@@ -144,12 +144,25 @@ def test_overlapping_requests_have_lanes_of_their_own_and_evaluations_another_ki
 def test_learner_that_saves_or_probes_is_not_drawn_as_waiting_for_groups():
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
     timeline = Timeline([one], run_end_s=10)
-    did = [span("train", 2, 4, compiled=True), span("probe", 4, 6), span("publish", 6, 8, tid=1), *updates(10)]
-    timeline.add("learner", did)
+    did = [
+        instant("restored", 0),
+        span("train", 2, 4, compiled=True),
+        span("probe", 4, 6),
+        span("publish", 6, 8, tid=1),
+    ]
+    timeline.add("learner", [*did, *updates(10)])
     assert sorted(kinds(timeline.drawn(0), "learner"), key=lambda k: k[1:]) == [
         ("idle", 0, 2), ("compilation", 2, 4), ("aside", 4, 6), ("publish", 6, 8), ("idle", 6, 9.9),
         ("optimizer step", 9.9, 10),
     ]  # fmt: skip
+
+
+def test_learner_that_is_dead_is_not_drawn_as_one_without_work():
+    (one,) = find_rounds([instant("issue", 0, step=0), *updates(4, 20)], updates_per_round=2, by_rounds=True)
+    told = [instant("start", 0, process="learner"), instant("told", 6, line="learner was killed by signal 9")]
+    timeline = Timeline([one], run_end_s=20, known=known_of([*told, instant("start", 12, process="learner")]))
+    timeline.add("learner", updates(4, 20))
+    assert [k[1:] for k in kinds(timeline.drawn(0), "learner") if k[0] == "idle"] == [(0, 3.9), (4, 6), (12, 19.9)]
 
 
 def test_processes_are_in_natural_order_with_the_learner_first(tmp_path):
