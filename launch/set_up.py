@@ -1,15 +1,21 @@
 """What a command is at before its processes start: one line that changes on a terminal, else a line for each."""
 
+from absl import logging
 from rich.console import Console
 from rich.status import Status
 
 
 class SetUp:
-    """Shows one thing after the other, from when it is opened until it is closed."""
+    """Shows one thing after the other, from when it is opened until it is closed.
+
+    Of the log only warnings come between: what else it would say is in the steps, or in the notes after them.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         """Shows nothing yet."""
         self._console = console or Console()
+        self._verbosity = logging.get_verbosity()
+        logging.set_verbosity(min(self._verbosity, logging.WARNING))
         self._status = Status("", console=self._console) if self._console.is_terminal else None
 
     def __call__(self, what: str) -> None:
@@ -22,5 +28,6 @@ class SetUp:
 
     def close(self) -> None:
         """Leaves the terminal to others."""
+        logging.set_verbosity(self._verbosity)
         if self._status is not None:
             self._status.stop()
