@@ -7,7 +7,8 @@ from launch.set_up import SetUp
 
 
 def test_each_step_is_a_line_without_a_terminal_and_only_warnings_come_between():
-    console = Console(file=io.StringIO(), force_terminal=False)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=False)
     before = logging.get_verbosity()
     try:
         logging.set_verbosity(logging.INFO)
@@ -18,4 +19,4 @@ def test_each_step_is_a_line_without_a_terminal_and_only_warnings_come_between()
         assert logging.level_info()
     finally:
         logging.set_verbosity(before)
-    assert console.file.getvalue() == "reading the prompts ...\n"
+    assert output.getvalue() == "reading the prompts ...\n"
