@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ END_S = 30.0
 """How long a process that was killed may take to be gone."""
 _LOOK_S = 0.05
 _ENDLESS = Bounds(first_beat_s=float("inf"), beat_s=float("inf"), start_s=float("inf"), work_s=float("inf"))
+LOG_HEAD = re.compile(r"^[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\]\s]+\] ")
+"""What a line of absl's log begins with: its level and day, the time, the thread, and where it was written."""
 SAID = {Doing.STARTING: "starting", Doing.WAITING: "waiting", Doing.ALONE: "waiting, no live actor"}
 
 
@@ -184,11 +187,11 @@ class Child:
 
 
 def telling_line(log: pathlib.Path) -> str:
-    """The line of a process's log that says most about its end."""
+    """The line of a process's log that says most about its end, without the head of a log's line."""
     lines = [x for x in log.read_text(errors="replace").splitlines()[-400:] if x.strip()]
     telling = [x for x in lines if x.startswith("error: ") or _is_exception(x)]
     best = telling[-1] if telling else (lines[-1] if lines else "it printed nothing")
-    return best.removeprefix("error: ")
+    return LOG_HEAD.sub("", best.removeprefix("error: "))
 
 
 def _is_exception(line: str) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 
+from launch.processes.child import LOG_HEAD
 from launch.samples.text import visible
 
 _DEATH = re.compile(r"(?P<who>\S+) (?:was killed by signal \d+|ended with code -?\d+|hung \()")
@@ -10,8 +11,6 @@ _KILLED = re.compile(
     r"(?P<then>(?: \(after \d+ restarts without a new step\))?(?:; starting it again.*|; the run goes on without it)?)",
     re.DOTALL,
 )
-_ABSL = re.compile(r"[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\]\s]+\] ")
-"""What a line of a log begins with: its level and day, the time, the thread, and where it was written."""
 
 
 def dead(line: str) -> str:
@@ -28,5 +27,5 @@ def retold(line: str) -> tuple[str, str]:
     found = _KILLED.fullmatch(line)
     if found is None:
         return visible(line), ""
-    last = _ABSL.sub("", found["last"]).strip()
+    last = LOG_HEAD.sub("", found["last"].strip())
     return visible(f"{found['how']}{found['then']}"), visible(f"its last line was: {last}") if last else ""
