@@ -40,7 +40,7 @@ from actor.weights.client import WeightClient
 from bridge.phases import end_phase, say_phase
 from bridge.pulse import BEAT_S, Doing, Pulse
 from bridge.store.open import FinishedRunError
-from bridge.store.protocol import StoreLostError
+from bridge.store.protocol import ActorStore, StoreLostError
 from bridge.timeline import Timeline
 from configs.schema import Config
 from launch import command_line
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
 
 _NAME = flags.DEFINE_string("name", "actor-0", "This actor's name in the store; one process may use it at a time.")
+_INSTEAD_OF = flags.DEFINE_string(
+    "instead_of", None, "The name of an actor that is dead and in whose place this one is: what it held goes back."
+)
 _STORE = flags.DEFINE_string(
     "store",
     None,
@@ -125,6 +128,8 @@ def main() -> int:
             check_own(joined.own_verifiers)
             check_environments(joined.config.environments_played, joined.config.environments)
             check_sandbox(joined.config)
+            if _INSTEAD_OF.value:
+                give_back(joined.store, _INSTEAD_OF.value)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
             judge = parts.enter_context(_judge(joined, pulse))
@@ -225,6 +230,13 @@ def _start_engine(joined: Joined, limits_file: LimitsFile, pulse: Pulse, timelin
                 say_refused(limits_file, str(e))
                 raise ResizeRequest("the config's limits are used") from e
             raise
+
+
+def give_back(store: ActorStore, dead: str) -> None:
+    """Offers others at once what a dead actor holds, which they had only once its leases ran out."""
+    if held := sorted(store.leased(dead)):
+        store.release(dead, held)
+        logging.info("tickets of a dead actor offered again actor=%s tickets=%d", dead, len(held))
 
 
 async def _serve(

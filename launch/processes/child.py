@@ -76,8 +76,7 @@ class Child:
     @property
     def name(self) -> str:
         """The name it has in the store; an actor's is another one after each restart: a fenced name stays fenced."""
-        is_first = self.num_restarts == 0 or self.role.startswith("learner")
-        return self.role if is_first else f"{self.role}-r{self.num_restarts}"
+        return name_of(self.role, self.num_restarts)
 
     @property
     def returncode(self) -> int | None:
@@ -129,6 +128,8 @@ class Child:
     def command(self) -> list[str]:
         """What `start` runs."""
         name = [] if self.role.startswith("learner") else [f"--name={self.name}"]
+        if name and self.num_restarts:
+            name.append(f"--instead_of={name_of(self.role, self.num_restarts - 1)}")
         return [sys.executable, "-P", "-m", f"launch.{self.role.split('-')[0]}", *self._arguments, *name]
 
     def end_if_hung(self) -> bool:
@@ -184,6 +185,11 @@ class Child:
     def last_error(self) -> str:
         """The line of its log that says most about its end."""
         return telling_line(self._log)
+
+
+def name_of(role: str, num_restarts: int) -> str:
+    """The name in the store of a role's process that was started again so often; a learner's stays."""
+    return role if num_restarts == 0 or role.startswith("learner") else f"{role}-r{num_restarts}"
 
 
 def telling_line(log: pathlib.Path) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bridge.pulse import Doing
 from configs.extension import one_line
-from launch.processes.child import END_S, SAID, telling_line
+from launch.processes.child import END_S, SAID, name_of, telling_line
 from launch.processes.group import LostError
 from launch.processes.phase_log import PhaseLog
 from launch.ray.station import Look
@@ -79,8 +79,7 @@ class RemoteChild:
     @property
     def name(self) -> str:
         """See `Child.name`."""
-        is_first = self.num_restarts == 0 or self.role.startswith("learner")
-        return self.role if is_first else f"{self.role}-r{self.num_restarts}"
+        return name_of(self.role, self.num_restarts)
 
     @property
     def returncode(self) -> int | None:

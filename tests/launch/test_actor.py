@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from bridge.store.sqlite import SqliteStore
 from configs.sections import JudgeConfig
 from launch import actor, command_line
+from tests.bridge.factories import make_ticket
 
 
 def judging(tmp_path: Path, **fields: Any) -> Any:
@@ -78,3 +80,16 @@ def test_actor_that_can_not_start_is_started_again_unless_its_input_is_wrong(mon
     assert e.value.code == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {said}")
+
+
+def test_what_a_dead_actor_held_is_offered_again_at_once(tmp_path):
+    store = SqliteStore(tmp_path / "store")
+    store.put_tickets([make_ticket("a", order=0), make_ticket("b", order=1), make_ticket("c", order=2)])
+    assert len(store.claim("actor-0", limit=2, lease_s=1e6)) == 2
+    assert len(store.claim("actor-1", limit=1, lease_s=1e6)) == 1
+    actor.give_back(store, "actor-0")
+    assert [t.id for t in store.claim("actor-0-r1", limit=9, lease_s=60)] == ["a", "b"]
+    assert store.leased("actor-1") == {"c"} and store.leased("actor-0") == set()
+    actor.give_back(store, "actor-0")  # nothing is left of it
+    assert store.leased("actor-0-r1") == {"a", "b"}
+    store.close()
