@@ -9,7 +9,7 @@ from collections.abc import Iterator
 REPO = pathlib.Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# (\w+\.py)\n")
+_FILE = re.compile(r"# (\w+\.py)(?::.*)?\n")
 _TYPED = re.compile(r"^ {4,}((?:\w+=\S+ )*(?:\.venv/bin/python|bash) .*)", re.MULTILINE)
 _COMMAND = re.compile(r"(?:[\w./]*python|sluice)(?:\d[\d.]*)?")
 

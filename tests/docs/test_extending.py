@@ -104,7 +104,7 @@ def test_environment_is_taken_and_plays(place):
     config = config_of("prompts.environment=hotter:Hotter")
     check_environments(config.environments_played, EnvironmentsConfig())
     (row, *others) = rows(place, "hotter_rows.py")
-    assert len(others) == 99
+    assert len(others) == 99 and len({r["prompt"] for r in (row, *others)}) == 100
     played = importlib.import_module("hotter").Hotter()
     assert list(played.reset(row | {"answer": "7"})) == []
     said = [played.step(action) for action in ("40", "50", "x", "9", "7")]

@@ -29,7 +29,9 @@ FLAGS = [
 def written() -> list[list[str]]:
     """The commands of the page, without what stands for a name of the reader's own."""
     text = re.sub(r"\\\n\s*", "", (REPO / "docs" / "deploy.md").read_text())
-    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("    .venv/bin/python -m launch.deploy ")]
+    lines = [
+        shlex.split(line) for line in text.splitlines() if line.startswith("    .venv/bin/python -m launch.deploy ")
+    ]
     return [line[3:] for line in lines]
 
 
