@@ -52,9 +52,8 @@ check_arguments() {
   fi
   exit 2
 }
-has_pytest() { "$bin/python" -c "import pytest, xdist" 2>/dev/null; }
 is_checked=false
-if has_pytest; then
+if "$bin/python" -c "import pytest, xdist" 2>/dev/null; then
   check_arguments "$@"
   is_checked=true
 fi

@@ -195,7 +195,7 @@ class Stream:
     def aside(self, what: str) -> Generator[None]:
         """Around what is neither waiting for groups nor training: publishing, saving, waiting for a probe.
 
-        `what` is its name in the event log; the other two ratios leave its time out.
+        `what` is its name in the event log; the waiting ratios leave its time out.
         """
         start = time.time()
         try:
