@@ -60,15 +60,25 @@ def end_marked(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) -> l
       TimeoutError: one is still there after `deadline_s`.
     """
     ended: list[Marked] = []
-    end_s = time.monotonic() + deadline_s
-    while found := [m for m in _marked() if is_ours(m.mark)]:  # again: one may have started another meanwhile
-        for one in found:
-            if one not in ended:
-                ended.append(one)
-            _kill(one.pid, lambda pid=one.pid: is_ours(_mark_of(pid)), wait_s=end_s - time.monotonic())
-        if time.monotonic() > end_s:
-            raise TimeoutError(f"process {found[0].pid} ({found[0].title}) was killed and does not end")
+
+    def ours() -> list[int]:
+        found = [m for m in _marked() if is_ours(m.mark)]
+        ended.extend(m for m in found if m not in ended)
+        return [m.pid for m in found]
+
+    _end_all(ours, lambda pid: is_ours(_mark_of(pid)), deadline_s)
     return ended
+
+
+def end_group(group: int, *, deadline_s: float = 30.0) -> None:
+    """Kills every process of a process group and waits until none lives, whoever their parent is.
+
+    Raises:
+      TimeoutError: one is still there after `deadline_s`.
+    """
+    _end_all(
+        lambda: [p for p in _pids() if _living_group(p) == group], lambda pid: _living_group(pid) == group, deadline_s
+    )
 
 
 def stopped_below(pid: int) -> set[int]:
@@ -99,10 +109,23 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def _end_all(find: Callable[[], list[int]], is_it: Callable[[int], bool], deadline_s: float) -> None:
+    end_s = time.monotonic() + deadline_s
+    while found := find():  # again: one may have started another meanwhile
+        for pid in found:
+            _kill(pid, lambda pid=pid: is_it(pid), wait_s=end_s - time.monotonic())
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"process {found[0]} ({_title(found[0])}) was killed and does not end")
+
+
+def _pids() -> Iterator[int]:
+    return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+
+
 def _marked() -> Iterator[Marked]:
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid() and (mark := _mark_of(int(entry.name))):
-            yield Marked(int(entry.name), mark, _title(entry))
+    for pid in _pids():
+        if pid != os.getpid() and (mark := _mark_of(pid)):
+            yield Marked(pid, mark, _title(pid))
 
 
 def _mark_of(pid: int) -> str:
@@ -123,19 +146,31 @@ def _is_in_exec(entry: pathlib.Path) -> bool:
     return not (entry / "cmdline").read_bytes() and bool(os.readlink(entry / "exe"))  # the kernel's own have no program
 
 
-def _title(entry: pathlib.Path) -> str:
+def _title(pid: int) -> str:
     try:
-        return (entry / "comm").read_text().strip()
+        return (_PROC / str(pid) / "comm").read_text().strip()
     except OSError:
         return "gone"
 
 
 def _state(pid: int) -> str:
     """R, S, D, T (stopped by a signal), Z, ... ; empty if it is gone."""
+    return _status(pid)[0]
+
+
+def _living_group(pid: int) -> int:
+    """Its process group; 0 if it has ended."""
+    state, group = _status(pid)
+    return 0 if state in {"", "Z", "X"} else int(group)
+
+
+def _status(pid: int) -> tuple[str, str]:
+    """State and process group, as the kernel tells them; a state of "" if it is gone."""
     try:
-        return (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        state, _, group = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[:3]
     except (OSError, IndexError):
-        return ""
+        return "", ""
+    return state, group
 
 
 def _kill(pid: int, is_it: Callable[[], bool], *, wait_s: float) -> None:

@@ -19,6 +19,11 @@ child = subprocess.Popen([sys.executable, "-c", {STATE!r}])
 print(child.pid, flush=True)
 child.wait()
 """
+LARGE = f"import os; held = bytearray(512 << 20); print(os.getpid(), flush=True); {STATE}"
+WITH_A_LARGE_CHILD = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {LARGE!r}]).wait()
+"""
 STOPPED_CHILD = """
 import os, signal
 from launch.processes.lifeline import die_with_parent
@@ -104,6 +109,24 @@ def test_end_marked_finds_what_a_marked_process_started(waiting):
     grandchild = int(parent.stdout.readline())
     assert {e.pid for e in lifeline.end_marked(lambda mark: mark == "run-1:actor-0")} == {parent.pid, grandchild}
     wait_until(lambda: not is_alive(grandchild), "its end")
+
+
+def test_end_group_ends_what_an_ended_process_left_and_returns_when_none_lives(waiting):
+    leader, other = waiting(code=WITH_A_LARGE_CHILD), waiting()
+    left = int(leader.stdout.readline())  # it takes a while to give back its memory
+    leader.kill()
+    leader.wait()
+    assert is_alive(left)
+    lifeline.end_group(leader.pid)
+    assert not is_alive(left) and other.poll() is None
+    lifeline.end_group(leader.pid)  # nothing left
+
+
+def test_end_group_of_what_does_not_end_says_which(waiting, monkeypatch):
+    process = waiting()
+    monkeypatch.setattr(lifeline.signal, "pidfd_send_signal", lambda *_: None)
+    with pytest.raises(TimeoutError, match=rf"process {process.pid} \(python.*\) was killed and does not end"):
+        lifeline.end_group(process.pid, deadline_s=0.0)
 
 
 def test_mark_of_a_process_in_its_exec_is_read_once_the_kernel_shows_it(tmp_path, monkeypatch):
