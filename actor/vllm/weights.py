@@ -29,6 +29,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 from actor.vllm.control import listen
 from actor.vllm.phases import say_phases
@@ -42,6 +43,8 @@ from bridge.snapshots.layout import TensorTable, check_table
 BACKEND = "sluice"
 ENGINE_VARIABLE = "SLUICE_ENGINE"
 """Set in the processes of an engine that an actor started."""
+CPU_ADAPTERS = "actor.vllm.cpu_adapters.ByAdapter"
+"""What multiplies by adapters on a CPU."""
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -200,6 +203,8 @@ def register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SnapshotTransfer)
         end_quickly()
+    if current_platform.is_cpu():  # named, not imported: few engines have adapters
+        current_platform.get_punica_wrapper = lambda: CPU_ADAPTERS
     # It warns at every update of a tied head (see `_load`); a layer that really got nothing fails the proof.
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
     parent = multiprocessing.parent_process()

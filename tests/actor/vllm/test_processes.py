@@ -46,7 +46,8 @@ def test_engine_of_one_process_finds_its_threads_in_the_environment_and_another_
 
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0,3")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("OMP_PLACES", raising=False)
+    for name in ("OMP_PLACES", "OMP_PROC_BIND"):
+        monkeypatch.delenv(name, raising=False)
 
     def config(executor: type) -> SimpleNamespace:
         parallel = dict(local_world_size=1, data_parallel_rank_local=None, _api_process_count=1)
