@@ -36,7 +36,7 @@ HOST = "127.0.0.1"
 _LOOK_S = 0.2
 _BACKOFF_S = 1.0
 _HEALTH_S = 5.0
-_END_S = 15.0
+_END_S, _KILLED_S = 15.0, 30.0
 _NO_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -211,12 +211,12 @@ class JudgeService:
         self._kill()
 
     def _kill(self) -> None:
-        """What it held, its memory above all, is free when this returns."""
+        """SIGKILL to its whole group; returns once none of it lives, or logs which still does."""
         try:
-            lifeline.end_group(self._process.pid)
-        except TimeoutError as e:
-            logging.error("judge: %s", e)
-        self._process.wait()
+            lifeline.end_group(self._process.pid, deadline_s=_KILLED_S)
+            self._process.wait(_KILLED_S)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            logging.error("judge killed error=%r", str(e))
 
 
 def arguments(config: JudgeConfig, port: int) -> list[str]:

@@ -19,6 +19,8 @@ MARK = "SLUICE_MARK"
 _KEEP_ENVIRONMENT = "SPT_NOENV"
 """setproctitle, which names vLLM's processes, writes over the environment that the kernel shows, unless this is set."""
 _PROC = pathlib.Path("/proc")
+_GROUP, _NUM_THREADS = 2, 17
+"""Where they are in `_stat`."""
 _EXEC_S = 5.0
 """Longest a process is waited for that is about to show its environment: microseconds, more where cores are busy."""
 
@@ -76,9 +78,13 @@ def end_group(group: int, *, deadline_s: float = 30.0) -> None:
     Raises:
       TimeoutError: one is still there after `deadline_s`.
     """
-    _end_all(
-        lambda: [p for p in _pids() if _living_group(p) == group], lambda pid: _living_group(pid) == group, deadline_s
-    )
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)  # all at once, and whether or not there are descriptors left to wait by
+
+    def is_of_it(pid: int) -> bool:
+        return _living_group(pid) == group
+
+    _end_all(lambda: [pid for pid in _pids() if is_of_it(pid)], is_of_it, deadline_s)
 
 
 def stopped_below(pid: int) -> set[int]:
@@ -88,7 +94,7 @@ def stopped_below(pid: int) -> set[int]:
 
 def kill_below(pid: int, below: int) -> None:
     """Kills `pid`, if it is a process below `below`."""
-    _kill(pid, lambda: pid in descendants(below), wait_s=0.0)
+    _kill([pid], lambda pid: pid in descendants(below), wait_s=0.0)
 
 
 def descendants(pid: int) -> set[int]:
@@ -112,10 +118,10 @@ def descendants(pid: int) -> set[int]:
 def _end_all(find: Callable[[], list[int]], is_it: Callable[[int], bool], deadline_s: float) -> None:
     end_s = time.monotonic() + deadline_s
     while found := find():  # again: one may have started another meanwhile
-        for pid in found:
-            _kill(pid, lambda pid=pid: is_it(pid), wait_s=end_s - time.monotonic())
+        left = _kill(found, is_it, wait_s=end_s - time.monotonic())
         if time.monotonic() > end_s:
-            raise TimeoutError(f"process {found[0]} ({_title(found[0])}) was killed and does not end")
+            pid = (left or found)[0]
+            raise TimeoutError(f"process {pid} ({_title(pid)}) was killed and does not end")
 
 
 def _pids() -> Iterator[int]:
@@ -148,40 +154,51 @@ def _is_in_exec(entry: pathlib.Path) -> bool:
 
 def _title(pid: int) -> str:
     try:
-        return (_PROC / str(pid) / "comm").read_text().strip()
+        return os.fsdecode((_PROC / str(pid) / "comm").read_bytes()).strip()
     except OSError:
         return "gone"
 
 
 def _state(pid: int) -> str:
     """R, S, D, T (stopped by a signal), Z, ... ; empty if it is gone."""
-    return _status(pid)[0]
+    found = _stat(pid)
+    return found[0] if found else ""
 
 
-def _living_group(pid: int) -> int:
-    """Its process group; 0 if it has ended."""
-    state, group = _status(pid)
-    return 0 if state in {"", "Z", "X"} else int(group)
+def _living_group(pid: int) -> int | None:
+    """Its process group; None if it has ended. One whose first thread has ended lives as long as the others do."""
+    found = _stat(pid)
+    if not found or (found[0] in {"Z", "X"} and int(found[_NUM_THREADS]) <= 1):
+        return None
+    return int(found[_GROUP])
 
 
-def _status(pid: int) -> tuple[str, str]:
-    """State and process group, as the kernel tells them; a state of "" if it is gone."""
+def _stat(pid: int) -> list[str]:
+    """What the kernel tells of a process from its state on (proc_pid_stat); nothing if it is gone."""
     try:
-        state, _, group = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[:3]
+        return os.fsdecode((_PROC / str(pid) / "stat").read_bytes()).rsplit(")", 1)[1].split()
     except (OSError, IndexError):
-        return "", ""
-    return state, group
+        return []
 
 
-def _kill(pid: int, is_it: Callable[[], bool], *, wait_s: float) -> None:
-    try:
-        held = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if is_it():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(held, signal.SIGKILL)
-            select.select([held], [], [], max(0.0, wait_s))
-    finally:
-        os.close(held)
+def _kill(pids: list[int], is_it: Callable[[int], bool], *, wait_s: float) -> list[int]:
+    """Kills those that are it once they are held by a descriptor; returns which have not ended after the wait."""
+    with contextlib.ExitStack() as held:
+        left: dict[int, int] = {}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                held.callback(os.close, descriptor)
+                if is_it(pid):
+                    left[descriptor] = pid
+                    with contextlib.suppress(PermissionError):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        ends = select.poll()
+        for descriptor in left:
+            ends.register(descriptor, select.POLLIN)
+        end_s = time.monotonic() + wait_s
+        while left and (ended := ends.poll(max(0.0, end_s - time.monotonic()) * 1000)):
+            for descriptor, _ in ended:
+                ends.unregister(descriptor)
+                del left[descriptor]
+        return list(left.values())

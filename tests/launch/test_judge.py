@@ -20,6 +20,7 @@ from bridge.types import Task
 from configs.sections.judge import JudgeConfig
 from launch import judge, judge_health
 from launch.judge import JudgeService
+from launch.processes import lifeline
 from tests.integration.support.processes import kill, spawn, wait_until
 
 CONFIG = JudgeConfig(
@@ -85,6 +86,16 @@ def test_judge_is_started_asked_with_its_key_and_ended_with_all_it_started(tmp_p
     assert not key_file.parent.exists()
 
 
+def test_judge_that_does_not_end_is_said_and_not_waited_for_for_ever(tmp_path, monkeypatch, caplog):
+    with closing(start(tmp_path, "serve")) as service, monkeypatch.context() as patched:
+        patched.setattr(judge, "_KILLED_S", 0.0)
+        patched.setattr(lifeline.os, "killpg", lambda *_: None)
+        patched.setattr(lifeline.signal, "pidfd_send_signal", lambda *_: None)
+        service._kill()
+        assert f"process {service.pid} " in caplog.text and "does not end" in caplog.text
+    assert not is_alive(given(tmp_path)["pid"])
+
+
 def test_two_judges_have_different_keys_and_ports(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -109,8 +120,7 @@ def test_judge_that_does_not_start_is_refused_and_leaves_nothing(tmp_path, what,
         start(tmp_path, what, start_timeout_s=2.0 if what == "dumb" else 60.0)
     if (tmp_path / "0.json").exists():
         process = given(tmp_path)
-        assert not is_alive(process["pid"])
-        wait_until(lambda: not is_alive(process["engine"]), "the engine's end")
+        assert not is_alive(process["pid"]) and not is_alive(process["engine"])
 
 
 def test_judge_on_cores_that_are_not_there_is_refused(tmp_path):

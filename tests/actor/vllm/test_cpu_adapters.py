@@ -67,13 +67,47 @@ def test_the_next_step_has_other_tokens():
         torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_expand_that_does_not_add_sets():
+def test_parts_of_a_sharded_adapter_are_asked_for_one_by_one():
+    from vllm.lora.layers import LoRAMapping
+
+    from actor.vllm.cpu_adapters import ByAdapter
+
+    a, b = stacks(torch.Generator().manual_seed(0))
+    mix, ids = [1, -1, 2], (11, 0, 12)
+    wrapper = ByAdapter(max_num_batched_tokens=64, max_batches=8, device="cpu")
+    wrapper.update_metadata(LoRAMapping(ids, ids, is_prefill=True), [10, 11, 12], PLACES, 100)
+    x, y = torch.ones(3, INPUTS), torch.zeros(3, sum(OUTPUTS))
+    buffer = torch.zeros(2, 3, RANK)
+    wrapper.add_shrink(buffer, x, tuple(a), 0.5)
+    for i, offset in enumerate((0, OUTPUTS[0])):
+        wrapper.add_expand(y, buffer[i : i + 1], (b[i],), (OUTPUTS[i],), offset_start=offset)
+    torch.testing.assert_close(y.double(), wanted(torch.zeros_like(y), x, a, b, 0.5, mix), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_fill_a_step_up_disturb_no_token():
+    from vllm.lora.layers import LoRAMapping
+
+    from actor.vllm.cpu_adapters import ByAdapter
+
+    a, b = stacks(torch.Generator().manual_seed(0))
+    wrapper = ByAdapter(max_num_batched_tokens=64, max_batches=8, device="cpu")
+    for ids in ((11, 11), (11, 12)):
+        wrapper.update_metadata(LoRAMapping(ids, ids, is_prefill=True), [10, 11, 12], PLACES, 100)
+        x, y = torch.ones(4, INPUTS), torch.zeros(4, sum(OUTPUTS))
+        want = wanted(y[:2], x[:2], a, b, 1.0, [one - 10 for one in ids])
+        wrapper.add_lora_linear(y, x, tuple(a), tuple(b), 1.0, OUTPUTS)
+        torch.testing.assert_close(y[:2].double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [None, torch.tensor([1])], ids=["all", "some"])
+def test_expand_that_does_not_add_replaces(tokens):
     from actor.vllm.cpu_adapters import expand
 
     b = torch.randn(1, 1, 3, RANK)
     y = torch.full((2, 3), 7.0)
-    expand(y, torch.ones(2, RANK), b, [(0, None)], adds=False)
-    torch.testing.assert_close(y, b[0, 0].sum(1).expand(2, 3))
+    expand(y, torch.ones(2, RANK), b, [(0, tokens)], adds=False)
+    torch.testing.assert_close(y[1], b[0, 0].sum(1))
+    torch.testing.assert_close(y[0], b[0, 0].sum(1) if tokens is None else torch.full((3,), 7.0))
 
 
 def test_vllm_takes_it_where_the_engine_is_on_a_cpu():

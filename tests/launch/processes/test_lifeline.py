@@ -1,6 +1,7 @@
 """Real processes: what dies with its parent, and what is found by its mark."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,11 @@ print(child.pid, flush=True)
 child.wait()
 """
 LARGE = f"import os; held = bytearray(512 << 20); print(os.getpid(), flush=True); {STATE}"
+WITHOUT_ITS_FIRST_THREAD = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
 WITH_A_LARGE_CHILD = f"""
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", {LARGE!r}]).wait()
@@ -108,7 +114,7 @@ def test_end_marked_finds_what_a_marked_process_started(waiting):
     parent = waiting("run-1:actor-0", WITH_A_CHILD)
     grandchild = int(parent.stdout.readline())
     assert {e.pid for e in lifeline.end_marked(lambda mark: mark == "run-1:actor-0")} == {parent.pid, grandchild}
-    wait_until(lambda: not is_alive(grandchild), "its end")
+    assert not is_alive(grandchild)
 
 
 def test_end_group_ends_what_an_ended_process_left_and_returns_when_none_lives(waiting):
@@ -122,11 +128,33 @@ def test_end_group_ends_what_an_ended_process_left_and_returns_when_none_lives(w
     lifeline.end_group(leader.pid)  # nothing left
 
 
+def test_end_group_waits_for_a_process_whose_first_thread_has_ended(waiting, monkeypatch):
+    monkeypatch.setattr(lifeline.os, "killpg", lambda *_: None)  # which may end it before we look
+    process = waiting(code=WITHOUT_ITS_FIRST_THREAD)
+    wait_until(lambda: state(process.pid) == "Z", "its first thread's end")
+    ends = select.poll()
+    held = os.pidfd_open(process.pid)
+    ends.register(held, select.POLLIN)
+    assert not ends.poll(0)
+    lifeline.end_group(process.pid)
+    assert ends.poll(0)
+    os.close(held)
+
+
 def test_end_group_of_what_does_not_end_says_which(waiting, monkeypatch):
     process = waiting()
+    monkeypatch.setattr(lifeline.os, "killpg", lambda *_: None)
     monkeypatch.setattr(lifeline.signal, "pidfd_send_signal", lambda *_: None)
     with pytest.raises(TimeoutError, match=rf"process {process.pid} \(python.*\) was killed and does not end"):
         lifeline.end_group(process.pid, deadline_s=0.0)
+
+
+def test_end_group_is_not_disturbed_by_a_process_with_an_odd_name(tmp_path, monkeypatch):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_bytes(b"7 (caf\xc3) S 1 9 9" + b" 0" * 40)
+    monkeypatch.setattr(lifeline, "_PROC", tmp_path)
+    assert lifeline._living_group(7) == 9
+    lifeline.end_group(2**22 + 1)  # no process has this number
 
 
 def test_mark_of_a_process_in_its_exec_is_read_once_the_kernel_shows_it(tmp_path, monkeypatch):

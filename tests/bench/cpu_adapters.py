@@ -1,0 +1,179 @@
+"""What an adapter costs an engine on a CPU: SmolLM2 without one, with one multiplied our way, and vLLM's own.
+
+    python -m tests.bench.cpu_adapters [--rounds=3] [--model=FOLDER] [--small]
+
+Seconds to read 64 prompts of 33 tokens and write a token for each, and to write 25, in engines that start one after
+another, each kind as often as there are rounds; the quickest of each kind counts. Writes
+`results/cpu_adapters.{json,md}`.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import torch
+from absl import app, flags
+from safetensors.torch import save_file
+
+from actor.vllm.adapters import engine_arguments, peft_settings
+from configs.schema import Config
+from configs.sections import LoraConfig, PublishConfig
+from tests.bench.job import PROJECT
+from tests.bench.rig import report
+
+ROUNDS = flags.DEFINE_integer("rounds", 3, "Engines of each kind.", lower_bound=1)
+MODEL = flags.DEFINE_string("model", str(PROJECT / "models" / "smollm2"), "The model's folder; see `launch.get_model`.")
+KINDS = {"none": "no adapter", "ours": "an adapter, `actor.vllm.cpu_adapters`", "vllm": "an adapter, vLLM's backend"}
+ONE = flags.DEFINE_enum("one", None, list(KINDS), "Measures one kind in this process.")
+PROMPT_TOKENS, RESPONSE_TOKENS = 33, 25
+CONFIG = Config(lora=LoraConfig(rank=16), publish=PublishConfig(lora="adapter", max_adapters=2))
+
+
+def main(argv: list[str]) -> None:
+    """Measures all kinds, writes the results, prints the JSON line."""
+    del argv
+    num_prompts = 4 if report.SMALL.value else 64
+    if ONE.value:
+        print(json.dumps(measure(ONE.value, num_prompts)), flush=True)
+        return
+    seen: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for _ in range(ROUNDS.value):
+        for kind in KINDS:
+            seen[kind].append(run(kind))
+            print(kind, {k: v for k, v in seen[kind][-1].items() if k != "tokens"}, flush=True)
+    first = {kind: min(one["first_s"] for one in runs) for kind, runs in seen.items()}
+    rest = {kind: min(one["all_s"] for one in runs) - first[kind] for kind, runs in seen.items()}
+    same = [a == b for a, b in zip(seen["ours"][0]["tokens"], seen["vllm"][0]["tokens"], strict=True)]
+    values = {
+        **{f"first_s_{kind}": s for kind, s in first.items()},
+        **{f"rest_s_{kind}": s for kind, s in rest.items()},
+        "rest_of_none": rest["ours"] / rest["none"],
+        "rest_of_vllm": rest["ours"] / rest["vllm"],
+        "same_responses": sum(same) / len(same),
+    }
+    report.finish(
+        "cpu_adapters",
+        title="Adapters on a CPU",
+        about=[
+            f"`python -m tests.bench.cpu_adapters --rounds={ROUNDS.value}`: `{pathlib.Path(MODEL.value).name}` in "
+            f"float32, {num_prompts} prompts of {PROMPT_TOKENS} tokens, {RESPONSE_TOKENS} new ones each, all under one "
+            f"adapter of rank {CONFIG.lora.rank} on all matrices of the layers.",
+        ],
+        table=report.Table(
+            columns=["engine", "prompts and first tokens, s", "times none", "the other tokens, s", "times none"],
+            rows=[
+                [
+                    KINDS[kind],
+                    f"{first[kind]:.2f}",
+                    f"{first[kind] / first['none']:.2f}",
+                    f"{rest[kind]:.2f}",
+                    f"{rest[kind] / rest['none']:.2f}",
+                ]
+                for kind in KINDS
+            ],
+        ),
+        remarks=[
+            "vLLM's backend copies an adapter's matrices for each token of a step; ours multiplies by them once. Of the "
+            f"greedy responses {sum(same)} of {len(same)} are the same under both. The aims were chosen after a first "
+            "look (1.2 and a quarter)."
+        ],
+        values=values,
+        aims={
+            "rest_of_none": report.Aim(value=values["rest_of_none"], aim=1.5, at_least=False).to_json(),
+            "rest_of_vllm": report.Aim(value=values["rest_of_vllm"], aim=0.5, at_least=False).to_json(),
+        },
+        data={"runs": {kind: [{**one, "tokens": None} for one in runs] for kind, runs in seen.items()}},
+        figure=False,
+        beside="an engine at a time",
+    )
+
+
+def run(kind: str) -> dict[str, Any]:
+    """One engine, in a process of its own; only with ours it has our plugin."""
+    command = [sys.executable, "-m", "tests.bench.cpu_adapters", f"--one={kind}", f"--model={MODEL.value}"]
+    command += ["--small"] if report.SMALL.value else []
+    environment = os.environ | {
+        "VLLM_PLUGINS": "sluice" if kind == "ours" else "",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(command, cwd=PROJECT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(kind: str, num_prompts: int) -> dict[str, Any]:
+    """Seconds of one engine in this process, and the tokens it wrote."""
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.platforms import current_platform
+
+    if kind == "ours":
+        import actor.vllm.weights  # noqa: F401  # as vLLM does, where the project is installed
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_adapter(pathlib.Path(MODEL.value), pathlib.Path(folder))
+        engine = LLM(
+            MODEL.value,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=128,
+            max_num_seqs=128,
+            enable_prefix_caching=False,
+            **({} if kind == "none" else engine_arguments(CONFIG)),
+        )
+        if ("ByAdapter" in current_platform.get_punica_wrapper()) != (kind == "ours"):
+            raise RuntimeError(f"{kind} was not what was measured")
+        request = None if kind == "none" else LoRARequest("one", 1, folder)
+        prompts = [
+            {"prompt_token_ids": [(7 * i + j) % 5000 + 10 for j in range(PROMPT_TOKENS)]} for i in range(num_prompts)
+        ]
+
+        def answer(count: int, new_tokens: int) -> tuple[float, list[list[int]]]:
+            params = SamplingParams(max_tokens=new_tokens, temperature=0, ignore_eos=True)
+            start = time.perf_counter()
+            said = engine.generate(prompts[:count], params, lora_request=request, use_tqdm=False)
+            return time.perf_counter() - start, [list(one.outputs[0].token_ids) for one in said]
+
+        answer(2, 2)
+        first_s, _ = answer(num_prompts, 1)
+        all_s, tokens = answer(num_prompts, RESPONSE_TOKENS)
+        return {"first_s": first_s, "all_s": all_s, "tokens": tokens}
+
+
+def write_adapter(model: pathlib.Path, folder: pathlib.Path) -> None:
+    """A random adapter of all matrices of a Llama's layers, in PEFT's format."""
+    config = json.loads((model / "config.json").read_text())
+    width, hidden, rank = config["hidden_size"], config["intermediate_size"], CONFIG.lora.rank
+    shared = width * config["num_key_value_heads"] // config["num_attention_heads"]
+    shapes = {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (width, shared),
+        "self_attn.v_proj": (width, shared),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (width, hidden),
+        "mlp.up_proj": (width, hidden),
+        "mlp.down_proj": (hidden, width),
+    }
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (inputs, outputs) in shapes.items():
+            prefix = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, inputs, generator=generator) / inputs**0.5
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator) * 0.01
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {**peft_settings(CONFIG.lora), "peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
+if __name__ == "__main__":
+    app.run(main)
