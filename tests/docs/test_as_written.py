@@ -21,7 +21,6 @@ NOT_HERE = {
     r"--serve\b|store_server|make_certificates": "a server, which has tests of its own",
     r"tests\.bench": "minutes to hours",
     r"compile_tpu": "an environment of its own, which has tests of its own",
-    r"lora=adapter": "minutes an update on a CPU",
 }
 """What is not tried, by what is in the command, and why."""
 LOCAL = re.compile(r"-m launch\.local --config=")

@@ -59,7 +59,8 @@ def main(argv: list[str]) -> None:
         table=table_of(runs),
         remarks=[
             "Bytes are of a version: in full, and as the delta that goes to another machine where it holds the version "
-            "before (the median over the run's versions). Memory is the sum of the peaks (VmHWM) of each role's "
+            "before (the median over the run's versions; `-` where none came to less than half of the whole, as of "
+            "adapters whose steps are large beside them). Memory is the sum of the peaks (VmHWM) of each role's "
             "processes; what serves snapshots to other machines (`publish.serve=http`, for the deltas) is a process of "
             "its own below the learner, and is not counted with it: "
             f"{max(run.server_peak_bytes for run in runs) / 2**30:.2f} GiB at most. Every publish was probed: "
