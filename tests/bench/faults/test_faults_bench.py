@@ -1,9 +1,12 @@
 """The campaign's pure parts: what is drawn, how a phase is met, what history survives, and the small engine's model."""
 
+import ast
 import asyncio
 import collections
+import inspect
 import json
 import pathlib
+import sys
 import threading
 import time
 import types
@@ -12,7 +15,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from tests.bench.faults import campaign, table
+from launch import actor
+from tests.bench.faults import campaign, table, watched_actor
 from tests.bench.faults.audit import surviving
 from tests.bench.faults.decoder import Shape, log_softmax, next_logits
 from tests.bench.faults.evidence import Life, Update
@@ -50,6 +54,18 @@ def _role(target: str) -> str:
     if target.startswith(SERVER):
         return SERVER
     return "small" if target in ("a", "b") else target.replace("a-", "actor-").replace("b-", "actor-")
+
+
+def test_small_engine_is_started_with_what_an_actor_gives(monkeypatch):
+    monkeypatch.setitem(sys.modules, "actor.vllm.engine", None)  # put back afterwards
+    watched_actor.use_numpy_engine()
+    takes = inspect.signature(sys.modules["actor.vllm.engine"].VllmEngine.start)
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(actor)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "VllmEngine.start"
+    )
+    takes.bind(*call.args, **{str(keyword.arg): keyword.value for keyword in call.keywords})
 
 
 def test_surviving_leaves_out_what_a_later_learner_went_back_behind():

@@ -67,7 +67,8 @@ def watch_source() -> None:
 def use_numpy_engine() -> None:
     """Puts the small engine in vLLM's place."""
 
-    def start(path: pathlib.Path, config: Config, *, expected: TensorTable) -> NumpyEngine:
+    def start(path: pathlib.Path, config: Config, *, expected: TensorTable, base: TensorTable | None) -> NumpyEngine:
+        del base
         limit = config.actor.max_num_seqs
         return NumpyEngine(path, expected=expected, max_num_seqs=limit, token_s=TOKEN_S, reach=reach)
 
