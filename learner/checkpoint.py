@@ -16,7 +16,6 @@ later checkpoint has them, and only several such in a row end the run.
 
 import concurrent.futures
 import contextlib
-import errno
 import json
 import os
 import pathlib
@@ -31,6 +30,7 @@ from blake3 import blake3
 from orbax.checkpoint._src.futures.synchronization import OperationIdGenerator
 
 from bridge.files import replace_file
+from learner.checkpoint_errors import cause, reason, system_errors
 from learner.hosts.hosts import HostLostError, Hosts, OneHost
 from learner.hosts.meeting import Meeting, MeetingOverError
 
@@ -39,9 +39,6 @@ _HALF = "*.orbax-checkpoint-tmp*"
 _OF_HOST = re.compile(r"ocdbt\.process_(\d+)")
 _TOGETHER_S = 1800.0
 """How long one host waits for another one's part: writing, and hashing, of a checkpoint."""
-_OF_SYSTEM = " [os_error_code="
-"""What TensorStore, by which Orbax reads and writes, says of an error of the system."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointError(ValueError):
@@ -186,12 +183,12 @@ class Checkpoints:
             return None
         manager = self._opened()
         manager.reload()
-        with _system_errors(self._folder / str(intact)):
+        with system_errors(self._folder / str(intact)):
             host = manager.restore(intact, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
         check(host)
         self.latest = intact
         wanted = _part(abstract) if is_part else ocp.args.StandardRestore(abstract)
-        with _system_errors(self._folder / str(intact)):
+        with system_errors(self._folder / str(intact)):
             arrays = manager.restore(intact, args=ocp.args.Composite(arrays=wanted))
         return intact, arrays["arrays"], host
 
@@ -309,7 +306,7 @@ class Checkpoints:
         """
         self.num_failed += 1
         self._num_failed_in_a_row += 1
-        self._failure = f"the checkpoint of step {step} can't be saved to {self._folder}: {_reason(error)}"
+        self._failure = f"the checkpoint of step {step} can't be saved to {self._folder}: {reason(error)}"
         in_a_row, bound = self._num_failed_in_a_row, self._max_failed_in_a_row
         if in_a_row >= bound:
             which = f" (the last {in_a_row} failed, checkpoint.max_failed_in_a_row)" if bound > 1 else ""
@@ -341,7 +338,7 @@ class Checkpoints:
         try:  # not before the new one can be restored, and that one is saved whatever becomes of the others
             self._delete_old()
         except Exception as e:
-            logging.warning("old checkpoints stay until the next save: %s", _reason(e))
+            logging.warning("old checkpoints stay until the next save: %s", reason(e))
 
     def _delete_old(self) -> None:
         """Deletes all steps but the last ones, then hashes of what is not there; each failure leaves the rest to do.
@@ -385,37 +382,6 @@ class Checkpoints:
 def _part(abstract: Any) -> ocp.args.PyTreeRestore:
     placed = ocp.checkpoint_utils.construct_restore_args(abstract)
     return ocp.args.PyTreeRestore(item=abstract, restore_args=placed, partial_restore=True)
-
-
-@contextlib.contextmanager
-def _system_errors(step: pathlib.Path) -> Generator[None]:
-    """What Orbax's storage could not read comes as a ValueError, as if something wrong had been given.
-
-    Raises:
-      OSError: it is the system's.
-    """
-    try:
-        yield
-    except ValueError as e:
-        said, is_of_system, _ = str(e).partition(_OF_SYSTEM)
-        if not is_of_system:
-            raise
-        raise OSError(f"the checkpoint {step} can't be read: {said}") from e
-
-
-def _reason(error: Exception) -> str:
-    """In one line; Orbax's own tell of the files inside, and come as other errors."""
-    text = str(error)
-    if "No space left on device" in text or (isinstance(error, OSError) and error.errno in _FULL):
-        return "its disk is full"
-    return " ".join(text.split())[:300] or type(error).__name__
-
-
-def _cause(error: Exception) -> Exception:
-    """What a host failed with, before it heard at the next meeting that it failed alone."""
-    while isinstance(error, MeetingOverError) and isinstance(error.__context__, Exception):
-        error = error.__context__
-    return error
 
 
 def _waiting_at(meeting: Meeting) -> Callable[..., None]:
@@ -476,9 +442,9 @@ class _Agreement:
         except HostLostError:
             raise
         except Exception as e:
-            failure = _cause(e)
+            failure = cause(e)
         own = None if isinstance(failure, MeetingOverError) else failure
-        said = "" if own is None else f"host {self._hosts.index}: {_reason(own)}"
+        said = "" if own is None else f"host {self._hosts.index}: {reason(own)}"
         all_said = self._channel.gather(said.encode(), timeout_s=_TOGETHER_S)
         verdict = self.say("; ".join(part.decode() for part in all_said if part))
         if own is not None:
