@@ -1,8 +1,9 @@
 """Low-rank adapters on a CPU: one matrix product for each adapter, where vLLM's own backend has one for each token.
 
-vLLM 0.32 picks an adapter's matrices for every token of a step, as a copy each: at rank 16 on all layers of
-SmolLM2-135M that is 19.5 MB a token (`tests/bench/results/cpu_adapters.md`). A token without an adapter, in a step in
-which others have one, gets the product of the last place. Its backends for accelerators do neither.
+vLLM 0.32 picks an adapter's matrices for every token of a step, as a copy each: the whole adapter a token, 19.5 MB at
+rank 16 on all layers of SmolLM2-135M (`tests/bench/results/cpu_adapters.md` has what it costs). A token without an
+adapter, in a step in which others have one, gets the product of the last place. Its backends for accelerators do
+neither.
 
 Of linear layers alone, which are all that has adapters here (lora.targets).
 """
