@@ -1,17 +1,68 @@
-"""Checks that sections of a configuration share."""
+"""Ranges of numbers, declared in a section's annotations and checked in its `__post_init__`."""
 
-from bridge.types import MAX_TEMPERATURE, MIN_TEMPERATURE
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from bridge.types import MAX_ABS_REWARD, MAX_TEMPERATURE, MIN_TEMPERATURE
+
+_LARGEST = 2.0**53
+"""The largest bound of a range that names none: every whole number up to it is a float64."""
 
 
-def positive(section: str, **values: float | None) -> None:
-    """Refuses values that are given and not above 0.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """The finite numbers from `low` to `high`; `excludes_low` leaves `low` itself out."""
 
-    Raises:
-      ValueError: names the field.
+    low: float
+    high: float = _LARGEST
+    excludes_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        """Returns True if the value is a number of the range; NaN and infinities never are."""
+        return math.isfinite(value) and self.low <= value <= self.high and not (self.excludes_low and value == self.low)
+
+    def wanted(self, value: float) -> str:
+        """Returns what an error message says a refused value must be: the whole range, or a wide one's missed bound."""
+        if not math.isfinite(value):
+            return "finite"
+        if self.high <= 1e6:
+            return f"in {'(' if self.excludes_low else '['}{self.low:g}, {self.high:g}]"
+        return f"<= {self.high:.0f}" if value > self.high else f"{'>' if self.excludes_low else '>='} {self.low:g}"
+
+
+Count = Annotated[int, Range(0, 2**31 - 1, excludes_low=True)]
+CountOrZero = Annotated[int, Range(0, 2**31 - 1)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+"""What every generator of the run takes: grain's seeds have 32 bits."""
+Seconds = Annotated[float, Range(0, 1e9, excludes_low=True)]
+"""At most 31 years: threads and timers overflow not far above."""
+SecondsOrZero = Annotated[float, Range(0, 1e9)]
+WholeSeconds = Annotated[int, Range(0, 1e9, excludes_low=True)]
+Fraction = Annotated[float, Range(0, 1, excludes_low=True)]
+FractionOrZero = Annotated[float, Range(0, 1)]
+Positive = Annotated[float, Range(0, excludes_low=True)]
+NotNegative = Annotated[float, Range(0)]
+Finite = Annotated[float, Range(-_LARGEST)]
+Weight = Annotated[float, Range(1e-6, 1e6)]
+"""A share's weight: the shares of two sources can still be counted in whole parts."""
+Reward = Annotated[float, Range(-MAX_ABS_REWARD, MAX_ABS_REWARD)]
+
+
+def check_ranges(where: str, section: object) -> None:
+    """Raises ValueError if a number of a section is outside the range of its annotation; None is in every range.
+
+    Args:
+      where: The section's path in the config, as in "rounds".
+      section: A dataclass whose numbers are annotated with a `Range`; a dict is checked by entry, numbers alone.
     """
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{section}.{name} must be > 0, got {value}")
+    for name, found in _ranges(type(section)).items():
+        for entry, value in _entries(name, getattr(section, name)):
+            if isinstance(value, int | float) and value not in found:
+                raise ValueError(f"{where}.{entry} must be {found.wanted(value)}, got {value}")
 
 
 def temperature(section: str, value: float) -> None:
@@ -27,18 +78,27 @@ def temperature(section: str, value: float) -> None:
         )
 
 
-def not_negative(section: str, **values: float | None) -> None:
-    """Refuses values that are given and below 0.
-
-    Raises:
-      ValueError: names the field.
-    """
-    for name, value in values.items():
-        if value is not None and not value >= 0:
-            raise ValueError(f"{section}.{name} must be >= 0, got {value}")
-
-
 def is_core_list(text: str) -> bool:
     """Whether it is like "0", "0-3" or "0,2-3"."""
     bounds = [part.split("-") for part in text.split(",")]
     return all(len(b) <= 2 and all(n.strip().isdecimal() for n in b) and int(b[0]) <= int(b[-1]) for b in bounds)
+
+
+@functools.cache
+def _ranges(section: type) -> dict[str, Range]:
+    """By field: the range of its annotation, or of the values of a dict."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {name: found for name, hint in hints.items() if (found := _range(hint)) is not None}
+
+
+def _range(hint: Any) -> Range | None:
+    own = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Range)]
+    return own[0] if own else next(filter(None, map(_range, typing.get_args(hint))), None)
+
+
+def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        entries = typing.cast(dict[str, Any], value)
+        yield from ((f"{name}.{key}", number) for key, number in entries.items())
+    else:
+        yield name, value

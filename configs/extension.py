@@ -5,6 +5,7 @@ learner has no torch, an actor's verifiers no jax. A module is looked for in the
 started, then on PYTHONPATH and among the installed packages, all of them behind our own packages.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -13,7 +14,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -63,8 +64,8 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:  # there already in a process started by a plain `python -m`
-        sys.path.insert(sys.path.index(str(_PROJECT)) + 1 if str(_PROJECT) in sys.path else len(sys.path), here)
+    if "" not in sys.path:  # there already in a process started by a plain `python -m`
+        _append_path(here)
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as e:  # a module may do anything
@@ -84,6 +85,23 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
         raise ValueError(f"{field}={name} must be a plain function {wanted}, got an async one")
     _check_fits(field, name, function, wanted)
     return function
+
+
+@contextlib.contextmanager
+def importable(folder: pathlib.Path) -> Iterator[None]:
+    """Lets modules of a folder be imported inside the context, behind our own packages."""
+    before = list(sys.path)
+    _append_path(str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _append_path(folder: str) -> None:
+    """Adds a folder to the import path right behind our own packages, or last."""
+    if folder not in sys.path:
+        sys.path.insert(sys.path.index(str(_PROJECT)) + 1 if str(_PROJECT) in sys.path else len(sys.path), folder)
 
 
 def constant_defaults(function: Callable[..., Any], wanted: Signature) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from configs.overrides import type_name
 from configs.schema import Config
 
 _ONE_OF = re.compile(r"One of `([A-Z_]+)`")
@@ -46,16 +47,8 @@ def _docs(section: Any, prefix: str) -> Iterator[FieldDoc]:
             continue
         default: Any = None if field.default is dataclasses.MISSING else field.default
         yield FieldDoc(
-            path=path, default=default, kind=_kind(kind), meaning=_with_choices(meanings.get(field.name, ""), names)
+            path=path, default=default, kind=type_name(kind), meaning=_with_choices(meanings.get(field.name, ""), names)
         )
-
-
-def _kind(kind: Any) -> str:
-    if typing.get_origin(kind) is typing.Literal:
-        return "|".join(map(str, typing.get_args(kind)))
-    if typing.get_origin(kind) is dict:
-        return "JSON"
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
 def _with_choices(meaning: str, names: Mapping[str, Any]) -> str:

@@ -10,13 +10,16 @@ import difflib
 import importlib.util
 import json
 import pathlib
+import sys
 import traceback
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
+from configs import extension
 from configs.schema import Config
 
 
@@ -52,30 +55,41 @@ def load_preset(path: str) -> Config:
         line is named); or it returns something else.
     """
     name, _, size = path.partition(":")
-    file = pathlib.Path(name)
+    file = pathlib.Path(name).expanduser()
     if not file.is_file():
         raise ValueError(f"no config file {name!r}; {_presets()}")
     if file.suffix == ".json":
         return _load_json(file)
-    spec = importlib.util.spec_from_file_location(f"sluice_preset_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{name!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as e:  # it is the user's code
-        raise ValueError(f"{_place(file, e)}: {type(e).__name__}: {e}") from e
-    if not callable(getattr(module, "get_config", None)):
-        raise ValueError(f"{name} is no preset: it has no function get_config(); {_presets()}")
-    try:
-        config = module.get_config(*([size] if size else []))
-    except (ValueError, TypeError) as e:  # a size that it doesn't take, a value that is refused
-        raise ValueError(f"{path}: {e}") from e
-    except (Exception, SystemExit) as e:
-        raise ValueError(f"{_place(file, e)}: {type(e).__name__}: {e}") from e
+    with extension.importable(file.resolve().parent):
+        try:
+            module = _import_file(file)
+        except (Exception, SystemExit) as e:  # it is the user's code
+            raise ValueError(_failure(file, e)) from e
+        if not callable(getattr(module, "get_config", None)):
+            raise ValueError(f"{name} is no preset: it has no function get_config(); {_presets()}")
+        try:
+            config = module.get_config(*([size] if size else []))
+        except (ValueError, TypeError) as e:  # a size that it doesn't take, a value that is refused
+            raise ValueError(f"{path}: {e}") from e
+        except (Exception, SystemExit) as e:
+            raise ValueError(_failure(file, e)) from e
     if not isinstance(config, Config):
         raise ValueError(f"{path}: get_config() must return a configs.schema.Config, got {type(config)}")
     return config
+
+
+def _import_file(file: pathlib.Path) -> types.ModuleType:
+    """Imports a file as a module of its own; dataclasses with string annotations need it in `sys.modules`."""
+    spec = importlib.util.spec_from_file_location(f"sluice_preset_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ValueError("expected a Python file")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module
 
 
 def _load_json(file: pathlib.Path) -> Config:
@@ -95,12 +109,16 @@ def _presets() -> str:
     return f"presets are {', '.join(names)}"
 
 
-def _place(file: pathlib.Path, error: BaseException) -> str:
-    """The file, with the line of it that failed."""
+def _failure(file: pathlib.Path, error: BaseException) -> str:
+    """Returns the preset's line that failed and why; of a missing module also where it was looked for."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
-    return f"{file}:{lines[-1]}" if lines and lines[-1] else str(file)
+    place = f"{file}:{lines[-1]}" if lines and lines[-1] else str(file)
+    where = ""
+    if isinstance(error, ImportError):
+        where = f" (looked in {file.resolve().parent}, on PYTHONPATH and among the installed packages)"
+    return f"{place}: {type(error).__name__}: {error}{where}"
 
 
 def apply(config: Config, overrides: Mapping[str, str]) -> Config:
@@ -201,8 +219,18 @@ def _parse(path: str, text: str, kind: Any) -> Any:
         return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError as e:
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        wanted = f"one of {', '.join(map(str, choices))}" if choices else getattr(kind, "__name__", str(kind))
+        wanted = f"one of {', '.join(map(str, choices))}" if choices else type_name(kind)
         raise ValueError(f"--config.{path} wants {wanted}, got {text!r}") from e
+
+
+def type_name(kind: Any) -> str:
+    """Returns a field's declared type as people write it, as in "int | None" or "on|off"."""
+    if typing.get_origin(kind) is typing.Literal:
+        return "|".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is dict:
+        return "JSON"
+    parts = typing.get_args(kind)
+    return " | ".join(map(type_name, parts)) if parts else "None" if kind is type(None) else kind.__name__
 
 
 def _leaves(raw: Mapping[str, Any], prefix: str = "") -> list[str]:

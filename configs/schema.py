@@ -76,6 +76,7 @@ class Config:
                 f"got {self.admission.policy} and {self.publish.when}"
             )
         self._check_lengths()
+        self._check_warm_up()
         if self.publish.when == "every":
             self._check_window()
         else:
@@ -101,6 +102,16 @@ class Config:
             raise ValueError("verifier=judge needs judge.url with judge.model, or judge.colocate")
         self._check_devices()
         self._check_lora()
+
+    def _check_warm_up(self) -> None:
+        """Refuses a warm-up that outlasts the run: its learning rate would never be the one that was given."""
+        num_steps = self.run.num_updates * self.rounds.epochs
+        if self.optimizer.warmup_steps > num_steps:
+            raise ValueError(
+                f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) must be at most the run's {num_steps} "
+                "optimizer steps (run.num_updates x rounds.epochs), or optimizer.learning_rate is never reached; lower it, or "
+                "raise run.num_updates"
+            )
 
     def _check_lengths(self) -> None:
         if self.model.max_tokens > self.packing.row_tokens:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import logging as stdlib_logging
+import os
 import pathlib
 import sqlite3
 import sys
@@ -16,6 +17,7 @@ from absl import app, flags, logging
 from bridge.files import replace_file
 from bridge.phases import say_phase
 from configs import overrides
+from configs.paths import absolute
 from configs.run_folder import RunFolder, check_run_folder, set_up_run
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
@@ -110,7 +112,7 @@ def parse(
         sys.exit(0)
     try:
         rest, _overrides = overrides.split_argv(argv)
-        rest = flags.FLAGS(rest)
+        rest = flags.FLAGS([_with_home(argument) for argument in rest])
         _arguments = rest[1:]
         if len(_arguments) > max_arguments:
             raise ValueError(f"unexpected argument {_arguments[max_arguments]!r}")
@@ -121,6 +123,12 @@ def parse(
     except (ValueError, flags.Error) as e:
         _end(e)
     return rest[:1]
+
+
+def _with_home(argument: str) -> str:
+    """Returns `--flag=~/path` with the home folder filled in, which a shell does only where a word begins with `~`."""
+    flag, is_flag, value = argument.partition("=~")
+    return f"{flag}={os.path.expanduser('~' + value)}" if is_flag and flag.startswith("-") else argument
 
 
 def _before_the_end(argv: Sequence[str]) -> Sequence[str]:
@@ -201,12 +209,10 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     config = overrides.load_preset(_CONFIG.value)
     if (run_dir := given_run_dir()) is not None:
         _overrides.setdefault("run.dir", run_dir)
-    config = overrides.apply(config, _overrides)
+    config = absolute(overrides.apply(config, _overrides), pathlib.Path.cwd())
     check_run_folder(config)
     _check_tiny_model_fits(config)
-    model_folder = (
-        pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config, at)
-    )
+    model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, at)
     at("looking for devices, and trying what is imported")
     notes = check_network(config) + preflight.check_engines(config, roles)
     notes += preflight.check_functions(config, roles)  # first: verifiers are asked next

@@ -22,7 +22,7 @@ LOAD_TIMEOUT_S = 120.0
 
 def command(python: str = "") -> tuple[str, ...]:
     """Starts a zygote; `python` is its interpreter, empty for this one."""
-    return (python or sys.executable, "-P", "-m", zygote.__name__)
+    return (os.path.expanduser(python) or sys.executable, "-P", "-m", zygote.__name__)
 
 
 class ZygoteLink:

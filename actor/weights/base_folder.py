@@ -32,7 +32,7 @@ def with_base(model: ModelFolder, config: Config) -> ModelFolder:
     """
     if not config.publishes_adapters:
         return model
-    folder = pathlib.Path(config.actor.base_path or config.model.path)
+    folder = pathlib.Path(config.actor.base_path or config.model.path).expanduser()
     what_to_do = (
         "give --config.actor.base_path=FOLDER with the learner's base, or let it publish with publish.lora=merged"
     )

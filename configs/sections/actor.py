@@ -3,30 +3,30 @@
 import collections
 import dataclasses
 
-from configs.checks import is_core_list, not_negative, positive
+from configs.checks import Count, CountOrZero, Fraction, Seconds, SecondsOrZero, check_ranges, is_core_list
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorConfig:
     """The engine and the loop around it."""
 
-    max_num_seqs: int = 64
+    max_num_seqs: Count = 64
     """Sequences the engine runs at once."""
-    num_engines: int = 1
+    num_engines: Count = 1
     """Engines that launch.local starts on its machine, each in an actor of its own; others may join from anywhere."""
     devices: str = ""
     """Which devices those engines take, as CUDA_VISIBLE_DEVICES names them: a group for each engine, ";" between groups
     ("2;3;4,5"). Empty: they share out what mesh.devices leaves (`launch/placement.py` says how)."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Count = 1
     """Devices that one engine is spread over; on a CPU, processes."""
     elastic: bool = False
     """Adapts how many sequences run at once, and restarts an engine whose preemptions ask for another tensor parallel
     size (RollPacker section 4.2); `actor/engine/elastic.py` says by which rules."""
-    max_tensor_parallel_size: int = 0
+    max_tensor_parallel_size: CountOrZero = 0
     """With elastic: devices that one engine may take; 0 means tensor_parallel_size."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: Fraction = 0.9
     """On a GPU."""
-    kv_cache_gib: int = 1
+    kv_cache_gib: Count = 1
     """On a CPU."""
     enforce_eager: bool = False
     prefix_caching: bool = False
@@ -40,49 +40,33 @@ class ActorConfig:
     """Cores the engine is pinned to on a CPU ("0" or "0-3"): a group for each of several engines, ";" between them, and
     "|" between the processes of a group with tensor_parallel_size ("0|1;2|3"). Empty: several engines share all cores
     out evenly, one is left to itself."""
-    lease_s: float = 30.0
+    lease_s: Seconds = 30.0
     """A dead actor's tickets are offered again after this long."""
-    verifier_timeout_s: float = 10.0
-    verifier_retries: int = 2
+    verifier_timeout_s: Seconds = 10.0
+    verifier_retries: CountOrZero = 2
     """Of what failed; before each there is a pause of seconds, which grows."""
-    verifier_workers: int = 1
+    verifier_workers: Count = 1
     """Processes that judge responses, off the event loop."""
-    max_restarts: int = 5
+    max_restarts: CountOrZero = 5
     """How often in a row, without a new step in between, the supervisor starts a process again that died or hung."""
-    start_timeout_s: float = 600.0
+    start_timeout_s: Seconds = 600.0
     """An engine that is not up by then has hung; its actor ends."""
-    max_attempts: int = 3
+    max_attempts: Count = 3
     """How often a prompt is tried whose responses can't be judged; then another takes its place."""
-    leave_s: float = 20.0
+    leave_s: SecondsOrZero = 20.0
     """How long an actor that is told to end (SIGTERM) goes on with the groups it has; the rest it gives back. One that
     launch.local started ends at once, as the run has ended."""
-    max_unstored_groups: int = 64
+    max_unstored_groups: Count = 64
     """Groups that are sampled and not stored, from which on an actor begins nothing: the store is away, or slow, or its
     verifiers are."""
 
     def __post_init__(self) -> None:
-        positive(
-            "actor",
-            num_engines=self.num_engines,
-            max_num_seqs=self.max_num_seqs,
-            tensor_parallel_size=self.tensor_parallel_size,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            kv_cache_gib=self.kv_cache_gib,
-            lease_s=self.lease_s,
-            verifier_timeout_s=self.verifier_timeout_s,
-            verifier_workers=self.verifier_workers,
-            start_timeout_s=self.start_timeout_s,
-            max_attempts=self.max_attempts,
-            max_unstored_groups=self.max_unstored_groups,
-        )
+        check_ranges("actor", self)
         if 0 < self.max_tensor_parallel_size < self.tensor_parallel_size:
             raise ValueError(
                 f"actor.max_tensor_parallel_size ({self.max_tensor_parallel_size}) is below "
                 f"actor.tensor_parallel_size ({self.tensor_parallel_size})"
             )
-        not_negative("actor", max_tensor_parallel_size=self.max_tensor_parallel_size)
-        not_negative("actor", leave_s=self.leave_s)
-        not_negative("actor", verifier_retries=self.verifier_retries, max_restarts=self.max_restarts)
         self._check_devices()
         self._check_cores()
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from configs.checks import not_negative
+from configs.checks import CountOrZero, NotNegative, check_ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,14 +13,14 @@ class AdmissionConfig:
     policy: Literal["fifo", "frontier", "window"] = "fifo"
     """fifo: all that are open; frontier: the `width` lowest orders (RolloutPipe eq. 5-6); window: H sequences kept in
     progress, as one ends the next begins (PipelineRL Algorithm 2)."""
-    width: int = 0
+    width: CountOrZero = 0
     """Groups, of all actors together; 0 means U for frontier, and for window 4 eta_P U or what async_ratio asks for."""
-    sequences: int = 0
+    sequences: CountOrZero = 0
     """H: sequences of a window in service at once, on all actors together; 0 means those of `width` groups. With
     unit=group up to K - 1 more an actor: a whole group begins as soon as one place is free. A group's lag is what it
     takes to generate it: with H sequences of unequal lengths more than H / K groups are begun, and those that others
     overtake train late. What bounds it are `rounds.max_lag_steps` and `async_ratio`."""
-    async_ratio: float | None = None
+    async_ratio: NotNegative | None = None
     """alpha of ROLL Flash (section 4.3), for a window: tickets are issued for the update being filled and alpha more,
     so at most (1 + alpha) U groups are wanted and not yet trained; 0 waits for each update's weights. Redundant prompts
     (`rounds.overprovision_prompts`) are issued an update's at a time, so alpha is rounded down. It is a bound per
@@ -34,19 +34,13 @@ class AdmissionConfig:
     """What happens in a window when `queue_groups` complete groups wait for a slower learner: one is issued for one
     that is trained, so that the actors come to wait, or the oldest give way, to be generated anew by newer weights
     (PipelineRL's ring buffer)."""
-    queue_groups: int = 0
+    queue_groups: CountOrZero = 0
     """Complete groups of a window that may wait for the learner before `when_full` applies; 0 means U, or what
     async_ratio allows. With block as many again as were issued just then may come to wait, since all of that ends: the
     sequences' groups and a backlog of U."""
 
     def __post_init__(self) -> None:
-        not_negative(
-            "admission",
-            width=self.width,
-            sequences=self.sequences,
-            async_ratio=self.async_ratio,
-            queue_groups=self.queue_groups,
-        )
+        check_ranges("admission", self)
         if self.async_ratio is not None and self.policy != "window":
             raise ValueError(f"admission.async_ratio needs admission.policy=window, got {self.policy}")
         if self.when_full == "drop_oldest" and self.policy != "window":

@@ -2,18 +2,18 @@
 
 import dataclasses
 
-from configs.checks import positive
+from configs.checks import Count, check_ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When the learner saves, and how many saves are kept."""
 
-    every_n_steps: int = 50
+    every_n_steps: Count = 50
     """Updates between two checkpoints. With publish.when=round_end a save that falls due inside a round waits for the
     round's end."""
-    keep: int = 2
-    max_failed_in_a_row: int = 3
+    keep: Count = 2
+    max_failed_in_a_row: Count = 3
     """The run ends when so many saves in a row failed, as on a full disk. Until then training goes on, and the store
     keeps the groups that no checkpoint has."""
 
@@ -24,7 +24,7 @@ class CheckpointConfig:
     that the store still has."""
 
     def __post_init__(self) -> None:
-        positive("checkpoint", every_n_steps=self.every_n_steps, max_failed_in_a_row=self.max_failed_in_a_row)
+        check_ranges("checkpoint", self)
         if self.keep < 2:
             raise ValueError(
                 "checkpoint.keep must be >= 2 (while one is being written, the one before is all there is to fall "

@@ -2,63 +2,43 @@
 
 import dataclasses
 
-from bridge.types import MAX_ABS_REWARD
-from configs.checks import not_negative, positive
+from configs.checks import Count, CountOrZero, Positive, Reward, Seconds, check_ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvironmentsConfig:
     """How episodes are played; what is played is said by `prompts`. A single-turn task reads none of it."""
 
-    max_turns: int = 8
+    max_turns: Count = 8
     """Turns of the policy in an episode; one that isn't done by then is truncated."""
-    max_turn_tokens: int = 0
+    max_turn_tokens: CountOrZero = 0
     """Tokens of one turn; 0: what the episode has left. An episode has sampling.max_response_tokens, sampled and
     observed, and no more than the model's context."""
-    truncated_reward: float = 0.0
+    truncated_reward: Reward = 0.0
     """Added to what the last turn earned, where a budget of turns or tokens ended the episode: below what losing earns,
     so that stalling is no way out of it. prompts.truncated is about verifiers alone."""
-    reset_timeout_s: float = 60.0
+    reset_timeout_s: Seconds = 60.0
     """Seconds until a new episode's first observation; importing the environment's library comes before."""
-    step_timeout_s: float = 60.0
+    step_timeout_s: Seconds = 60.0
     """Seconds an environment may take to answer an action. What takes longer is killed; that earns nothing and costs
     nothing: the episode is tried again."""
-    episode_timeout_s: float = 3600.0
+    episode_timeout_s: Seconds = 3600.0
     """The same for the one step of an environment that plays itself: a whole episode, the engine's time included."""
-    retries: int = 2
+    retries: CountOrZero = 2
     """How often an episode whose environment failed is played again, from its start; then its group is dropped."""
-    max_processes: int = 256
+    max_processes: Count = 256
     """Episodes of one actor at once, each of them a process; others wait their turn. In a mixture each environment is
     sure of its part (`actor/environments/places.py`), so that one that hangs leaves the others theirs."""
-    max_in_flight: int = 0
+    max_in_flight: CountOrZero = 0
     """Episodes that an actor has begun and not ended at once, those in their environments included, where that is to be
     more than actor.max_num_seqs: an episode that waits for its environment is not in the engine, and another can be.
     About max_num_seqs * (1 + the environment's time / the engine's), a turn; those that are ready at once wait inside
     the engine. admission.sequences bounds a window as ever, and max_processes should be as large. 0: max_num_seqs."""
-    max_memory_gib: float = 4.0
+    max_memory_gib: Positive = 4.0
     """Address space of one episode's process."""
     python: str = ""
     """Interpreter of `verifiers` and of environments of your own whose libraries don't go together with the engine's:
     one of a virtual environment that has them, msgspec and jinja2. Empty: the actor's."""
 
     def __post_init__(self) -> None:
-        positive(
-            "environments",
-            max_turns=self.max_turns,
-            reset_timeout_s=self.reset_timeout_s,
-            step_timeout_s=self.step_timeout_s,
-            episode_timeout_s=self.episode_timeout_s,
-            max_processes=self.max_processes,
-            max_memory_gib=self.max_memory_gib,
-        )
-        if not abs(self.truncated_reward) <= MAX_ABS_REWARD:
-            raise ValueError(
-                f"environments.truncated_reward must be a number of at most {MAX_ABS_REWARD:g}, got "
-                f"{self.truncated_reward}"
-            )
-        not_negative(
-            "environments",
-            max_turn_tokens=self.max_turn_tokens,
-            retries=self.retries,
-            max_in_flight=self.max_in_flight,
-        )
+        check_ranges("environments", self)

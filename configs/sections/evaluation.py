@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Literal
 
-from configs.checks import not_negative, positive, temperature
+from configs.checks import Count, CountOrZero, Finite, Fraction, NotNegative, check_ranges, temperature
 from configs.sections.prompt_source import PromptSource
 
 HELD_OUT = "heldout"
@@ -26,17 +26,17 @@ class EvaluationSet(PromptSource):
     that a set has.
     """
 
-    num_problems: int = 0
+    num_problems: CountOrZero = 0
     """The first so many; 0: all rows of a file, and `evaluation.num_problems` of what is made by index."""
-    k: int = 0
+    k: CountOrZero = 0
     """Samples a problem."""
-    temperature: float | None = None
+    temperature: NotNegative | None = None
     """0 is greedy."""
-    top_p: float | None = None
-    max_tokens: int = 0
+    top_p: Fraction | None = None
+    max_tokens: CountOrZero = 0
     """Of a response; 0: sampling.max_response_tokens."""
-    every_n_steps: int | None = None
-    pass_reward: float | None = None
+    every_n_steps: CountOrZero | None = None
+    pass_reward: Finite | None = None
 
     @property
     def has_source(self) -> bool:
@@ -55,12 +55,9 @@ class EvaluationSet(PromptSource):
                 f"evaluation.sets: a set's name is made of letters, digits, _ and - and not {', '.join(_TAKEN)}, got "
                 f"{name!r}"
             )
-        not_negative(where, num_problems=self.num_problems, k=self.k, max_tokens=self.max_tokens)
-        not_negative(where, every_n_steps=self.every_n_steps)
+        check_ranges(where, self)
         if self.temperature:
             temperature(where, self.temperature)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"{where}.top_p must be in (0, 1], got {self.top_p}")
         defaults = PromptSource()
         for field in _OF_TRAINING:
             if getattr(self, field) != getattr(defaults, field):
@@ -85,16 +82,16 @@ class EvaluationSet(PromptSource):
 class EvaluationConfig:
     """What is evaluated while a run trains, through the engines that serve the policy."""
 
-    num_problems: int = 256
+    num_problems: CountOrZero = 256
     """Held-out problems. 0: none; the publish section's probes, which take held-out problems, must be off too."""
-    every_n_steps: int = 50
+    every_n_steps: CountOrZero = 50
     """Updates between two evaluations. Also at the start and at the end; 0 only there."""
-    temperature: float = 1.0
+    temperature: NotNegative = 1.0
     """0 is greedy."""
-    top_p: float = 1.0
-    k: int = 1
+    top_p: Fraction = 1.0
+    k: Count = 1
     """Samples a problem."""
-    pass_reward: float = 1.0
+    pass_reward: Finite = 1.0
     """A response whose reward is at least this passes: what pass@k and maj@k count."""
     sets: dict[str, EvaluationSet] = dataclasses.field(default_factory=dict[str, EvaluationSet])
     """Further sets by name; `heldout` says how the held-out problems are asked, where that differs."""
@@ -102,22 +99,16 @@ class EvaluationConfig:
     """What is done where weights are due to be published and an evaluation is not back: it goes on and ends on newer
     weights, and says which (eval/version, eval/last_version); or the publish waits, and an evaluation is of one
     version."""
-    max_share: float = 1.0
+    max_share: Fraction = 1.0
     """Part of the places of all live engines that evaluations may take beside training; 1: all are asked for at once,
     before training. When training is over they have all."""
-    show_problems: int = 8
+    show_problems: CountOrZero = 8
     """Problems of a set whose responses are kept in evaluations.jsonl, with each evaluation."""
 
     def __post_init__(self) -> None:
-        not_negative("evaluation", num_problems=self.num_problems, every_n_steps=self.every_n_steps)
-        not_negative("evaluation", show_problems=self.show_problems)
-        positive("evaluation", k=self.k)
+        check_ranges("evaluation", self)
         if self.temperature != 0:
             temperature("evaluation", self.temperature)
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"evaluation.top_p must be in (0, 1], got {self.top_p}")
-        if not 0 < self.max_share <= 1:
-            raise ValueError(f"evaluation.max_share must be in (0, 1], got {self.max_share}")
         if len(self.sets) > MAX_SETS:
             raise ValueError(f"evaluation.sets has {len(self.sets)} sets, at most {MAX_SETS} are possible")
         for name, one in self.sets.items():

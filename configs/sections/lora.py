@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+from typing import Annotated
 
-from configs.checks import not_negative, positive
+from configs.checks import Positive, Range, check_ranges
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 """A layer's matrices, by their short names; `q` is `q_proj`."""
@@ -20,9 +21,9 @@ class LoraConfig:
     checkpoints.
     """
 
-    rank: int = 0
+    rank: Annotated[int, Range(0, MAX_RANK)] = 0
     """0: none, all parameters are trained."""
-    alpha: float = 32.0
+    alpha: Positive = 32.0
     """The scale: s = alpha / rank."""
     targets: str = "q,k,v,o,gate,up,down"
     """Which of each layer's matrices get one. A mixture of experts has q, k, v and o alone."""
@@ -30,10 +31,7 @@ class LoraConfig:
     """S = alpha / sqrt(rank) instead (rsLoRA: Kalajdzievski, 2023), for large ranks."""
 
     def __post_init__(self) -> None:
-        not_negative("lora", rank=self.rank)
-        positive("lora", alpha=self.alpha)
-        if self.rank > MAX_RANK:
-            raise ValueError(f"lora.rank must be at most {MAX_RANK}, which vLLM serves, got {self.rank}")
+        check_ranges("lora", self)
         given = self.targets.split(",")
         if unknown := sorted(set(given) - set(TARGETS)):
             raise ValueError(f"lora.targets: no matrix {unknown[0]!r}, wanted some of {','.join(TARGETS)}")

@@ -10,6 +10,8 @@ import math
 from typing import Any, Literal, get_args
 
 from configs import extension
+from configs.checks import CountOrZero, Fraction, FractionOrZero, NotNegative, Positive, check_ranges
+from configs.paths import LocalPath, expand_home
 
 LOSS_CONSTANTS: dict[str, dict[str, float | None]] = {
     "grpo_clip": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
@@ -40,8 +42,6 @@ DECOUPLED_LOSSES = ("decoupled_ppo", "tis")
 Proximal = Literal["batch", "round", "published"]
 
 ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "mean_baseline", "turn_grpo")
-_NUMBERS = ("entropy_coef", "kl_coef", "advantage_eps", "overlong_penalty", "length_penalty", "turn_discount")
-"""Fields that are finite, whatever the loss."""
 _STANDARDIZED = ("grpo", "turn_grpo")
 """Those that divide by a standard deviation."""
 
@@ -69,14 +69,14 @@ class LossConfig:
     normalization=token, the overlong penalty and rounds.filter_zero_variance (its dynamic sampling), dr_grpo
     advantage=dr_grpo and normalization=constant. gspo wants normalization=sequence: averaged otherwise its gradient is
     not that of its objective."""
-    clip_low: float | None = None
+    clip_low: FractionOrZero | None = None
     """e_low: ratios are clipped to [1 - e_low, 1 + e_high]; 1 is no lower bound."""
-    clip_high: float | None = None
-    dual_clip: float | None = None
+    clip_high: NotNegative | None = None
+    dual_clip: NotNegative | None = None
     """c > 1 of dual-clip PPO: where A < 0 the ratio counts as c at most. None is off; 3 is common."""
-    min_weight: float | None = None
+    min_weight: NotNegative | None = None
     """Lower end of masked_is' and topr's weights."""
-    max_weight: float | None = None
+    max_weight: Positive | None = None
     """c of truncated importance sampling (PipelineRL eq. 5), the cap on rho, or the weights' upper end."""
     proximal: Proximal = "batch"
     """pi_prox of decoupled_ppo, tis and masked_is: from where the clip bounds how far the policy goes. batch: the
@@ -90,37 +90,39 @@ class LossConfig:
     the user's own, like those of learner/objective/advantages.py. All but turn_grpo credit every sampled token of a
     response with its whole reward; turn_grpo credits those of a turn with the return from that turn on, compared with
     those of all turns of the group."""
-    advantage_eps: float = 1e-6
+    advantage_eps: Positive = 1e-6
     """Added to the standard deviation of advantage=grpo and turn_grpo (RolloutPipe eq. 1)."""
     advantage_std: Literal["sample", "population"] = "sample"
     """The standard deviation of advantage=grpo: over K - 1 (torch's default, so that of the public codes) or over K. No
     paper's equation says which. Of turn_grpo the same over the group's turns."""
-    turn_discount: float = 1.0
+    turn_discount: Fraction = 1.0
     """gamma of advantage=turn_grpo, in (0, 1]: what a reward one turn later counts."""
     normalization: Normalization | None = None
     """What the sum over the update's tokens is divided by. token: by the tokens (DAPO eq. 12); sequence: each
     sequence's by its own tokens, then by the sequences (GRPO, DeepSeekMath eq. 3; GSPO eq. 5); sequence_sum: by the
     sequences (PipelineRL eq. 5); constant: by the sequences times sampling.max_response_tokens (Dr.GRPO). None is the
     loss's own: sequence for gspo, constant for dr_grpo, token for the others."""
-    entropy_coef: float = 0.0
+    entropy_coef: NotNegative = 0.0
     """Times the entropy, taken off every token's loss; a bonus, so not below 0."""
-    kl_coef: float = 0.0
+    kl_coef: NotNegative = 0.0
     """Times the KL estimate against the reference, added to every token's loss; 0 runs without a reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """k1 = log r, k2 = (log r)^2 / 2, k3 = 1/r - 1 + log r, with r = pi_theta / pi_ref (Schulman's note)."""
-    reference_path: str = ""
+    reference_path: LocalPath = ""
     """Hugging Face folder of the reference; empty: the weights that the run started from."""
-    overlong_buffer_tokens: int | None = None
+    overlong_buffer_tokens: CountOrZero | None = None
     """DAPO's soft overlong punishment: over the last so many tokens before sampling.max_response_tokens the reward
     falls linearly by overlong_penalty. 0 is off; None is 4096 for dapo and off for the others. An episode's sampled
     tokens count, not its observed ones."""
-    overlong_penalty: float = 1.0
-    length_penalty: float = 0.0
+    overlong_penalty: Positive = 1.0
+    length_penalty: NotNegative = 0.0
     """Times Kimi k1.5's length reward (arXiv 2501.12599, section 2.3.3), added to the reward: from 0.5 for the shortest
     response of the group to -0.5 for the longest, in sampled tokens; a wrong response (reward 0 or less) never gains by
     it. 0 is off."""
 
     def __post_init__(self) -> None:
+        expand_home(self)
+        check_ranges("loss", self)
         extension.check_name("loss.name", self.name, LOSS_CONSTANTS)
         extension.check_name("loss.advantage", self.advantage, ADVANTAGE_NAMES)
         if self.proximal not in (policies := get_args(Proximal)):
@@ -132,21 +134,6 @@ class LossConfig:
     def _check_constants(self) -> None:
         # Which of them a user's own loss reads is known once it is imported; here it is not.
         constants = self._given if extension.is_own(self.name) else self.constants
-        numbers = constants | {name: float(getattr(self, name)) for name in _NUMBERS}
-        for name, value in numbers.items():
-            if not math.isfinite(value):
-                raise ValueError(f"loss.{name} must be finite, got {value}")
-            if value <= 0 and name in ("advantage_eps", "overlong_penalty", "max_weight"):
-                raise ValueError(f"loss.{name} must be > 0, got {value}")
-            if value < 0 and name in ("kl_coef", "entropy_coef", "length_penalty"):
-                raise ValueError(f"loss.{name} must be >= 0, got {value}")
-        if not 0 < self.turn_discount <= 1:
-            raise ValueError(f"want 0 < loss.turn_discount <= 1, got {self.turn_discount}")
-        if self.overlong_tokens < 0:
-            raise ValueError(f"loss.overlong_buffer_tokens must be >= 0, got {self.overlong_tokens}")
-        low, high = constants.get("clip_low", 0.0), constants.get("clip_high", 0.0)
-        if not 0 <= low <= 1 or high < 0:
-            raise ValueError(f"want 0 <= loss.clip_low <= 1 and loss.clip_high >= 0, got {low} and {high}")
         if constants.get("dual_clip", 2.0) <= 1:
             raise ValueError(f"loss.dual_clip must be > 1 (it bounds a ratio from above), got {self.dual_clip}")
         least, most = constants.get("min_weight", 0.0), constants.get("max_weight", math.inf)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from configs.checks import positive
+from configs.checks import Count, check_ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,19 +13,19 @@ class MeshConfig:
     devices: str = ""
     """CUDA_VISIBLE_DEVICES of a learner that launch.local starts. Empty: the first that actor.devices does not name, as
     many as the mesh has, where this machine has GPUs enough (`launch/placement.py`), else what launch.local sees."""
-    data: int = 1
+    data: Count = 1
     """Whole copies of the parameters."""
-    fsdp: int = 1
+    fsdp: Count = 1
     """Splits parameters, optimizer state and the rows of a batch."""
-    expert: int = 1
+    expert: Count = 1
     """The same, and the experts of a MoE model."""
-    sequence: int = 1
+    sequence: Count = 1
     """Splits the tokens of a row (context parallelism)."""
-    tensor: int = 1
+    tensor: Count = 1
     """Splits heads, MLP width and vocabulary."""
 
     def __post_init__(self) -> None:
-        positive("mesh", **self.axes)
+        check_ranges("mesh", self)
 
     @property
     def axes(self) -> dict[str, int]:

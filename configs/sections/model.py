@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Literal
 
-from configs.checks import not_negative, positive
+from configs.checks import Count, CountOrZero, check_ranges
+from configs.paths import LocalPath, expand_home
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -12,7 +13,7 @@ Dtype = Literal["float32", "bfloat16"]
 class ModelConfig:
     """The policy: a Hugging Face folder, and the precisions it is held in."""
 
-    path: str = ""
+    path: LocalPath = ""
     """A Hugging Face folder (config.json, safetensors, tokenizer.json). Empty: the tiny recipe below,
     made once and cached."""
     param_dtype: Dtype = "float32"
@@ -27,11 +28,11 @@ class ModelConfig:
     there is allows (`learner/update/choose_remat.py`); the log and loss.json say what that came to."""
     attention: Literal["auto", "splash", "cudnn", "pallas", "xla"] = "auto"
     """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
-    logit_chunk_tokens: int = 0
+    logit_chunk_tokens: CountOrZero = 0
     """Tokens a device whose logits exist at once; 0: 128 or 256 on a CPU, elsewhere what fits 512 MiB."""
-    max_tokens: int = 64
+    max_tokens: Count = 64
     """Longest prompt and response together; also the engine's context length."""
 
     def __post_init__(self) -> None:
-        positive("model", max_tokens=self.max_tokens)
-        not_negative("model", logit_chunk_tokens=self.logit_chunk_tokens)
+        expand_home(self)
+        check_ranges("model", self)

@@ -1,11 +1,12 @@
 """One source of problems: rows of a file or of a data set, a reasoning-gym task, or an environment."""
 
 import dataclasses
-import math
 import re
 from typing import Literal
 
 from configs import extension
+from configs.checks import CountOrZero, Finite, Weight, check_ranges
+from configs.paths import LocalPath, expand_home
 
 VERIFIERS = ("reasoning_gym", "exact", "math", "format", "code", "judge")
 
@@ -15,7 +16,7 @@ READS_ANSWERS = ("reasoning_gym", "exact", "math")
 HUGGING_FACE = "hf:"
 """Before the name of a data set of the Hub, or a folder in its format."""
 
-PlainArgs = dict[str, int | float | str | bool]
+PlainArgs = dict[str, int | Finite | str | bool]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class PromptSource:
     Problems are the rows of `path`, or those of `task`, or, without either, those that `environment` makes itself.
     """
 
-    path: str = ""
+    path: LocalPath = ""
     """A .jsonl, .parquet or .arrayrecord file (of the last several: a pattern with `*`), or `hf:` and the name of a
     data set of the Hugging Face Hub or a folder in its format."""
     subset: str = ""
@@ -34,7 +35,7 @@ class PromptSource:
     """Of a Hugging Face data set."""
     revision: str = ""
     """Of a Hugging Face data set: a branch, tag or commit; empty: the newest."""
-    eval_path: str = ""
+    eval_path: LocalPath = ""
     """Held-out problems; empty: one in `prompts.held_out_one_in`, chosen by a hash of the prompt."""
     eval_split: str = ""
     """Held-out problems: another split of the same Hugging Face data set."""
@@ -54,13 +55,16 @@ class PromptSource:
     answer_field: str = ""
     verifier: str = ""
     """Who judges the rows that name no rewards of their own."""
-    rewards: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    rewards: dict[str, Finite] = dataclasses.field(default_factory=dict[str, float])
     """Instead of one verifier several, by name, with their weights."""
     answer_in: Literal["", "conclusion", "text", "number"] = ""
-    weight: float = 1.0
+    weight: Weight = 1.0
     """How often a problem is of this source, against the other weights."""
-    stage: int = 0
+    stage: CountOrZero = 0
     """With prompts.curriculum=stages: when this source's time comes."""
+
+    def __post_init__(self) -> None:
+        expand_home(self)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -82,10 +86,7 @@ class PromptSource:
             raise ValueError(f"{where}.path and {where}.task are two sources; give one, or a mixture of both")
         if not (self.path or self.task or self.environment):
             raise ValueError(f"{where} wants a path, a task or an environment")
-        if not math.isfinite(self.weight) or self.weight <= 0:
-            raise ValueError(f"{where}.weight must be finite and > 0, got {self.weight}")
-        if self.stage < 0:
-            raise ValueError(f"{where}.stage must be >= 0, got {self.stage}")
+        check_ranges(where, self)
         check_parts(where, self.verifier, self.rewards)
         self._check_judges(where)
         self._check_fields_have_effect(where)
@@ -135,8 +136,8 @@ def check_parts(where: str, verifier: str, rewards: dict[str, float]) -> None:
         extension.check_name(f"{where}.verifier", verifier, VERIFIERS)
     for name, weight in rewards.items():
         extension.check_name(f"{where}.rewards", name, VERIFIERS)
-        if not math.isfinite(weight) or weight == 0:
-            raise ValueError(f"{where}.rewards.{name} must be a finite weight and not 0, got {weight}")
+        if weight == 0:
+            raise ValueError(f"{where}.rewards.{name} must not be 0; leave {name} out")
 
 
 def check_pattern(where: str, pattern: str) -> None:

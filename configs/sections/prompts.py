@@ -5,7 +5,8 @@ import re
 from typing import Literal, TypeVar
 
 from configs import extension
-from configs.checks import positive
+from configs.checks import Count, CountOrZero, Finite, FractionOrZero, check_ranges
+from configs.paths import LocalPath, expand_home
 from configs.sections.prompt_source import VERIFIERS as VERIFIERS
 from configs.sections.prompt_source import PlainArgs, PromptSource, check_parts, check_pattern
 
@@ -25,7 +26,7 @@ _OF_ONE_SOURCE = (
 class PromptsConfig:
     """Where problems come from and how answers are judged."""
 
-    path: str = ""
+    path: LocalPath = ""
     """A .jsonl, .parquet or .arrayrecord file, or `hf:` and the name of a Hugging Face data set; empty means the
     environment or the reasoning-gym task below."""
     subset: str = ""
@@ -40,11 +41,11 @@ class PromptsConfig:
     """A row's own verifiers: a list of {name, weight}. Empty: rows have none."""
     metadata_field: str = "metadata"
     """A row's object for its verifiers, such as test cases. Empty: rows have none."""
-    eval_path: str = ""
+    eval_path: LocalPath = ""
     """Held-out problems; empty: one in `held_out_one_in` of the problems, chosen by a hash of the prompt."""
     eval_split: str = ""
     """Held-out problems: another split of the same Hugging Face data set."""
-    held_out_one_in: int = 10
+    held_out_one_in: Count = 10
     task: str = "chain_sum"
     """A reasoning-gym task family."""
     task_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
@@ -60,7 +61,7 @@ class PromptsConfig:
     verifier: str = "exact"
     """One of `VERIFIERS`, or `module:function` of the user's own, like those of actor/verifiers. It judges the rows
     that name no rewards of their own."""
-    rewards: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    rewards: dict[str, Finite] = dataclasses.field(default_factory=dict[str, float])
     """Instead of one verifier several, by name, and what each one's score counts: the reward is their weighted sum. A
     row of a file may have its own (`rewards_field`)."""
     answer_in: Literal["conclusion", "text", "number"] = "conclusion"
@@ -81,7 +82,7 @@ class PromptsConfig:
     system_prompt: str = ""
     add_bos: bool = False
     """Put the tokenizer's BOS token before a prompt that no chat template was applied to."""
-    num_epochs: int = 0
+    num_epochs: CountOrZero = 0
     """How often a row of a file may be asked at most; a run whose updates want more is refused, with the number that
     would fit. What a filter replaces or a race defers is not counted. 0: as often as it takes."""
     mixture: dict[str, PromptSource] = dataclasses.field(default_factory=dict[str, PromptSource])
@@ -91,15 +92,17 @@ class PromptsConfig:
     where a source is solved half the time (sampling for learnability, Foster et al. 2025, arXiv 2502.12272, there by
     question). stages: the sources of the lowest `stage` until all of them have r >= `stage_reward`, then the next;
     those of stages passed fade out (E2H, easy to hard, arXiv 2506.06632, there by a schedule of steps)."""
-    curriculum_groups: int = 64
+    curriculum_groups: Count = 64
     """r is a running mean: over the source's groups so far, at most about so many; no stage ends before so many."""
-    learnable_floor: float = 0.1
+    learnable_floor: FractionOrZero = 0.1
     """Least factor of curriculum=learnable, so that a source that is not asked any more can come back."""
-    stage_reward: float = 0.8
-    stage_review: float = 0.1
+    stage_reward: FractionOrZero = 0.8
+    stage_review: FractionOrZero = 0.1
     """Factor on the weights of stages that are passed; 0: they don't come back."""
 
     def __post_init__(self) -> None:
+        expand_home(self)
+        check_ranges("prompts", self)
         check_parts("prompts", self.verifier, self.rewards)
         if self.rewards and self.verifier not in ("exact", *self.rewards):
             raise ValueError(
@@ -107,8 +110,6 @@ class PromptsConfig:
             )
         if self.held_out_one_in < 2:
             raise ValueError(f"prompts.held_out_one_in must be >= 2, got {self.held_out_one_in}")
-        if self.num_epochs < 0:
-            raise ValueError(f"prompts.num_epochs must be >= 0, got {self.num_epochs}")
         check_pattern("prompts.pattern", self.pattern)
         self._check_mixture()
         for name, source in self.sources.items():
@@ -134,10 +135,6 @@ class PromptsConfig:
                 )
 
     def _check_curriculum(self) -> None:
-        positive("prompts", curriculum_groups=self.curriculum_groups)
-        for name in ("learnable_floor", "stage_reward", "stage_review"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"prompts.{name} must be in [0, 1], got {getattr(self, name)}")
         if self.curriculum == "learnable" and self.learnable_floor == 0:
             raise ValueError("prompts.learnable_floor must be > 0, or a source with no reward yet would never be asked")
         if self.curriculum != "none" and len(self.mixture) < 2:

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Literal
 
-from configs.checks import not_negative, positive
+from configs.checks import Count, CountOrZero, NotNegative, Seconds, SecondsOrZero, check_ranges
+from configs.paths import LocalPath, expand_home
 
 DEFAULT_MAX_ADAPTERS = 4
 
@@ -14,7 +15,7 @@ class PublishConfig:
 
     when: Literal["round_end", "every"] = "round_end"
     """When new weights go out: at the end of a round, or every `every_n_steps` updates, while responses go on."""
-    every_n_steps: int = 1
+    every_n_steps: Count = 1
     """With when=every."""
     at_publish: Literal["keep", "abort_and_resume", "drain"] = "keep"
     """What running requests do: go on under the new weights (in flight, PipelineRL), end and go on from their tokens as
@@ -25,15 +26,15 @@ class PublishConfig:
     lora: Literal["merged", "adapter"] = "merged"
     """With lora.rank: what goes out. Whole weights with the adapters added to them, or the adapters alone, which vLLM
     serves beside the base; then a request ends under the adapter that it began with (at_publish=keep)."""
-    max_adapters: int = DEFAULT_MAX_ADAPTERS
+    max_adapters: Count = DEFAULT_MAX_ADAPTERS
     """With lora=adapter: how many an engine holds. Where requests still use that many, those of the oldest end at a
     publish and go on from their tokens under the new one."""
-    probe_every_n_publishes: int = 10
+    probe_every_n_publishes: CountOrZero = 10
     """After every n-th publish the learner compares the engine's logprobs of fresh samples with its own
     before the next step; 0 never."""
-    parity_bound: float = 0.0
+    parity_bound: NotNegative = 0.0
     """Largest |dlogprob| a probe may show; 0 means 1e-4 for float32 and 0.25 for bfloat16."""
-    snapshot_dir: str = ""
+    snapshot_dir: LocalPath = ""
     """Folder in which the run keeps its snapshots; empty: shared memory."""
     when_late: Literal["wait", "replace"] = "wait"
     """When a publish is not out before the next is due: the learner waits for it, or goes on and, of those that are
@@ -46,21 +47,21 @@ class PublishConfig:
     advertise: str = ""
     """URL under which actors reach it (https://learner.example:8443); empty: the address it listens at. With several
     learner processes it has {process_id} or {host}, the machine's name, in it: https://{host}:8443."""
-    reader_wait_s: float = 10.0
+    reader_wait_s: Seconds = 10.0
     """How long a version that was superseded is served on to who has begun to read it."""
-    slow_reader_s: float = 600.0
+    slow_reader_s: SecondsOrZero = 600.0
     """How long one version is served on besides, to readers slower than versions come: without it they get none while
     newer ones come. Give more than a version takes over the slowest link. The learner does not wait for it, but takes a
     third slot as soon as one is needed: once more the model's served bytes of shared memory. 0: never."""
-    bucket: str = ""
+    bucket: LocalPath = ""
     """s3://..., gs://... or file:///... into which versions are put besides; empty: none. Nobody waits for it: of
     versions that are due while another is on its way there, the newest goes. That one is copied in the learner's memory
     until it is there."""
-    bucket_keep: int = 2
+    bucket_keep: Count = 2
     """Versions that stay there."""
-    bucket_wait_s: float = 600.0
+    bucket_wait_s: Seconds = 600.0
     """How long the end of a run waits for its last version to be there."""
-    full_every: int = 20
+    full_every: Count = 20
     """Every n-th version goes to other machines in full only, those between also as deltas against the one before; 1:
     all in full, no deltas."""
 
@@ -75,17 +76,8 @@ class PublishConfig:
         return self.serve != "none" and self.slow_reader_s > 0
 
     def __post_init__(self) -> None:
-        positive(
-            "publish",
-            every_n_steps=self.every_n_steps,
-            max_adapters=self.max_adapters,
-            reader_wait_s=self.reader_wait_s,
-            bucket_keep=self.bucket_keep,
-            bucket_wait_s=self.bucket_wait_s,
-            full_every=self.full_every,
-        )
-        not_negative("publish", slow_reader_s=self.slow_reader_s)
-        not_negative("publish", probe_every_n_publishes=self.probe_every_n_publishes, parity_bound=self.parity_bound)
+        expand_home(self)
+        check_ranges("publish", self)
         if self.bucket and not self.bucket.startswith(("s3://", "gs://", "file:///")):
             raise ValueError(f"publish.bucket must be s3://..., gs://... or file:///..., got {self.bucket!r}")
         if self.lora != "adapter" and self.max_adapters != DEFAULT_MAX_ADAPTERS:

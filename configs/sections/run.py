@@ -3,8 +3,11 @@
 import dataclasses
 import re
 
-from configs.checks import not_negative, positive
+from configs.checks import Count, Seed, check_ranges
+from configs.paths import LocalPath, expand_home
 
+MAX_NAME_CHARS = 200
+"""A file name has at most 255 bytes, and the names made from a run's add some."""
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
@@ -14,11 +17,11 @@ class RunConfig:
 
     name: str = "run"
     """Names its folder, and the run in its store and its trackers."""
-    dir: str = ""
+    dir: LocalPath = ""
     """The run's folder; empty means runs/<name>. A folder of the same config is resumed."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the order of prompts, and of what is sampled from them."""
-    num_updates: int = 100
+    num_updates: Count = 100
     """Optimizer steps to train for."""
     trackers: str = "tensorboard"
     """Where metrics are shown besides metrics.jsonl: of tensorboard, wandb, mlflow and trackio those wanted, with
@@ -28,12 +31,16 @@ class RunConfig:
     """The trackers' project, or MLflow's experiment."""
 
     def __post_init__(self) -> None:
+        expand_home(self)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ValueError(
                 f"run.name must be letters, digits, '.', '_' or '-' (it names a folder), got {self.name!r}"
             )
-        positive("run", num_updates=self.num_updates)
-        not_negative("run", seed=self.seed)
+        check_ranges("run", self)
+        if len(self.name) > MAX_NAME_CHARS:
+            raise ValueError(
+                f"run.name must have at most {MAX_NAME_CHARS} characters (it names folders), got {len(self.name)}"
+            )
         unknown = [name for name in self.tracker_names if name not in TRACKERS]
         if unknown:
             raise ValueError(f"run.trackers knows {', '.join(TRACKERS)}, got {unknown[0]!r}")

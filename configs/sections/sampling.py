@@ -2,21 +2,21 @@
 
 import dataclasses
 
-from configs.checks import positive, temperature
+from configs.checks import Count, CountOrZero, Finite, Fraction, check_ranges, temperature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """How the actors sample."""
 
-    max_response_tokens: int = 16
+    max_response_tokens: Count = 16
     """Tokens that a response, or a turn of an episode, may have."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: Finite = 1.0
+    top_p: Fraction = 1.0
+    top_k: CountOrZero = 0
 
     def __post_init__(self) -> None:
-        positive("sampling", max_response_tokens=self.max_response_tokens)
+        check_ranges("sampling", self)
         temperature("sampling", self.temperature)  # 0 too is refused: a greedy choice has no ratio
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(

@@ -3,7 +3,8 @@
 import dataclasses
 import re
 
-from configs.checks import positive
+from configs.checks import Count, Seconds, check_ranges
+from configs.paths import LocalPath, expand_home
 
 _WITH_PASSWORD = re.compile(r"^(postgresql(?:\+\w+)?|postgres)://[^/@]*:[^/@]*@")
 
@@ -12,22 +13,23 @@ _WITH_PASSWORD = re.compile(r"^(postgresql(?:\+\w+)?|postgres)://[^/@]*:[^/@]*@"
 class StoreConfig:
     """Where tickets, groups and heartbeats are kept."""
 
-    url: str = ""
+    url: LocalPath = ""
     """postgresql://user@host/database?sslmode=verify-full where actors run on other machines; empty: a SQLite file in
     the run's folder, also written sqlite:///FILE. A password comes from PGPASSFILE or PGPASSWORD, never from here."""
-    bucket: str = ""
+    bucket: LocalPath = ""
     """s3://..., gs://... or file://... for groups larger than inline_bytes; empty: they stay in the database."""
-    inline_bytes: int = 4 * 2**20
+    inline_bytes: Count = 4 * 2**20
     """Size of a group from which on it goes to the bucket, where there is one."""
     actor_role: str = "sluice_actor"
     """PostgreSQL role that may serve this run: a login of the actors, or a group of such."""
-    lead_s: float = 30.0
+    lead_s: Seconds = 30.0
     """A learner elsewhere may take the run over after this one has been silent for so long."""
-    retry_s: float = 600.0
+    retry_s: Seconds = 600.0
     """How long a store that can't be reached is tried again before a process gives up and ends."""
 
     def __post_init__(self) -> None:
-        positive("store", inline_bytes=self.inline_bytes, lead_s=self.lead_s, retry_s=self.retry_s)
+        expand_home(self)
+        check_ranges("store", self)
         if _WITH_PASSWORD.match(self.url):
             raise ValueError(
                 "store.url holds a password, and the config is kept in files; use PGPASSFILE or PGPASSWORD"

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.checks import positive
+from configs.checks import Seconds, check_ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,27 +13,27 @@ class SupervisionConfig:
     healthy process look hung. They may differ when a run is continued.
     """
 
-    heartbeat_s: float = 30.0
+    heartbeat_s: Seconds = 30.0
     """No heartbeat of a learner or an actor for so long, or a process of an engine that was stopped for so long."""
-    first_heartbeat_s: float = 120.0
+    first_heartbeat_s: Seconds = 120.0
     """The same for a process that was started just now and has not beaten yet."""
-    start_s: float = 1800.0
+    start_s: Seconds = 1800.0
     """A learner that beats, and gets no part of its start done for so long: reading weights, restoring a checkpoint,
     and whatever it compiles up to its first update. An actor's bound is actor.start_timeout_s."""
-    work_s: float = 600.0
+    work_s: Seconds = 600.0
     """A learner that beats, and neither gets a part of its work done (a micro-batch, an update, a publish, a
     checkpoint) nor waits for others, for so long."""
-    engine_s: float = 120.0
+    engine_s: Seconds = 120.0
     """An engine that has requests and samples no token for so long, weight updates aside; an actor that beats, and
     whose loop does not turn for so long."""
-    swap_s: float = 120.0
+    swap_s: Seconds = 120.0
     """A weight update that takes an engine longer."""
-    stop_s: float = 120.0
+    stop_s: Seconds = 120.0
     """How long a learner that is told to stop may take to end before it is killed: its micro-batch or update under way,
     and the save of checkpoint.on_stop. On a cluster launch.deploy sets it to --grace_s."""
 
     def __post_init__(self) -> None:
-        positive("supervision", **dataclasses.asdict(self))
+        check_ranges("supervision", self)
 
     @property
     def lock_wait_s(self) -> float:

@@ -156,7 +156,7 @@ def test_loss_of_ones_own_has_no_rules_of_a_method_but_the_general_ones():
         LossConfig(name="mine:f", proximal="round")
     with pytest.raises(ValueError, match="max_weight must be > 0"):
         LossConfig(name="mine:f", max_weight=0.0)
-    with pytest.raises(ValueError, match="clip_low <= 1"):
+    with pytest.raises(ValueError, match=r"clip_low must be in \[0, 1\]"):
         LossConfig(name="mine:f", clip_low=2.0)
 
 

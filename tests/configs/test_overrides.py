@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import pathlib
+import sys
 from typing import Any
 
 import pytest
@@ -278,3 +279,46 @@ def test_load_preset_of_an_environment_is_tiny_otherwise(name):
     played, tiny = preset(f"tiny_{name}.py"), preset("tiny.py")
     assert played.prompts.environment == name and played.preset == f"tiny_{name}"
     assert (played.loss, played.optimizer, played.publish) == (tiny.loss, tiny.optimizer, tiny.publish)
+
+
+BESIDE = "RATE = 0.5\n"
+USES_BESIDE = """from __future__ import annotations
+import dataclasses
+import {module}
+from configs import tiny
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    seeds: list[int] = dataclasses.field(default_factory=list)
+def get_config():
+    import {module} as again
+    optimizer = dataclasses.replace(tiny.get_config().optimizer, learning_rate=again.RATE)
+    return dataclasses.replace(tiny.get_config(), optimizer=optimizer)
+"""
+
+
+def test_load_preset_is_loaded_as_a_module_with_what_lies_beside_it(tmp_path):
+    (tmp_path / "rates_of_mine.py").write_text(BESIDE)
+    (tmp_path / "mine.py").write_text(USES_BESIDE.format(module="rates_of_mine"))
+    before = list(sys.path)
+    assert overrides.load_preset(str(tmp_path / "mine.py")).optimizer.learning_rate == 0.5
+    assert sys.path == before
+
+
+def test_load_preset_that_imports_what_is_missing_says_where_it_was_looked_for(tmp_path):
+    (tmp_path / "mine.py").write_text(USES_BESIDE.format(module="rates_of_nobody"))
+    with pytest.raises(ValueError, match=rf"mine.py:3: ModuleNotFoundError: .*looked in {tmp_path}"):
+        overrides.load_preset(str(tmp_path / "mine.py"))
+    assert "sluice_preset_mine" not in sys.modules
+
+
+def test_load_preset_can_not_replace_our_own_packages(tmp_path):
+    (tmp_path / "learner").mkdir()
+    (tmp_path / "learner/__init__.py").write_text("raise SystemExit('not ours')")
+    (tmp_path / "mine.py").write_text("import learner\nfrom configs import tiny\nget_config = tiny.get_config\n")
+    assert overrides.load_preset(str(tmp_path / "mine.py")).preset == "tiny"
+
+
+def test_load_preset_finds_a_file_of_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text("from configs import tiny\nget_config = tiny.get_config\n")
+    assert overrides.load_preset("~/mine.py").preset == "tiny"

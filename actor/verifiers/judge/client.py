@@ -6,6 +6,7 @@ It runs in the actor's own process, as it only waits; workers are for verifiers 
 import asyncio
 import collections
 import dataclasses
+import os
 import pathlib
 import random
 import time
@@ -82,7 +83,7 @@ class Judge:
         self._asks_for_schema = config.parser == "json" and config.structured != "off"
         self._endpoint = Endpoint(
             config.url,
-            api_key=read_key_file(config.api_key_file) if config.api_key_file else None,
+            api_key=read_key_file(os.path.expanduser(config.api_key_file)) if config.api_key_file else None,
             timeout_s=config.timeout_s,
             concurrency=config.concurrency,
         )
@@ -244,7 +245,7 @@ def read_template(config: JudgeConfig) -> str:
     if not config.template_file:
         return config.template
     try:
-        template = pathlib.Path(config.template_file).read_text(encoding="utf-8")
+        template = pathlib.Path(config.template_file).expanduser().read_text(encoding="utf-8")
         check_template(template)
     except (OSError, ValueError) as e:
         raise ValueError(f"judge.template_file={config.template_file} can't be used: {e}") from e

@@ -1,0 +1,76 @@
+"""Paths in a configuration: `~` and relative ones become absolute on the machine that sets the run up."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import typing
+from typing import Annotated, Any, TypeVar
+
+T = TypeVar("T")
+
+_PREFIXES = ("hf:", "file://", "sqlite:///")
+"""What may stand before a local path."""
+
+
+class _Local:
+    """Marks a text field as a path of the machine that sets the run up."""
+
+
+LocalPath = Annotated[str, _Local()]
+"""A path, or a URL with a local path (`file://`, `sqlite:///`), or `hf:` and a folder; empty where there is none."""
+
+
+def expand_home(section: object) -> None:
+    """Replaces a leading `~` or `~user` in every `LocalPath` of a frozen dataclass that is being made.
+
+    Raises:
+      ValueError: no such user has a home folder here.
+    """
+    for name in _path_fields(type(section)):
+        prefix, path = _split(getattr(section, name))
+        if path.startswith("~"):
+            found = os.path.expanduser(path)
+            if found == path:
+                raise ValueError(f"{prefix}{path}: expected a user with a home folder after ~. Give the whole path.")
+            object.__setattr__(section, name, prefix + found)
+
+
+def absolute(config: T, folder: pathlib.Path) -> T:
+    """Returns a configuration, or a part of one, whose relative `LocalPath`s are below `folder`.
+
+    The name of a data set of the Hub (`hf:NAME`) stays, and so does a URL of a bucket or a database.
+    """
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(typing.cast(Any, config)):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = absolute(value, folder)
+        elif isinstance(value, dict):
+            entries = typing.cast(dict[str, Any], value)
+            changes[field.name] = {
+                k: absolute(v, folder) if dataclasses.is_dataclass(v) else v for k, v in entries.items()
+            }
+        elif field.name in _path_fields(type(config)):
+            changes[field.name] = _absolute(value, folder)
+    return dataclasses.replace(typing.cast(Any, config), **changes)
+
+
+@functools.cache
+def _path_fields(section: type) -> tuple[str, ...]:
+    hints = typing.get_type_hints(section, include_extras=True)
+    return tuple(
+        n for n, hint in hints.items() if any(isinstance(m, _Local) for m in getattr(hint, "__metadata__", ()))
+    )
+
+
+def _split(text: str) -> tuple[str, str]:
+    prefix = next((p for p in _PREFIXES if text.startswith(p)), "")
+    return prefix, text[len(prefix) :]
+
+
+def _absolute(text: str, folder: pathlib.Path) -> str:
+    prefix, path = _split(text)
+    if not path or "://" in path or (prefix == "hf:" and not (folder / path).exists()):
+        return text
+    return prefix + os.path.join(folder, path)
