@@ -1,6 +1,7 @@
 """The test cases of a program, as a row's metadata has them: the forms that data sets use, made one.
 
-Pure: the learner refuses rows by it, the actor judges by it.
+Pure: the learner refuses rows by it, the actor judges by it. A field that is null is absent: Arrow gives every struct
+of a column all keys that any row has. So a null keyword argument is not passed; `args` can hold null.
 """
 
 import dataclasses
@@ -98,7 +99,7 @@ def read(metadata: Mapping[str, Any]) -> CodeTests:
     if isinstance(cases[0], Returned) and language != "python":
         raise ValueError(f"functions are called in python only, metadata.language is {language}: use input and output")
     compare = _choice(metadata, "compare", "tokens", get_args(Compare))
-    tolerance = metadata.get("tolerance", TOLERANCE)
+    tolerance = TOLERANCE if metadata.get("tolerance") is None else metadata["tolerance"]
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
         raise ValueError(f"metadata.tolerance must be a finite number >= 0, got {tolerance!r}")
     return CodeTests(
@@ -117,7 +118,8 @@ def _cases(metadata: Mapping[str, Any]) -> list[Printed | Returned]:
     where = f"metadata.{field}"
     function = metadata.get("fn_name") or metadata.get("func_name") or ""
     if (columns := _object(given)) is not None:
-        return _columns(columns, columns.get("fn_name") or function, where) if field in metadata else []
+        has_tests = metadata.get(field) is not None
+        return _columns(columns, columns.get("fn_name") or function, where) if has_tests else []
     if (cases := _list(given)) is None:
         raise ValueError(f"{where} must be a list of cases, or inputs and outputs, got {_short(given)}")
     return [_case(case, function, f"{where}[{i}]") for i, case in enumerate(cases)]
@@ -137,17 +139,17 @@ def _columns(found: Mapping[str, Any], function: str, where: str) -> list[Printe
 def _case(given: Any, function: str, where: str) -> Printed | Returned:
     if (case := _object(given)) is None:
         raise ValueError(f"{where} must be an object, got {_short(given)}")
-    if "call" in case:
-        if "returns" not in case:
+    if case.get("call") is not None:
+        if "returns" not in case:  # null is what a call may return
             raise ValueError(f"{where} needs `returns`, got {_short(case)}")
-        arguments, keywords = _list(case.get("args") or []), _object(case.get("kwargs") or {})
+        arguments, keywords = _list(case.get("args") or []), _keywords(case.get("kwargs") or {})
         if arguments is None or keywords is None:
             raise ValueError(f"{where}: args must be a list and kwargs an object, got {_short(case)}")
         name = _function(case["call"], where)
         return Returned(function=name, arguments=arguments, keywords=keywords, wanted=(case["returns"],))
-    if "input" not in case or "output" not in case:
+    if case.get("input") is None or case.get("output") is None:
         raise ValueError(f"{where} needs input and output, or call and returns, got {_short(case)}")
-    if case.get("testtype") == "functional" or (function and "testtype" not in case):  # LiveCodeBench's
+    if case.get("testtype") == "functional" or (function and case.get("testtype") is None):  # LiveCodeBench's
         return _called(function, case["input"], case["output"], where)
     return Printed(stdin=_lines(case["input"], where), stdout=_lines(case["output"], where))
 
@@ -158,7 +160,7 @@ def _called(function: str, given: Any, wanted: Any, where: str) -> Returned:
     if isinstance(given, str):
         arguments = [_parsed(line, where) for line in given.splitlines() if line.strip()]
         return Returned(function=name, arguments=arguments, keywords={}, wanted=(_parsed(wanted, where),))
-    if (keywords := _object(given)) is not None:
+    if (keywords := _keywords(given)) is not None:
         return Returned(function=name, arguments=[], keywords=keywords, wanted=(wanted,))
     if (arguments := _list(given)) is None:
         raise ValueError(f"{where}: the arguments of a call must be a list, got {_short(given)}")
@@ -200,6 +202,11 @@ def _list(value: Any) -> list[Any] | None:
 
 def _object(value: Any) -> Mapping[str, Any] | None:
     return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else None
+
+
+def _keywords(value: Any) -> Mapping[str, Any] | None:
+    given = _object(value)
+    return None if given is None else {name: argument for name, argument in given.items() if argument is not None}
 
 
 def _parsed(value: Any, where: str) -> Any:

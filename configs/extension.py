@@ -14,7 +14,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from typing import Any
 
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -88,7 +88,7 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def importable(folder: pathlib.Path) -> Iterator[None]:
+def importable(folder: pathlib.Path) -> Generator[None]:
     """Lets modules of a folder be imported inside the context, behind our own packages."""
     before = list(sys.path)
     _append_path(str(folder))

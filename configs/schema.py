@@ -109,8 +109,8 @@ class Config:
         if self.optimizer.warmup_steps > num_steps:
             raise ValueError(
                 f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) must be at most the run's {num_steps} "
-                "optimizer steps (run.num_updates x rounds.epochs), or optimizer.learning_rate is never reached; lower it, or "
-                "raise run.num_updates"
+                "optimizer steps (run.num_updates x rounds.epochs), or optimizer.learning_rate is never reached; lower "
+                "it, or raise run.num_updates"
             )
 
     def _check_lengths(self) -> None:

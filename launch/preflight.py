@@ -50,6 +50,12 @@ def check(config: Config, model_folder: pathlib.Path, *, set_aside: SetAside | N
     notes: list[str] = []
     own = open_own_sets(config, tokenizer)
     opened = open_sources(config, tokenizer, set_aside=set_aside, evaluated=questions_of(own))
+    for looked_at in [one for o in (*own.values(), *opened) for one in o.looked_at]:
+        looked_at.check_num_bad(config.prompts.max_bad_share)
+        if looked_at.num_contradicting:
+            notes.append(
+                f"warning: {looked_at.path}: {looked_at.num_contradicting} questions have rows with different answers"
+            )
     for source in opened:
         if not source.is_endless:
             notes.append(

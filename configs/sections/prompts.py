@@ -82,6 +82,9 @@ class PromptsConfig:
     system_prompt: str = ""
     add_bos: bool = False
     """Put the tokenizer's BOS token before a prompt that no chat template was applied to."""
+    max_bad_share: FractionOrZero = 0.1
+    """Largest share of the rows of one file or data set that may be set aside as malformed, as too long, or for their
+    own answer. With more a run does not start. 1: any share."""
     num_epochs: CountOrZero = 0
     """How often a row of a file may be asked at most; a run whose updates want more is refused, with the number that
     would fit. What a filter replaces or a race defers is not counted. 0: as often as it takes."""

@@ -27,6 +27,8 @@ def open_problems(config: Config, model: pathlib.Path) -> Problems:
     """
     tokenizer = load_tokenizer(model, vocab_size=settings.vocab_size(model))
     own = open_own_sets(config, tokenizer)
+    for looked_at in [found for one in own.values() for found in one.looked_at]:
+        looked_at.check_num_bad(config.prompts.max_bad_share)
     held_out: list[Problem] = []
     if any(not how.has_source for how in config.evaluation_sets.values()):
         held_out = [problem for source in open_sources(config, tokenizer) for problem in source.held_out]

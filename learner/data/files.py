@@ -130,6 +130,7 @@ def open_file(
     )
     found = screen.look(rows)
     held_rows, held_out, bad = rows, found.held_out, found.bad
+    of_eval = None
     if eval_rows is not None and num_held_out:
         path = source.eval_path or f"{source.path} ({source.eval_split})"
         of_eval = dataclasses.replace(screen, path=path, side=lambda _: "held_out", set_aside={}).look(eval_rows)
@@ -148,12 +149,14 @@ def open_file(
         is_endless=False,
         held_out=tuple(held[i] for i in range(len(held))),
         bad=bad,
+        looked_at=(found,) if of_eval is None else (found, of_eval),
     )
 
 
 def _log_counts(name: str, source: PromptSource, found: Screened, *, num_held_out: int) -> None:
     logging.info(
-        "prompts source=%s path=%s rows=%d kept=%d held_out=%d too_long=%d bad=%d in_evaluation=%d",
+        "prompts source=%s path=%s rows=%d kept=%d held_out=%d too_long=%d bad=%d in_evaluation=%d "
+        "contradicting_duplicates=%d",
         name or "-",
         source.path,
         found.num_rows,
@@ -162,4 +165,5 @@ def _log_counts(name: str, source: PromptSource, found: Screened, *, num_held_ou
         found.num_too_long,
         len(found.bad) - found.num_too_long,
         found.num_left_out,
+        found.num_contradicting,
     )

@@ -5,6 +5,7 @@ from no index, epoch, seed or source.
 """
 
 import dataclasses
+import decimal
 import hashlib
 import json
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from jaxtyping import Int32
 
 from bridge.types import RewardPart, Task
 from learner.data.tokenizer import Message
+
+Answer = str | int | float | decimal.Decimal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +63,21 @@ class BadRow:
         return cls(row, f"prompt has {size} tokens, want 1 to {max_tokens}", path, is_too_long=True)
 
 
+def answer_text(answer: Answer) -> str:
+    """Returns an answer as it is compared: a number in plain digits, whatever type a file has for it.
+
+    42.0, Decimal("42.00") and 42 are "42", 1e16 is "10000000000000000", 1e-7 is "0.0000001"; text stays as it is.
+    """
+    if isinstance(answer, str | int):
+        return str(answer)
+    exact = decimal.Decimal(repr(answer)) if isinstance(answer, float) else answer
+    digits = f"{exact:f}"
+    plain = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return "0" if plain == "-0" else plain
+
+
 def task_of(
-    answer: str | int | float,
+    answer: Answer,
     parts: Mapping[str, float],
     *,
     answer_in: str,
@@ -71,7 +87,7 @@ def task_of(
     """What a response is judged by.
 
     Args:
-      answer: text or a number; empty where only an environment rewards.
+      answer: text or a finite number; empty where only an environment rewards.
       parts: weights by verifier.
       answer_in: where verifier=math looks for a response's answer.
       metadata: the row's, or a procedural problem's entry; for verifiers and the environment.
@@ -82,7 +98,7 @@ def task_of(
         known["answer_in"] = answer_in
     return Task(
         rewards=tuple(RewardPart(name, weight) for name, weight in parts.items()),
-        answer=str(answer),
+        answer=answer_text(answer),
         metadata=json.dumps(known, default=str),
         environment=environment,
     )

@@ -1,6 +1,7 @@
 """A row of a file to a problem, or the reason why it is none."""
 
 import dataclasses
+import decimal
 import json
 import math
 from typing import Any
@@ -10,7 +11,7 @@ from bridge.types import MAX_REWARD_PARTS
 from configs import extension
 from configs.sections import PromptsConfig
 from configs.sections.prompt_source import VERIFIERS, PromptSource
-from learner.data.problems import RawProblem, task_of
+from learner.data.problems import Answer, RawProblem, task_of
 from learner.data.tokenizer import Message
 
 _NEED_NO_ANSWER = frozenset({"code", "judge", "format"})
@@ -70,10 +71,11 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
     parts = _parts(row, form)
     needs_answer = not (parts.keys() <= _NEED_NO_ANSWER)  # an episode that no verifier judges needs none
     wanted = (source.prompt_field, *((source.answer_field,) if needs_answer else ()))
-    missing = [f for f in wanted if row.get(f) is None]
+    missing = [f for f in wanted if _is_missing(row.get(f))]
     if missing:
         raise NotARowError(
-            f"no field {' and no field '.join(map(repr, missing))} (fields: {', '.join(sorted(map(str, row)))})"
+            f"no field {' and no field '.join(map(repr, missing))}, or it is null or NaN "
+            f"(fields: {', '.join(sorted(map(str, row)))})"
         )
     answer = _answer(row.get(source.answer_field), source.answer_field, needs_answer)
     metadata = _metadata(row, form)
@@ -91,11 +93,19 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
     return RawProblem(question, messages, task, number, source.environment)
 
 
-def _answer(answer: Any, field: str, is_needed: bool) -> str | int | float:
-    if answer is None and not is_needed:
+def _is_missing(value: Any) -> bool:
+    """Returns True for null and for NaN, which a table has where a number is missing."""
+    return value is None or (isinstance(value, float | decimal.Decimal) and math.isnan(value))
+
+
+def _answer(answer: Any, field: str, is_needed: bool) -> Answer:
+    if _is_missing(answer) and not is_needed:
         return ""
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or (is_needed and not str(answer).strip()):
+    is_answer = isinstance(answer, str | int | float | decimal.Decimal) and not isinstance(answer, bool)
+    if not is_answer or (is_needed and not str(answer).strip()):
         raise NotARowError(f"{field!r} must be text or a number, got {answer!r}")
+    if isinstance(answer, float | decimal.Decimal) and not math.isfinite(answer):
+        raise NotARowError(f"{field!r} must be finite, got {answer!r}")
     if not _is_unicode(str(answer)):
         raise NotARowError(f"{field!r} is no Unicode text: {answer!r}")
     return answer
@@ -134,7 +144,8 @@ def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
         raise NotARowError(f"{field!r} must be a list of 1 to {MAX_REWARD_PARTS} {{name, weight}}, got {_short(given)}")
     parts: dict[str, float] = {}
     for part in given:
-        if not isinstance(part, dict) or not isinstance(part.get("name"), str) or not part.keys() <= {"name", "weight"}:
+        given_fields = {k for k, v in part.items() if v is not None} if isinstance(part, dict) else {"?"}
+        if not given_fields <= {"name", "weight"} or not isinstance(part.get("name"), str):
             raise NotARowError(f"{field!r}: every part is {{name, weight}}, got {_short(part)}")
         name = part["name"]
         weight = 1.0 if part.get("weight") is None else part["weight"]

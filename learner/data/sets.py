@@ -9,7 +9,7 @@ from configs.schema import Config
 from configs.sections.evaluation import EvaluationSet
 from configs.sections.prompt_source import READS_ANSWERS
 from learner.data.files import FileProblems, open_rows
-from learner.data.filters import Screen
+from learner.data.filters import Screen, Screened
 from learner.data.problems import BadRow, Problem
 from learner.data.procedural import draw_held_out
 from learner.data.setting import Setting
@@ -25,6 +25,8 @@ class ProblemSet:
     """With all that it leaves out filled in."""
     problems: tuple[Problem, ...]
     bad: tuple[BadRow, ...] = ()
+    looked_at: tuple[Screened, ...] = ()
+    """As of `Opened`."""
 
     @property
     def reads_answers(self) -> bool:
@@ -93,7 +95,8 @@ def _open(name: str, how: EvaluationSet, setting: Setting) -> ProblemSet:
         len(kept),
         len(found.bad),
     )
-    return ProblemSet(name=name, how=how, problems=tuple(held[i] for i in range(len(held))), bad=found.bad)
+    problems = tuple(held[i] for i in range(len(held)))
+    return ProblemSet(name=name, how=how, problems=problems, bad=found.bad, looked_at=(found,))
 
 
 def _of_held_out(name: str, how: EvaluationSet, problems: Sequence[Problem], max_tokens: int) -> ProblemSet:

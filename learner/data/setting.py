@@ -5,6 +5,7 @@ from typing import Protocol
 
 from configs.schema import Config
 from configs.sections.prompt_source import PromptSource
+from learner.data.filters import Screened
 from learner.data.problems import BadRow, Problem, RawProblem, is_held_out
 from learner.data.rendering import max_prompt_tokens, tokenize
 from learner.data.rows import RowFormat
@@ -33,6 +34,8 @@ class Opened:
     held_out: tuple[Problem, ...]
     """As many as were asked for, or all."""
     bad: tuple[BadRow, ...] = ()
+    looked_at: tuple[Screened, ...] = ()
+    """What the look at all rows found: of the file to train on, then of an evaluation file; none of rows by index."""
 
 
 @dataclasses.dataclass(frozen=True)

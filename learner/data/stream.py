@@ -70,7 +70,7 @@ class PromptStream:
                 name: {
                     "iterator": iterator.get_state(),
                     "num_drawn": self._num_drawn[name],
-                    "num_rows": self._rows(name),
+                    "rows": self._rows(name),
                     **self._sieves[name].get_state(),
                 }
                 for name, iterator in self._iterators.items()
@@ -80,7 +80,11 @@ class PromptStream:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where `get_state` was called. A source that is new since begins at its first problem."""
+        """Goes to where `get_state` was called. A source that is new since begins at its first problem.
+
+        Raises:
+          ValueError: a source holds other rows than it did.
+        """
         if "sources" not in state:  # a checkpoint of before there were mixtures: the one source's iterator
             (name,) = self._iterators
             self._iterators[name].set_state(state)
@@ -91,12 +95,11 @@ class PromptStream:
             if saved is None:
                 logging.warning("prompts source=%s is new: it begins at its first problem", name)
                 continue
-            if saved["num_rows"] != self._rows(name):
-                logging.warning(
-                    "prompts source=%s has %s rows, at the checkpoint it had %s: its order is another from here on",
-                    name or "-",
-                    self._rows(name),
-                    saved["num_rows"],
+            if saved["rows"] != self._rows(name):
+                path = self._opened[name].source.path
+                raise ValueError(
+                    f"{path or name}: expected the rows that the run was trained on ({_told(saved['rows'])}), got "
+                    f"others ({_told(self._rows(name))}). Restore the file, or start another run (--config.run.dir)"
                 )
             iterator.set_state(saved["iterator"])
             self._num_drawn[name] = saved["num_drawn"]
@@ -104,8 +107,14 @@ class PromptStream:
         self._mixture.set_state(state["mixture"])
         self._curriculum.set_state(state["curriculum"])
 
-    def _rows(self, name: str) -> int:
-        return len(self._opened[name].problems)
+    def _rows(self, name: str) -> dict[str, Any]:
+        """How many rows a source trains on, and a hash of what they and those of its evaluation hold; JSON."""
+        opened = self._opened[name]
+        return {"num": len(opened.problems), "digest": "-".join(one.digest for one in opened.looked_at)}
+
+
+def _told(rows: dict[str, Any]) -> str:
+    return f"{rows['num']} rows, hash {rows['digest'] or 'none'}"
 
 
 def _dataset(opened: Opened, seed: int, sieve: "_Sieve") -> grain.IterDataset[Any]:

@@ -13,6 +13,9 @@ from configs.sections import LossConfig
 
 AdvantageFn = Callable[[Float64[np.ndarray, " K"], LossConfig], Float64[np.ndarray, " K"]]
 
+_ROUNDING = 4 * float(np.finfo(np.float32).eps)
+"""Relative difference up to which two rewards are one that was rounded, in float32 where a verifier computes in it."""
+
 OWN_ADVANTAGE = extension.Signature(takes=("rewards", "config"), returns="advantages")
 """A user's own: like those below, an `AdvantageFn`."""
 
@@ -51,8 +54,11 @@ ADVANTAGES: dict[str, AdvantageFn] = {
 
 
 def has_signal(rewards: Float64[np.ndarray, " K"]) -> bool:
-    """False for a zero-variance group: all K rewards, or all returns of its turns, are the same."""
-    return bool(np.any(rewards != rewards[0]))
+    """Returns False for a zero-variance group: all K rewards, or all returns of its turns, are the same.
+
+    Rewards are sums of weighted parts, so those that differ by rounding alone (0.1 + 0.2 and 0.3) are the same.
+    """
+    return bool(np.ptp(rewards) > _ROUNDING * np.max(np.abs(rewards)))
 
 
 @jaxtyped(typechecker=beartype)

@@ -94,3 +94,19 @@ def test_languages_by_name_are_those_of_the_sandbox():
     assert set(code_tests.LANGUAGES) == set(languages.LANGUAGES)
     assert set(code_tests.ALIASES.values()) <= set(code_tests.LANGUAGES)
     assert language_of(" Py ") == "python" and language_of("C++") == "cpp"
+
+
+NULLS = {"call": None, "args": None, "kwargs": None, "returns": None, "input": None, "output": None, "testtype": None}
+
+
+def test_null_is_absent_whatever_the_key():
+    printed = {"tests": [NULLS | PRINTED], "tolerance": None, "compare": None, "language": None, "inputs": None}
+    assert read(printed).cases == read({"tests": [PRINTED]}).cases
+    called = NULLS | CALLED | {"kwargs": {"b": 2, "of_another_row": None}}
+    assert read({"tests": [called]}).cases == read({"tests": [CALLED]}).cases
+    returns_nothing = NULLS | {"call": "f", "args": [None, 1]}
+    assert read({"tests": [returns_nothing]}).cases[0] == Returned(
+        function="f", arguments=[None, 1], keywords={}, wanted=(None,)
+    )
+    with pytest.raises(ValueError, match="needs test cases"):
+        read({"tests": None, "input_output": None, "inputs": None})

@@ -140,6 +140,16 @@ def test_check_unusable_prompts_are_refused_in_one_line(folder, prompts, said):
     assert said in refusal(folder, config_of(prompts=sections.PromptsConfig(**prompts)))
 
 
+def test_check_file_of_which_too_much_is_set_aside_is_refused_and_a_share_may_be_allowed(folder, tmp_path):
+    rows = [{"prompt": f"{n} + {n} =" + "9" * 60 * (n % 5 == 0), "answer": 2 * n} for n in range(60)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {"path": str(tmp_path / "t.jsonl"), "held_out_one_in": 4}
+    said = refusal(folder, config_of(prompts=sections.PromptsConfig(**fields)))
+    assert "12 of 60 rows would be set aside" in said and "raise model.max_tokens" in said
+    notes = preflight.check(config_of(prompts=sections.PromptsConfig(**fields, max_bad_share=0.2)), folder)
+    assert any("12 rows set aside" in note for note in notes)
+
+
 def test_check_room_counts_two_snapshots_and_a_copy(folder, tmp_path, monkeypatch):
     (folder / "model.safetensors").write_bytes(b"x" * 1000)
     config = config_of(publish=sections.PublishConfig(snapshot_dir=str(tmp_path / "not" / "there")))

@@ -73,7 +73,7 @@ class ArrowRows:
 
     def __init__(self, table: pyarrow.Table) -> None:
         """`table` may be mapped from a file."""
-        self._table = table
+        self._table = _with_short_floats(table)
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -106,6 +106,15 @@ def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
 def wanted_columns(there: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Those of `columns` that are there; all that is there without the first of them, so that an error can list it."""
     return [c for c in there if c in columns] if columns[0] in there else list(there)
+
+
+def _with_short_floats(table: pyarrow.Table) -> pyarrow.Table:
+    """Returns a table whose columns of 16 and 32 bit floats are float64 of the same shortest digits: 0.1 stays 0.1."""
+    for index, field in enumerate(table.schema):
+        if pyarrow.types.is_float16(field.type) or pyarrow.types.is_float32(field.type):
+            digits = table.column(index).cast(pyarrow.float32()).cast(pyarrow.string())
+            table = table.set_column(index, field.name, digits.cast(pyarrow.float64()))
+    return table
 
 
 def decode_json(line: bytes) -> Row | str:

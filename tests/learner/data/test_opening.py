@@ -230,3 +230,24 @@ def test_num_epochs_of_a_mixture_counts_each_files_share(tmp_path, tokenizer):
     open_sources(config_of(**fields, num_updates=80), tokenizer)
     with pytest.raises(ValueError, match="at most 80 updates"):
         open_sources(config_of(**fields, num_updates=81), tokenizer)
+
+
+def test_open_file_counts_questions_with_several_answers(tmp_path, tokenizer):
+    rows = [*rows_of(30), {"prompt": "what is 1 + 1? ", "answer": 3}, {"prompt": "what is 2 + 2?", "answer": 4.0}]
+    opened = open_one(config_of(path=jsonl(tmp_path, rows), num_problems=0), tokenizer)
+    assert [one.num_contradicting for one in opened.looked_at] == [1]
+
+
+def test_rows_set_aside_beyond_the_share_are_refused_with_the_lengths_and_the_field_to_raise(tmp_path, tokenizer):
+    long = [{"prompt": f"{n:03}" + "x" * 70, "answer": 1} for n in range(20)]
+    rows = [*rows_of(75), *long, *[{"prompt": f"q{n}"} for n in range(5)]]
+    path = jsonl(tmp_path, rows)
+    config = config_of(path=path, num_problems=0, held_out_one_in=10**6)
+    (found,) = open_one(config, tokenizer).looked_at
+    found.check_num_bad(0.25)
+    with pytest.raises(ValueError) as refusal:
+        found.check_num_bad(0.24)
+    text = str(refusal.value)
+    assert "25 of 100 rows" in text and "20 prompts are empty or too long" in text
+    assert "longest 73; at most 48 fit: raise model.max_tokens and packing.row_tokens" in text
+    assert "5 for other reasons (row 96: no field 'answer'" in text and "--config.prompts.max_bad_share" in text

@@ -1,4 +1,6 @@
+import decimal
 import json
+import math
 
 import pytest
 
@@ -16,7 +18,23 @@ def parsed(row, **prompts) -> RawProblem:
     return raw
 
 
-@pytest.mark.parametrize(("answer", "want"), [("2", "2"), (4, "4"), (0.5, "0.5")])
+@pytest.mark.parametrize(
+    ("answer", "want"),
+    [
+        ("2", "2"),
+        ("2.0", "2.0"),  # text is compared as it was written
+        (4, "4"),
+        (0.5, "0.5"),
+        (42.0, "42"),
+        (-0.0, "0"),
+        (1e16, "10000000000000000"),
+        (1e-7, "0.0000001"),
+        (1.5e20, "150000000000000000000"),
+        (decimal.Decimal("42.00"), "42"),
+        (decimal.Decimal("18.90"), "18.9"),
+        (decimal.Decimal("1E+3"), "1000"),
+    ],
+)
 def test_parse_row_keeps_question_answer_and_number(answer, want):
     raw = parsed({"prompt": "1+1", "answer": answer, "other": None})
     assert (raw.row, raw.question, raw.messages, raw.task.answer) == (7, "1+1", (), want)
@@ -25,9 +43,13 @@ def test_parse_row_keeps_question_answer_and_number(answer, want):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"prompt": "x"}, r"no field 'answer' \(fields: prompt\)"),
+        ({"prompt": "x"}, r"no field 'answer', or it is null or NaN \(fields: prompt\)"),
         ({"question": "x"}, "no field 'prompt' and no field 'answer'"),
         ({"prompt": None, "answer": "1"}, "no field 'prompt'"),
+        ({"prompt": "x", "answer": math.nan}, "no field 'answer', or it is null or NaN"),
+        ({"prompt": "x", "answer": decimal.Decimal("NaN")}, "no field 'answer', or it is null or NaN"),
+        ({"prompt": math.nan, "answer": "1"}, "no field 'prompt', or it is null or NaN"),
+        ({"prompt": "x", "answer": math.inf}, "'answer' must be finite, got inf"),
         ({"prompt": "  ", "answer": "1"}, "'prompt' is empty"),
         ({"prompt": 7, "answer": "1"}, "text or a list of messages, got int"),
         ({"prompt": [], "answer": "1"}, "text or a list of messages"),
@@ -129,3 +151,10 @@ def test_parse_row_of_code_needs_test_cases_and_no_answer():
         why = parse_row(3, {"prompt": "write it", "metadata": metadata}, form)
         assert isinstance(why, str) and said in why
     assert "needs test cases" in str(parse_row(1, GOOD | {"rewards": [{"name": "code"}]}, form_of()))
+
+
+def test_parse_row_null_is_absent_in_what_a_row_names_itself():
+    padded = [{"name": "exact", "weight": None, "note": None}, {"name": "math", "weight": 2.0, "note": None}]
+    task = parsed(GOOD | {"rewards": padded}).task
+    assert [(part.name, part.weight) for part in task.rewards] == [("exact", 1.0), ("math", 2.0)]
+    assert parsed({"prompt": "x", "answer": math.nan, "rewards": [{"name": "format"}]}).task.answer == ""

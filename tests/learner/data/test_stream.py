@@ -210,3 +210,25 @@ def test_metrics_say_epochs_shares_and_rewards_and_each_has_a_meaning(tokenizer,
     alone, _, _ = load_prompts(one_file(files), tokenizer)
     take(alone, 6)
     assert alone.metrics() == {"prompts/epoch": 6 / num_rows["a"]}
+
+
+@pytest.mark.parametrize("change", ["answer", "order", "one row more", "evaluation"])
+def test_state_over_other_rows_behind_the_same_path_is_refused(tokenizer, tmp_path, change):
+    rows, evals = rows_of(40), rows_of(5, start=100)
+    config = config_of(path=jsonl(tmp_path, rows), eval_path=jsonl(tmp_path, evals, "eval.jsonl"), num_problems=5)
+    stream, _, _ = load_prompts(config, tokenizer)
+    take(stream, 7)
+    state = json.loads(json.dumps(stream.get_state()))
+    load_prompts(config, tokenizer)[0].set_state(state)
+    if change == "answer":
+        rows[5]["answer"] = 0
+    elif change == "order":
+        rows[3], rows[4] = rows[4], rows[3]
+    elif change == "one row more":
+        rows += rows_of(1, start=40)
+    else:
+        evals[0]["answer"] = 0
+    jsonl(tmp_path, rows)
+    jsonl(tmp_path, evals, "eval.jsonl")
+    with pytest.raises(ValueError, match="expected the rows that the run was trained on"):
+        load_prompts(config, tokenizer)[0].set_state(state)

@@ -63,6 +63,20 @@ def test_has_signal_one_different_reward_is_signal():
     assert has_signal(np.array([0.0, 0.0, 1e-12]))
 
 
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.1 + 0.2, 0.3, 0.3],
+        [0.7 * 0.1 + 0.2, 0.27, 0.27],
+        np.array([np.float32(0.1) + np.float32(0.2), np.float32(0.3)], np.float64),
+        [-1e6, -1e6 * (1 + 1e-15)],
+    ],
+)
+def test_rewards_that_differ_by_rounding_alone_are_no_signal_and_give_no_advantage(rewards):
+    assert not has_signal(np.array(rewards, np.float64))
+    assert np.all(of(list(rewards)) == 0)
+
+
 def test_group_advantages_nan_reward_is_refused():
     with pytest.raises(ValueError, match="finite"):
         of([0.0, float("nan")])

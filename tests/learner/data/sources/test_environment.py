@@ -90,9 +90,9 @@ def test_environment_source_mapping_may_be_a_conversation_with_rewards_of_its_ow
 
 def test_environment_source_answer_of_zero_is_an_answer_and_an_empty_one_is_none():
     source = own("zeros")
-    assert [source[i].task.answer for i in range(5)] == ["0", "0.0", "0", "", ""]
+    assert [source[i].task.answer for i in range(5)] == ["0", "0", "0", "", ""]
     judged = own("zeros", rewards={"exact": 1.0})
-    assert [judged[i].task.answer for i in range(3)] == ["0", "0.0", "0"]
+    assert [judged[i].task.answer for i in range(3)] == ["0", "0", "0"]
     with pytest.raises(ValueError, match="row 3: no field 'answer'"):
         _ = judged[3]
 

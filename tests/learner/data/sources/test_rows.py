@@ -1,6 +1,9 @@
 import json
 
 import hypothesis.strategies as st
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -82,3 +85,17 @@ def test_read_parquet_of_another_file_is_refused(tmp_path):
     (tmp_path / "x.parquet").write_text("not parquet")
     with pytest.raises(ValueError, match="is no parquet file"):
         read_parquet(tmp_path / "x.parquet", COLUMNS)
+
+
+@pytest.mark.parametrize("kind", [pyarrow.float16(), pyarrow.float32()])
+def test_parquet_short_floats_keep_their_digits(tmp_path, kind):
+    answers = pyarrow.array([0.5, 3.0, None, 0.1], pyarrow.float32()).cast(kind)
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": list("abcd"), "answer": answers}), tmp_path / "t.parquet")
+    found = all_of(read_parquet(tmp_path / "t.parquet", COLUMNS))
+    tenth = 0.1 if kind == pyarrow.float32() else float(np.float32(np.float16(0.1)))
+    assert [row["answer"] for row in found if isinstance(row, dict)] == [
+        0.5,
+        3.0,
+        None,
+        pytest.approx(tenth, abs=0 if tenth == 0.1 else 1e-6),
+    ]
