@@ -209,7 +209,9 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     config = overrides.load_preset(_CONFIG.value)
     if (run_dir := given_run_dir()) is not None:
         _overrides.setdefault("run.dir", run_dir)
-    config = absolute(overrides.apply(config, _overrides), pathlib.Path.cwd())
+    given = overrides.apply(config, _overrides)
+    # The run's own folder may be moved; what it reads is found from any working directory.
+    config = dataclasses.replace(absolute(given, pathlib.Path.cwd()), run=given.run)
     check_run_folder(config)
     _check_tiny_model_fits(config)
     model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, at)

@@ -69,7 +69,7 @@ def commands(place: pathlib.Path) -> Iterator[str]:
     words = ({"question": row["prompt"], "answer": row["answer"]} for row in rows)
     (place / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in words))
     tiny = overrides.load_preset(f"{REPO}/configs/tiny.py")
-    locked = {"model.path": "models/small", "model.max_tokens": "64", "run.dir": "runs/locked"}
+    locked = {"model.path": f"{place}/models/small", "model.max_tokens": "64", "run.dir": "runs/locked"}
     with contextlib.chdir(place):
         set_up_run(tiny)
         folder = set_up_run(overrides.apply(tiny, locked))
