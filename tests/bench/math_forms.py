@@ -27,11 +27,10 @@ RESULTS = Path(__file__).with_name("results") / "math_forms.json"
 COST_OF_FALSE_REWARD = 10
 
 
-def by_library(pairs: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the verdicts of math-verify as its manual shows it, with its own time limits."""
-    return [
-        int(math_verify.verify(math_verify.parse(one["gold"]), math_verify.parse(one["response"]))) for one in pairs
-    ]
+def by_library(pairs: Sequence[Mapping[str, Any]], mark: str = "") -> list[int]:
+    """Returns the verdicts of math-verify with its own time limits; `mark`: written on both sides of a gold answer."""
+    parse = math_verify.parse
+    return [int(math_verify.verify(parse(mark + p["gold"] + mark), parse(p["response"]))) for p in pairs]
 
 
 def by_text(pairs: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -90,17 +89,17 @@ def _normalized(text: str) -> str:
 def page(pairs: Sequence[Mapping[str, Any]], stored: Mapping[str, Any]) -> str:
     """Returns the page: cost by verifier, false rewards and misses by kind, and the pairs on which verdicts differ."""
     names = list(stored["verdicts"])
+    num_wrong = sum(not one["is_right"] for one in pairs)
     rows = [
         "# Verdicts on forms of answers",
         "",
-        f"{len(pairs)} pairs, {sum(not p['is_right'] for p in pairs)} of them",
+        f"{len(pairs)} pairs (tests/actor/verifiers/math_forms.jsonl), {num_wrong} of them wrong, judged by hand",
+        f"before `math` was changed. `before` and `after` are `math` (commits: {stored['commits']}). `library` is",
+        "math-verify, `verify(parse(gold), parse(response))`; `library, $` has the gold answer in `$`; `text`",
+        "compares the last box as normalized text. Made by `python -m tests.bench.math_forms`. A false reward",
+        "costs 10, a missed right answer 1.",
+        "",
     ]
-    rows[-1] += " wrong, judged by hand before `math` was changed (tests/actor/verifiers/math_forms.jsonl)."
-    rows += [f"`before` and `after` are `math`; commits: {json.dumps(stored['commits'])}. `library` is math-verify,"]
-    rows += [
-        "`verify(parse(gold), parse(response))`, `library, $` the same with the gold answer in `$`; `text` compares the last box as normalized text. Made by"
-    ]
-    rows += ["`python -m tests.bench.math_forms`. A false reward costs 10, a missed right answer 1.", ""]
     rows += ["| verifier | false rewards | missed | cost |", "|---|---|---|---|"]
     for name in names:
         rows.append("| {} | {false_rewards} | {missed} | {cost} |".format(name, **stored["totals"][name]))

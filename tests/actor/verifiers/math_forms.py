@@ -13,6 +13,11 @@ from typing import Any
 FILE = Path(__file__).with_name("math_forms.jsonl")
 
 
+def boxed(text: str) -> str:
+    """Returns a response that states a text in a box."""
+    return rf"Hence the result is $\boxed{{{text}}}$."
+
+
 def pairs() -> list[dict[str, Any]]:
     """Returns the pairs in the format of `make_math_pairs.pairs`, each with an id of its own."""
     made: list[dict[str, Any]] = []
@@ -23,7 +28,7 @@ def pairs() -> list[dict[str, Any]]:
         for is_right, texts in ((True, form["right"]), (False, form["wrong"])):
             for text in texts:
                 counts[kind] = counts.get(kind, 0) + 1
-                response = rf"Hence the result is $\boxed{{{text}}}$." if form["boxed"] else text
+                response = boxed(text) if form["boxed"] else text
                 one = {"id": f"{kind}-{counts[kind]}", "kind": kind, "gold": form["gold"], "response": response}
                 made.append(one | {"finish": "stop", "is_right": is_right})
     return made
