@@ -17,6 +17,8 @@ _JOINED = re.compile(
     r"[\s$]*(?:\\(?:quad|qquad|[(\[]))?[\s$]*(?:[A-Za-z](?:_\w)?\s*=\s*)?[\s$]*",
 )
 """Stands between boxes that are one answer together: "and" or "or", marks of mathematics, the name of a variable."""
+_LISTED = re.compile(r"[\s$]*,[\s$]*")
+"""Stands between the first boxes of a list whose last two are joined by a word."""
 _SAID = re.compile(
     r"(?:^[ \t#*_]*(?:final[ \t]+)?answer[ \t*_]*\n"  # a heading
     # the answer is
@@ -131,7 +133,8 @@ def _boxes(text: str, last: re.Match[str]) -> str:
         # A group takes two braces more than it holds; white space within it was stripped.
         closed = text.find(inner, command.end()) + len(inner) if inner else start
         between = re.sub(r"^\s*\}", "", text[closed:start])
-        if not inner or not stated[0] or len(between) > _MAX_BETWEEN or not _JOINED.fullmatch(between):
+        is_joined = _JOINED.fullmatch(between) or (len(stated) > 1 and _LISTED.fullmatch(between))
+        if not inner or not stated[0] or len(between) > _MAX_BETWEEN or not is_joined:
             break
         stated.insert(0, inner)
         start = command.start()

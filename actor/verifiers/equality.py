@@ -105,6 +105,9 @@ def _as_quantities(gold: str, stated: str) -> bool:
 def _as_expressions(gold: str, stated: str) -> bool:
     if {notation.brackets(gold), notation.brackets(stated)} == {"(", r"\{"}:
         return False  # what has an order, and what has none
+    names = expression.variables(gold), expression.variables(stated)
+    if all(names) and names[0] != names[1]:
+        return False  # x < 2 or x > 5 is another statement than y < 2 or y > 5
     wanted, got = expression.read(gold), expression.read(stated)
     return wanted is not None and got is not None and are_equal_objects(wanted, got)
 

@@ -22,7 +22,7 @@ _UNREADABLE = re.compile(
     r"""['"?]|\.\.\.|\\dots          # the grammar drops a prime; an ellipsis stands for what is not written
     |\d\s+[\d.]|%\s*%              # 5 6 would be 11
     |\d\}?\s*_                       # a base
-    |!\s*!|\\p?mod|\\bmod            # not what the grammar makes of them
+    |!\s*!|\\p?mod|\\bmod|\\equiv|\\(?:lor|vee|land|wedge)(?![A-Za-z])  # not what the grammar makes of them
     |\\text\s*\{|(?<![\\A-Za-z])[A-Za-z]{4,}  # words, which it takes for products of their letters
     |[,;]\s*$|^\s*[,;]""",
     re.VERBOSE,
@@ -30,13 +30,15 @@ _UNREADABLE = re.compile(
 _NAMES = re.compile(
     r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|infty|pi|gcd)(?![A-Za-z])"
 )
+_ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s*\(([^()]*)\)")
+_NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end|operatorname)\s*\{[A-Za-z]*\}")
 _SUBSCRIPT = re.compile(r"(\\log\s*_)\s*(\w)(?=[\s(])")
 _PRODUCT = re.compile(r"(?<=[\d)])\s*\((?=[^()]*[\d)])")
 _EQUATION = re.compile(r"(?<![\\<>!:])=")
-_JOINT = re.compile(
-    r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])|\\(lor|vee|land|wedge)(?![A-Za-z]))\s*"
-)
+_OR_AND = r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])%s)\s*"
+_WORD_JOINT = re.compile(_OR_AND % "")
+_JOINT = re.compile(_OR_AND % r"|\\(lor|vee|land|wedge)(?![A-Za-z])")
 _EITHER_SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])|\u00b1")
 _RELATION = re.compile(r"[<>]|\\(?:leq?|geq?|ne|neq|lt|gt|leqslant|geqslant)(?![A-Za-z])")
 _OR, _AND, _COMMA = "or", "and", ","
@@ -44,17 +46,22 @@ _OR, _AND, _COMMA = "or", "and", ","
 
 def elements(text: str) -> list[str]:
     """Returns the parts of a list at its top level: between commas, semicolons, "and" and "or"; one part if no list."""
-    return [part for part, _ in _parts(text)]
+    return [part for part, _ in _parts(text, _WORD_JOINT)]
 
 
 @functools.lru_cache(maxsize=64)
 def read(text: str) -> Any:
     """Returns the sympy object that a whole text states, or None; relations joined by words or commas are one set."""
-    if _RELATION.search(text) and len(parts := _parts(text)) > 1:
+    if _RELATION.search(text) and len(parts := _parts(text, _JOINT)) > 1:
         return _joined_relations(parts)
     if _EITHER_SIGN.search(text):
         return _with_either_sign(text)
-    return _parsed(_JOINT.sub(", ", text))
+    return _parsed(_WORD_JOINT.sub(", ", text))
+
+
+def variables(text: str) -> frozenset[str]:
+    """Returns the names of one letter in a text of relations; empty if it has no relation."""
+    return frozenset(_NAME.findall(text)) if _RELATION.search(text) else frozenset()
 
 
 def _with_either_sign(text: str) -> Any:
@@ -65,7 +72,7 @@ def _with_either_sign(text: str) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    text = _NAMES.sub(r"\\\1 ", text)
+    text = _NAMES.sub(r"\\\1 ", _ROOT.sub(r"\\sqrt{\1}", text))
     text = _SUBSCRIPT.sub(r"\1{\2}", text)
     if not text.strip() or _UNREADABLE.search(_ENVIRONMENT.sub("", text)):
         return None
@@ -138,13 +145,13 @@ def are_equal(gold: Any, stated: Any) -> bool:
     return math_verify.verify([gold], [stated], timeout_seconds=None, allow_set_relation_comp=True)
 
 
-def _parts(text: str) -> list[tuple[str, str]]:
+def _parts(text: str, joints: re.Pattern[str]) -> list[tuple[str, str]]:
     """Returns the parts of a list, each with the word or comma before it."""
     found: list[tuple[str, str]] = []
     depth, start, joint, at = 0, 0, "", 0
     while at < len(text):
         c = text[at]
-        word = _JOINT.match(text, at) if depth == 0 and c in " ,oa\\" else None
+        word = joints.match(text, at) if depth == 0 and c in " ,oa\\" else None
         if word or (depth == 0 and c in ",;" and not _is_in_number(text, at)):
             found.append((text[start:at].strip(), joint))
             name = next((g for g in word.groups() if g), "") if word else ""

@@ -15,6 +15,7 @@ import sympy
 
 from actor.verifiers import bounds, equality, expression, forms, notation, units
 from actor.verifiers.conclusion import conclusion, last_number
+from actor.verifiers.cpu_time import limited
 from actor.verifiers.expression import computed
 from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import Task
@@ -22,6 +23,8 @@ from bridge.types import Task
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a call, that its time limits are off
 
 _SOLUTION = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])|####|<answer>|\banswer\b", re.IGNORECASE)
+MAX_CPU_S = 3.0
+"""Seconds of processor time of one comparison, which takes hundredths of them; an answer that takes more is wrong."""
 _MAX_WHOLE = 1e20
 """Whole numbers below it are told apart in every digit."""
 
@@ -34,7 +37,8 @@ def score(response: Response, task: Task, context: Context) -> Score:
     The task's metadata says where the answer is looked for: {"answer_in": "conclusion", "text" or "number"}, the first
     if it says nothing (`prompts.answer_in`).
 
-    The library's own time limits are off: they would turn a timeout into a wrong answer. The pool's holds.
+    The library's own time limits are off: they would call what a busy machine does late wrong. The limit is on the
+    processor time (`MAX_CPU_S`).
 
     Raises:
       ValueError: the task's answer states nothing.
@@ -57,12 +61,12 @@ def score(response: Response, task: Task, context: Context) -> Score:
         if wants_number and not notation.is_worked_out(stated):
             # The question itself equals its answer: a policy that is paid for it says 23 + 48 where that was asked.
             return Score.of(0.0, answer=answer_key(stated))  # no vote for what it would come to
-        is_right = equality.are_equal(gold, stated)
+        is_right = limited(lambda: equality.are_equal(gold, stated), limit_s=MAX_CPU_S, otherwise=False)
         return Score.of(float(is_right), answer=_key(gold, gold if is_right else stated))  # right ones vote as one
     if answer_in == "text":
-        found = _anywhere(" ".join(response.text[-bounds.MAX_CHARS :].split()))
-        parsed = expression.read(gold)
-        is_right = parsed is not None and any(equality.are_equal_objects(parsed, one) for one in found)
+        tail = " ".join(response.text[-bounds.MAX_CHARS :].split())
+        found = limited(lambda: _anywhere(tail), limit_s=MAX_CPU_S, otherwise=[])
+        is_right = limited(lambda: _is_any(gold, found), limit_s=MAX_CPU_S, otherwise=False)
         return Score.of(float(is_right), answer=_key(gold, gold) if is_right else canonical("", found))
     return Score.of(0.0, answer="")
 
@@ -79,14 +83,19 @@ def _anywhere(text: str) -> list[Any]:
     return computed(lambda: math_verify.parse(text, parsing_timeout=None)) or []  # pyright: ignore[reportArgumentType]
 
 
+def _is_any(gold: str, found: list[Any]) -> bool:
+    parsed = expression.read(gold)
+    return parsed is not None and any(equality.are_equal_objects(parsed, one) for one in found)
+
+
 def _key(gold: str, stated: str) -> str:
-    """Returns what a stated answer votes for; a percentage needs no sign, as where it is compared."""
+    """Returns the form in which a stated answer votes; a percentage needs no sign, as where it is compared."""
     if bounds.is_too_large(stated, gold):
         return answer_key(stated)
     if forms.choice(gold) and (chosen := forms.choice(stated)):
         return chosen[0]
     value, _ = units.split(notation.without_percent(stated) or stated)
-    parsed = expression.read(value)
+    parsed = limited(lambda: expression.read(value), limit_s=MAX_CPU_S, otherwise=None)
     return canonical(stated, [] if parsed is None else [parsed])
 
 
@@ -97,15 +106,21 @@ def canonical(text: str, parsed: Sequence[Any]) -> str:
     in another way, as x(x+1) and x^2+x, count as two; right ones are all the row's own.
 
     Args:
-      text: the answer, for where nothing could be parsed.
+      text: the answer, for where nothing could be parsed, or its form takes too long.
       parsed: what the library made of it.
     """
+    written = answer_key("".join((text or next((str(p) for p in parsed), "")).split()))
     value = next((p for p in parsed if isinstance(p, sympy.Basic)), None)
     if value is None:
-        return answer_key("".join((text or next((str(p) for p in parsed), "")).split()))
-    number = computed(lambda: sympy.N(value, 30))  # thirty digits tell a whole number from a near one
-    if not (isinstance(number, sympy.Expr) and number.is_number and number.is_finite) or number.is_comparable is None:
-        return answer_key(computed(lambda: sympy.sstr(value)) or text)
-    if number.is_real and abs(number) < _MAX_WHOLE and abs(number - round(number)) < sympy.Float("1e-9"):
+        return written
+    form = limited(lambda: computed(lambda: _form(value)), limit_s=MAX_CPU_S, otherwise=None)
+    return written if form is None else answer_key(form)
+
+
+def _form(value: Any) -> str:
+    if not (isinstance(value, sympy.Expr) and value.is_number and value.is_finite):
+        return sympy.sstr(value)
+    number = sympy.N(value, 30)  # thirty digits tell a whole number from a near one
+    if number.is_Number and abs(number) < _MAX_WHOLE and abs(number - round(number)) < sympy.Float("1e-9"):
         return str(round(number))
-    return answer_key(sympy.sstr(sympy.N(number, 6), full_prec=False))
+    return sympy.sstr(sympy.N(number, 6), full_prec=False)

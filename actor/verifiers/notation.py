@@ -35,8 +35,10 @@ _WORKED_OUT = re.compile(
     \s?\)?\s?[%°]?\s?(?:[A-Za-z]+(?:\s[A-Za-z]+)*)?[\s.]*""",
     re.VERBOSE,
 )
-_MARKS = re.compile(r"(?<!\\)\$|(?<!\\)\\[()\[\]]|\\!|\\displaystyle(?![A-Za-z])|\\boxed(?=\s*\{)|\\fbox(?=\s*\{)")
-_COLORS = re.compile(r"\\(?:text)?color\s*(?:\[[^\[\]]{0,20}\])?\s*\{[^{}]{0,40}\}")
+_MARKS = re.compile(
+    r"^\s*(?:\\approx(?![A-Za-z])|\u2248)|(?<!\\)\$|(?<!\\)\\[()\[\]]|\\!|\\displaystyle(?![A-Za-z])|\\boxed(?=\s*\{)|\\fbox(?=\s*\{)"
+)
+_COLORS = re.compile(r"\\(?:text|f)?color(?:box)?\s*(?:\[[^\[\]]{0,20}\])?\s*\{[^{}]{0,40}\}")
 _SIZES = re.compile(
     r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|sf|tt|bfseries|itshape|boldmath"
     r"|quad|qquad|limits|nolimits)(?![A-Za-z])|\\(?:h|v)space\*?\s*\{[^{}]{0,20}\}|\\h?phantom\s*\{[^{}]{0,20}\}"
@@ -51,6 +53,7 @@ _FONTS = re.compile(_FONT_NAMES + r"\{\s?([^{}]*)\}")
 _FONT = re.compile(r"(?!\\text(?![A-Za-z]))" + _FONT_NAMES + r"(?=\s*\{)")
 _LONE = re.compile(r"(?<![\w}^_\]\\])\{\s*(\d[\d.]*)\s*\}")
 _UNITS_OF_ONE_LETTER = tuple("mghsl")
+_FUNCTIONS = ("lcm", "gcd", "ln", "log", "sin", "cos", "tan", "cot", "sec", "csc", "exp", "max", "min")
 _CHOOSE = re.compile(r"\{([^{}]{1,40})\\choose(?![A-Za-z])([^{}]{1,40})\}")
 _LG = re.compile(r"\\lg(?![A-Za-z])\s*")
 _SPACE = re.compile(r"(?<!\\)\\[,;: ]|~|\s+")
@@ -114,11 +117,17 @@ def _undressed(text: str) -> str:
 def _as_text(font: re.Match[str]) -> str:
     r"""Returns words as `\text{...}`, and all else as it is."""
     inner = font[1].replace("~", " ")
+    if inner.strip() in _FUNCTIONS:
+        return rf"\operatorname{{{inner.strip()}}}" if inner.strip() == "lcm" else rf"\{inner.strip()} "
     if inner.strip() in _UNITS_OF_ONE_LETTER and font.start() and not font.string[font.start() - 1].isalpha():
         return rf"\text {{{inner}}}"
     if re.search(r"[^\W\d_]{2}|^\s*[A-Z]\s*$", inner) and not re.search(r"\\|[\d^=+*]", inner):
         return rf"\text {{{inner}}}"  # the space tells it from one that is still to be read
-    is_text = re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+", "", inner)) and font[0].startswith((r"\text", r"\mbox"))
+    is_text = (
+        re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+", "", inner))
+        and not re.search(r"\d", inner)
+        and font[0].startswith((r"\text", r"\mbox"))
+    )
     return rf"\text {{{inner}}}" if is_text else f" {inner}"
 
 
