@@ -8,6 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+MAX_CPU_S = 3.0
+"""Seconds of processor time of one judgement, which takes hundredths of them; a response that takes more is wrong."""
 _REPEATED_S = 0.2
 """A second signal follows the first, should code that catches everything have caught it."""
 

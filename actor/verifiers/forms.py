@@ -90,7 +90,7 @@ def ratio(text: str) -> list[str]:
 def residue(text: str) -> tuple[str, str] | None:
     r"""Returns the number and the modulus of `5 \pmod 6`, also where `x \equiv` stands before it; None for all else."""
     found = _RESIDUE.fullmatch(text.strip())
-    if not found:
+    if not found or not found[2].strip("0"):
         return None
     number, modulus = found[1], found[2]
     if number.lstrip("-").isdigit() and modulus.isdigit() and len(number + modulus) < 2000 and int(modulus) > 0:

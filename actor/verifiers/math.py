@@ -15,7 +15,7 @@ import sympy
 
 from actor.verifiers import bounds, equality, expression, forms, notation, units
 from actor.verifiers.conclusion import conclusion, last_number
-from actor.verifiers.cpu_time import limited
+from actor.verifiers.cpu_time import MAX_CPU_S, limited
 from actor.verifiers.expression import computed
 from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import Task
@@ -23,8 +23,6 @@ from bridge.types import Task
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, once a call, that its time limits are off
 
 _SOLUTION = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])|####|<answer>|\banswer\b", re.IGNORECASE)
-MAX_CPU_S = 3.0
-"""Seconds of processor time of one comparison, which takes hundredths of them; an answer that takes more is wrong."""
 _MAX_WHOLE = 1e20
 """Whole numbers below it are told apart in every digit."""
 
@@ -38,7 +36,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
     if it says nothing (`prompts.answer_in`).
 
     The library's own time limits are off: they would call what a busy machine does late wrong. The limit is on the
-    processor time (`MAX_CPU_S`).
+    processor time (`cpu_time.MAX_CPU_S`).
 
     Raises:
       ValueError: the task's answer states nothing.
