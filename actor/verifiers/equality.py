@@ -32,7 +32,7 @@ def _by_form(gold: str, stated: str) -> bool:
     if words := forms.words(gold):
         return words == forms.words(stated)
     time, stated_time = forms.time_of_day(gold), forms.time_of_day(stated)
-    if (time and time[3]) or (stated_time and stated_time[3]):
+    if (time and (time[3] or ":0" in gold)) or (stated_time and stated_time[3]):  # 2:05 is no ratio
         return time is not None and stated_time is not None and _are_equal_times(time, stated_time)
     residue, stated_residue = forms.residue(gold), forms.residue(stated)
     if residue:

@@ -59,7 +59,9 @@ def score(response: Response, task: Task, context: Context) -> Score:
         if wants_number and not notation.is_worked_out(stated):
             # The question itself equals its answer: a policy that is paid for it says 23 + 48 where that was asked.
             return Score.of(0.0, answer=answer_key(stated))  # no vote for what it would come to
-        is_right = limited(lambda: equality.are_equal(gold, stated), limit_s=MAX_CPU_S, otherwise=False)
+        is_right = limited(lambda: equality.are_equal(gold, stated), limit_s=MAX_CPU_S, otherwise=None)
+        if is_right is None:  # its vote would take as long
+            return Score.of(0.0, answer=answer_key(stated))
         return Score.of(float(is_right), answer=_key(gold, gold if is_right else stated))  # right ones vote as one
     if answer_in == "text":
         tail = " ".join(response.text[-bounds.MAX_CHARS :].split())

@@ -107,6 +107,7 @@ def _undressed(text: str) -> str:
     text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
     for name, plainer in _SAME.items():
         text = text.replace(name, plainer)
+    text = re.sub(r"(?<![\\A-Za-z])infinity(?![A-Za-z])", r"\\infty", text)
     text = _LG.sub(r"\\log_{10} ", text)
     text = text.strip()
     while text.startswith("{") and text.endswith("}") and _is_one_group(text):

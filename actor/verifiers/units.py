@@ -17,7 +17,7 @@ _NO_UNITS = frozenset(
         """a about all an and any approximately are at base because billion but by choose correct cubed divided dozen
         either exactly exceed except factorial false for from gross hundred if incorrect increased is isn k least less
         many maximum may maybe million minimum minus mod modulo more most multiplied n neither never no nor not of on
-        one only or out over plus possible possibly right score solutions squared than then thousand times to trillion
+        one only or out over plus possible possibly right score squared than then thousand times to trillion
         true unless until versus vs was when where which with without wrong x y z""",
     )
 )

@@ -10,6 +10,7 @@ import collections
 import faulthandler
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -90,10 +91,12 @@ def main() -> None:
         for name, call in calls.items():
             if args.only and name != args.only:
                 continue
-            faulthandler.dump_traceback_later(60, exit=True)
+            faulthandler.dump_traceback_later(120, exit=True)
             began = time.process_time()
             call()
             took = time.process_time() - began
+            if took > args.limit_s:
+                print(name, length, round(took, 2), repr(gold), repr(text[:60]), file=sys.stderr, flush=True)
             faulthandler.cancel_dump_traceback_later()
             judged += 1
             largest[name][length] = max(largest[name][length], took)
