@@ -21,10 +21,15 @@ _VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _SIGNS = re.compile(r"(?:[-+]\s*){50}")
 
 
+def is_too_long(answer: str, gold: str) -> bool:
+    """Returns True if an answer is longer than answers are; asked before any other rule reads it."""
+    return len(answer) > max(MAX_CHARS, 4 * len(gold))
+
+
 def is_too_large(answer: str, gold: str) -> bool:
     """Whether an answer is longer, deeper or further from a number that can be written down than answers are."""
     return (
-        len(answer) > max(MAX_CHARS, 4 * len(gold))
+        is_too_long(answer, gold)
         or bool(_SIGNS.search(answer))
         or _depths(answer) > MAX_DEPTH
         or _has_large_power(answer)

@@ -1,17 +1,19 @@
-"""Whether a response has the form that was asked for."""
+"""Verifier of the form that was asked for, by a regular expression."""
 
 import functools
 import json
 import re
 
+from actor.verifiers.cpu_time import MAX_CPU_S, limited
 from actor.verifiers.judged import Context, Response
 from bridge.types import Task
 
 
 def score(response: Response, task: Task, context: Context) -> float:
-    """1 if the whole response, stripped, matches the pattern, else 0.
+    """Returns 1 if the whole response, stripped, matches the pattern, else 0.
 
-    The pattern is the row's own (metadata "format"), or `rewards.format_pattern`.
+    The pattern is the row's own (metadata "format"), or `rewards.format_pattern`. A response on which it takes more
+    processor time than `cpu_time.MAX_CPU_S` does not match.
 
     Raises:
       ValueError: there is none, or it is no regular expression.
@@ -19,7 +21,8 @@ def score(response: Response, task: Task, context: Context) -> float:
     pattern = json.loads(task.metadata).get("format") or context.settings.format_pattern
     if not pattern:
         raise ValueError("verifier=format needs rewards.format_pattern, or a row's metadata with a pattern (format)")
-    return float(_compiled(pattern).fullmatch(response.text.strip()) is not None)
+    compiled, text = _compiled(pattern), response.text.strip()
+    return limited(lambda: float(compiled.fullmatch(text) is not None), limit_s=MAX_CPU_S, otherwise=0.0)
 
 
 @functools.cache

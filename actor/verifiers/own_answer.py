@@ -1,6 +1,7 @@
 """The response that gives a task's own answer, as a verifier reads it."""
 
 import json
+import re
 
 from actor.verifiers.code.answer import fenced
 from bridge import code_tests
@@ -30,4 +31,4 @@ def own_answer(name: str, task: Task, settings: RewardsConfig) -> str:
 
 
 def _is_marked(answer: str) -> bool:
-    return any(mark in answer for mark in ("$", "\\boxed", "\\(", "\\["))
+    return bool(re.search(r"(?<!\\)(?:\$|\\[(\[])|\\boxed", answer))  # \$18.90 is money

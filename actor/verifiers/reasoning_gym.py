@@ -7,6 +7,7 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.utils import extract_answer
 
+from actor.verifiers.cpu_time import MAX_CPU_S, limited
 from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import Task
 
@@ -32,11 +33,17 @@ def score(response: Response, task: Task, context: Context) -> Score:
         raise ValueError("Task.metadata holds no reasoning-gym entry (metadata.source_dataset is missing)")
     for grid in _GRIDS.get(family, ()):
         entry["metadata"][grid] = tuple(map(tuple, entry["metadata"][grid]))
-    stated = extract_answer(response.text)
-    if stated is None:
-        stated = response.text.strip()
-    value = float(_score_answer(family)(stated, entry))
+    stated = _stated(response.text)
+    score_answer = _score_answer(family)
+    value = limited(lambda: float(score_answer(stated, entry)), limit_s=MAX_CPU_S, otherwise=0.0)
     return Score(value=value, verdict="ok" if value >= 1 else "wrong", answer=answer_key(stated))
+
+
+def _stated(text: str) -> str:
+    """Returns what the last closed tag holds, or the stripped text; open tags would take the library quadratic time."""
+    closed = text[: text.rfind("</answer>") + len("</answer>")] if "</answer>" in text else ""
+    stated = extract_answer(closed)
+    return text.strip() if stated is None else stated
 
 
 @functools.cache

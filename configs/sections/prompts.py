@@ -66,10 +66,11 @@ class PromptsConfig:
     row of a file may have its own (`rewards_field`)."""
     answer_in: Literal["conclusion", "text", "number"] = "conclusion"
     """Where verifier=math looks for a response's answer. conclusion: what it says is its answer (`\\boxed{...}`,
-    `#### ...`, "the answer is ..."), or all of it, if it is an expression and nothing else. text: there first, and
-    without any, the last number or expression anywhere in the text. number: of a row whose answer is a number, the
-    conclusion, and without any the last number in digits; what is left to be worked out is wrong (elsewhere 23 + 48 is
-    71, and where that is what was asked a policy learns to say it again). Other rows are judged as by conclusion."""
+    `<answer>...</answer>`, `#### ...`, "the answer is ..."), or all of it, if it is an expression and nothing else.
+    text: there first, and without any, the last number or expression anywhere in the text. number: of a row whose
+    answer is a number, the conclusion, and without any the last number in digits; what is left to be worked out is
+    wrong (elsewhere 23 + 48 is 71, and where that is what was asked a policy learns to say it again). Other rows are
+    judged as by conclusion."""
     truncated: Truncated = "zero"
     """What a response earns that the token limit cut off. zero: 0, and no verifier is asked; only completed responses
     are judged (PipelineRL section 5). keep: what the verifier says, as any other. mask: the same, but its tokens don't

@@ -84,7 +84,7 @@ def table(pairs: Sequence[dict[str, Any]], ours: Verdicts, library: Verdicts, ba
             said = [_said(v.of_pairs[one["id"]]) for v in (library, ours)]
             why = one.get("why") or one.get("limitation")
             is_right = ("yes" if one["is_right"] else "no") + (f": {why}" if why else "")
-            cells = [one["id"], _code(one["gold"]), _code(one["response"]), is_right, *said]
+            cells = [one["id"], code(one["gold"]), code(one["response"]), is_right, *said]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -93,7 +93,8 @@ def _said(verdict: float | None) -> str:
     return "hangs" if verdict is None else "right" if verdict else "wrong"
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
+    """Returns a text as HTML code, on one line and shortened."""
     short = text if len(text) <= 60 else f"{text[:40]} ... ({len(text)} characters)"
     escaped = short.encode("unicode_escape").decode().replace("\\\\", "\\").replace("|", "&#124;").replace("`", "'")
     return f"<code>{escaped.replace('<', '&lt;').replace('$', '&#36;').replace('*', '&#42;')}</code>"

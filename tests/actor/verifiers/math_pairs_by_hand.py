@@ -289,14 +289,15 @@ PAIRS: tuple[tuple[Any, ...], ...] = (
     ("hang", "5", r"\boxed{e^{e^{e^{e^{e^{e}}}}}}", False),
     ("hang", "5", r"\boxed{1e999999999}", False),
     ("hang", "5", r"\boxed{\sqrt{\sqrt{\sqrt{2^{99999999999}}}}}", False),
+    # --- units that are known, i, numbers in words
+    ("unit", r"5\text{ cm}", r"\boxed{50\text{ mm}}", True, "units are converted where both are known"),
+    ("unit", r"5\text{ cm}", r"\boxed{5\text{ m}}", False, "another unit"),
+    ("complex", "-1", r"\boxed{i^2}", True),
+    ("text", "5000000", "The answer is 5 million.", True),
+    ("text", "5", "The answer is five.", True),
 )
 
 LIMITATIONS: tuple[tuple[Any, ...], ...] = (
-    ("unit", r"5\text{ cm}", r"\boxed{50\text{ mm}}", True, "units are left out, not converted"),
-    ("unit", r"5\text{ cm}", r"\boxed{5\text{ m}}", False, "units are left out, not compared"),
-    ("complex", "-1", r"\boxed{i^2}", True, "i alone is read as a variable"),
-    ("text", "5000000", "The answer is 5 million.", True, "numbers in words are not read"),
-    ("text", "5", "The answer is five.", True, "numbers in words are not read"),
     (
         "precision",
         "(0, 0.0000001)",

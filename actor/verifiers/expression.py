@@ -1,0 +1,176 @@
+r"""Answers as sympy objects, read whole or not at all.
+
+The library's own `parse` looks for the last expression that it can read in a text, so of `1, 2, \ldots, n` it compares
+the last number. Here its grammar gets the whole text, and what would be dropped, added up or misread is refused. A text
+that is not read is compared as text.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import math_verify
+import sympy
+from latex2sympy2_extended.latex2sympy2 import latex2sympy
+from latex2sympy2_extended.logic import And
+from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+from latex2sympy2_extended.sets import FiniteSet
+
+_NORMAL = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+_UNREADABLE = re.compile(
+    r"""['"?]|\.\.\.|\\dots          # the grammar drops a prime; an ellipsis stands for what is not written
+    |\d\s+[\d.]|%\s*%              # 5 6 would be 11
+    |\d\}?\s*_                       # a base
+    |!\s*!|\\p?mod|\\bmod|\\equiv|\\(?:lor|vee|land|wedge)(?![A-Za-z])  # not what the grammar makes of them
+    |\\text\s*\{|(?<![\\A-Za-z])[A-Za-z]{4,}  # words, which it takes for products of their letters
+    |[,;]\s*$|^\s*[,;]""",
+    re.VERBOSE,
+)
+_NAMES = re.compile(
+    r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|infty|pi|gcd)(?![A-Za-z])"
+)
+_ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s*\(([^()]*)\)")
+_NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end|operatorname)\s*\{[A-Za-z]*\}")
+_SUBSCRIPT = re.compile(r"(\\log\s*_)\s*(\w)(?=[\s(])")
+_PRODUCT = re.compile(r"(?<=[\d)])\s*\((?=[^()]*[\d)])")
+_EQUATION = re.compile(r"(?<![\\<>!:])=")
+_OR_AND = r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])%s)\s*"
+_WORD_JOINT = re.compile(_OR_AND % "")
+_JOINT = re.compile(_OR_AND % r"|\\(lor|vee|land|wedge)(?![A-Za-z])")
+_EITHER_SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])|\u00b1")
+_RELATION = re.compile(r"[<>]|\\(?:leq?|geq?|ne|neq|lt|gt|leqslant|geqslant)(?![A-Za-z])")
+_OR, _AND, _COMMA = "or", "and", ","
+
+
+def elements(text: str) -> list[str]:
+    """Returns the parts of a list at its top level: between commas, semicolons, "and" and "or"; one part if no list."""
+    return [part for part, _ in _parts(text, _WORD_JOINT)]
+
+
+@functools.lru_cache(maxsize=64)
+def read(text: str) -> Any:
+    """Returns the sympy object that a whole text states, or None; relations joined by words or commas are one set."""
+    if _RELATION.search(text) and len(parts := _parts(text, _JOINT)) > 1:
+        return _joined_relations(parts)
+    if _EITHER_SIGN.search(text):
+        return _with_either_sign(text)
+    return _parsed(_WORD_JOINT.sub(", ", text))
+
+
+def variables(text: str) -> frozenset[str]:
+    """Returns the names of one letter in a text of relations; empty if it has no relation."""
+    return frozenset(_NAME.findall(text)) if _RELATION.search(text) else frozenset()
+
+
+def _with_either_sign(text: str) -> Any:
+    r"""Returns the set of two values that a text with `\pm` stands for, or None."""
+    text = _EQUATION.split(text)[-1]
+    values = [_parsed(_EITHER_SIGN.sub(lambda m, o=one: o[m[1] == "mp"], text)) for one in ("+-", "-+")]
+    return None if any(not isinstance(v, sympy.Expr) for v in values) else FiniteSet(*values)
+
+
+def _parsed(text: str) -> Any:
+    text = _NAMES.sub(r"\\\1 ", _ROOT.sub(r"\\sqrt{\1}", text))
+    text = _SUBSCRIPT.sub(r"\1{\2}", text)
+    if not text.strip() or _UNREADABLE.search(_ENVIRONMENT.sub("", text)):
+        return None
+    text = _PRODUCT.sub(r" \\cdot (", text)
+    # The right side alone says what an equation states, where its left side is no expression.
+    sides = _EQUATION.split(text)
+    readings = [text] if len(sides) == 1 or "," in text else [text, sides[-1]]
+    for one in readings:
+        normal = normalize_latex(one, _NORMAL)
+        value = computed(
+            lambda normal=normal: latex2sympy(normal, is_real=True, convert_degrees=False, normalization_config=None)
+        )
+        if value is not None:
+            return _with_i(value)
+    return None
+
+
+def _with_i(value: Any) -> Any:
+    """Returns an object in which a free variable i is the imaginary unit; an index of a sum is not free."""
+    names = {s: sympy.I for s in getattr(value, "free_symbols", ()) if s.name == "i"}
+    return computed(lambda: value.xreplace(names)) if names else value
+
+
+def _joined_relations(parts: list[tuple[str, str]]) -> Any:
+    """Returns the set of numbers that fulfill relations of one variable, or None if they are something else."""
+    relations = [_parsed(part) for part, _ in parts]
+    if not all(isinstance(r, sympy.core.relational.Relational | And) for r in relations):
+        return None
+    names = {str(s) for r in relations for s in r.free_symbols}
+    if all(isinstance(r, sympy.Eq) for r in relations) or len(names) != 1:
+        return None
+    sets = [as_set(r) for r in relations]
+    if any(s is None for s in sets):
+        return None
+    total = sets[0]
+    for (_, word), one in zip(parts[1:], sets[1:], strict=True):
+        meet = sympy.Intersection(total, one)
+        # A comma between bounds that exclude each other separates alternatives.
+        is_or = word == _OR or (word == _COMMA and meet.is_empty)
+        total = sympy.Union(total, one) if is_or else meet
+    return total
+
+
+def as_set(relation: Any) -> Any:
+    """Returns the real numbers that fulfill a relation of one variable, or None if it has none or several."""
+    if isinstance(relation, And):
+        relation = sympy.And(*relation.args)
+    if len(relation.free_symbols) != 1:
+        return None
+    return computed(lambda: relation.as_set())
+
+
+def computed(function: Callable[[], Any]) -> Any:
+    """Returns what a function of the algebra system gives, or None where the system fails on odd input."""
+    try:
+        return function()
+    except Exception:  # It raises anything: TypeError, AttributeError, RecursionError, exceptions of its parser.
+        return None
+
+
+def are_equal(gold: Any, stated: Any) -> bool:
+    """Returns True if two objects are equal by the library's rules; an inequality equals its interval, either way."""
+    for one, other in ((gold, stated), (stated, gold)):
+        if isinstance(one, sympy.Union | sympy.Intersection) and not isinstance(other, sympy.Set):
+            other_set = as_set(other) if isinstance(other, sympy.core.relational.Relational | And) else None
+            if other_set is not None:
+                return computed(lambda a=one, b=other_set: a == b or sympy.SymmetricDifference(a, b).is_empty) is True
+    if isinstance(gold, sympy.Ne) and isinstance(stated, sympy.Ne):
+        return gold.free_symbols == stated.free_symbols and as_set(gold) is not None and as_set(gold) == as_set(stated)
+    return math_verify.verify([gold], [stated], timeout_seconds=None, allow_set_relation_comp=True)
+
+
+def _parts(text: str, joints: re.Pattern[str]) -> list[tuple[str, str]]:
+    """Returns the parts of a list, each with the word or comma before it."""
+    found: list[tuple[str, str]] = []
+    depth, start, joint, at = 0, 0, "", 0
+    while at < len(text):
+        c = text[at]
+        word = joints.match(text, at) if depth == 0 and c in " ,oa\\" else None
+        if word or (depth == 0 and c in ",;" and not _is_in_number(text, at)):
+            found.append((text[start:at].strip(), joint))
+            name = next((g for g in word.groups() if g), "") if word else ""
+            joint = _OR if name in ("or", "lor", "vee") else _AND if name else _COMMA
+            at = start = word.end() if word else at + 1
+            continue
+        if c == "\\":
+            depth += text.startswith("\\begin", at) - text.startswith("\\end", at)
+            at += 2 if text[at + 1 : at + 2] in ",;:! \\" else 1
+            continue
+        depth += (c in "([{") - (c in ")]}")
+        at += 1
+    found.append((text[start:].strip(), joint))
+    return [one for one in found if one[0]]
+
+
+def _is_in_number(text: str, at: int) -> bool:
+    """Returns True if a comma separates thousands: three digits follow it, and at most three stand before it."""
+    return text[at] == "," and bool(
+        re.match(r",\d{3}(?!\d)", text[at : at + 5])
+        and re.search(r"(?<!\d)\d{1,3}(?:,\d{3})*$", text[max(0, at - 40) : at])
+    )
