@@ -8,8 +8,9 @@ being filled (section 4.3). With redundant prompts (ROLL Flash's redundant envir
 of more than U (`heats`); what is in service and the backlog are then so much larger, the bounds count the U that win.
 """
 
+import collections
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bridge.types import Sampling, Ticket, Version
@@ -40,7 +41,7 @@ class AsyncWindow(TicketBooks):
         # at most that, rounded up. All that lead to the next publish have to be among them.
         ahead = [x for x in (alpha, config.rounds.max_lag_steps) if x is not None]
         self._updates_ahead = max(min(ahead), self._publish_every - 1) if ahead else None
-        self._max_age = None if alpha is None else math.ceil(alpha)
+        self._max_age = config.lag_bound
         self._held_back_by: str | None = None
         self._full_at: int | None = None
         """Open tickets that stay while as many complete groups wait as may; None while they are fewer."""
@@ -90,6 +91,15 @@ class AsyncWindow(TicketBooks):
         self._long_prompts.defer(lost)
         self._num_deferred += len(lost)
         return lost
+
+    def coming(self) -> Mapping[int, int]:
+        """Returns how many groups are still to arrive and be trained, by the earliest step they can begin on.
+
+        Of a race that is not decided, only as many as win.
+        """
+        if not self._heats.races:
+            return super().coming()
+        return collections.Counter(t.min_version.step for t in self._heats.wanted(self.open_tickets, self._arrived))
 
     def consume(self, ticket_id: str) -> Consumed:
         """Books a group as trained.

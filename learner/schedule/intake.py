@@ -6,6 +6,7 @@ looked at when it arrives and once more when it is handed out, since the learner
 waited. `launch/plan` runs this very code in virtual time, over groups that are no more than an `Arrival`.
 """
 
+import bisect
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -16,6 +17,7 @@ from jaxtyping import Int32
 
 from bridge.types import Ticket
 from configs.schema import Config
+from learner.schedule import deadlines
 from learner.schedule.ticket_books import TicketBooks
 
 
@@ -85,7 +87,7 @@ MAX_REFUSED_PER_TICKET = 3
 
 
 class Intake(Generic[G]):
-    """The groups that wait to be trained, in order of arrival."""
+    """The groups that wait to be trained: in order of arrival, in a lag-bounded window by their oldest tokens."""
 
     def __init__(
         self,
@@ -119,6 +121,8 @@ class Intake(Generic[G]):
         """Groups that `check` refused, by ticket."""
         self._restores = restores or {}
         self._lag_bound = config.lag_bound
+        self._has_deadlines = config.publish.when == "every" and config.lag_bound is not None
+        self._per_update = config.rounds.groups_per_update
         self._filters = config.rounds.filter_zero_variance
         self._max_ready = config.max_ready_groups
         self._ready: collections.deque[G] = collections.deque()
@@ -163,7 +167,10 @@ class Intake(Generic[G]):
         losers = self._planner.arrive(group.ticket_id)
         if losers:
             self._desk.withdraw([t.id for t in losers])
-        self._ready.append(group)
+        if self._has_deadlines:
+            bisect.insort(self._ready, group, key=lambda g: g.min_step)
+        else:
+            self._ready.append(group)
         return losers
 
     def give_way(self) -> None:
@@ -172,14 +179,23 @@ class Intake(Generic[G]):
             self._drop(self._ready.popleft(), "overflow")
 
     def hand_out(self, limit: int) -> list[G]:
-        """Up to `limit` groups to train now; what may not be trained any more is dropped on the way."""
+        """Returns up to `limit` groups to train now; drops groups that must not be trained any more on the way.
+
+        In a lag-bounded window a group waits while older ones need the places left in the update (`deadlines.py`). The
+        caller books all of them as trained before it asks again.
+        """
         groups: list[G] = []
+        coming: Mapping[int, int] | None = None
         while self._ready and len(groups) < limit:
-            group = self._ready.popleft()
-            if reason := self._objection(group):
-                self._drop(group, reason)
-            else:
-                groups.append(group)
+            if reason := self._objection(self._ready[0]):
+                self._drop(self._ready.popleft(), reason)
+                coming = None  # its ticket is waited for again
+                continue
+            if self._has_deadlines:
+                coming = self._coming() if coming is None else coming
+                if len(groups) >= self._num_places(self._ready[0], coming):
+                    break
+            groups.append(self._ready.popleft())
         return groups
 
     def fence(self, actor: str) -> None:
@@ -208,6 +224,22 @@ class Intake(Generic[G]):
     def forget_waiting(self) -> None:
         """Starts over with nothing that waits; the store still has it."""
         self._ready.clear()
+
+    def _coming(self) -> Mapping[int, int]:
+        """Returns how many groups have not arrived, by the earliest deadline that each can have."""
+        assert self._lag_bound is not None
+        return {step + self._lag_bound: number for step, number in self._planner.coming().items()}
+
+    def _num_places(self, group: G, coming: Mapping[int, int]) -> int:
+        """Returns how many groups as old as this one the update being filled can take now."""
+        assert self._lag_bound is not None
+        return deadlines.num_places(
+            group.min_step + self._lag_bound,
+            coming,
+            update=self.step,
+            left=self._planner.num_left_in_update,
+            per_update=self._per_update,
+        )
 
     def _catch_up(self, order: int) -> None:
         """Issues what a restarted learner had issued after its checkpoint; prompts and ids are deterministic."""

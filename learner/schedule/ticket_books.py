@@ -8,7 +8,7 @@ Which tickets are due is the policy's matter: by rounds (`planner.RoundPlanner`)
 import abc
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from bridge.types import Sampling, Ticket, Version
@@ -109,6 +109,10 @@ class TicketBooks(abc.ABC):
     def may_replace(self) -> bool:
         """Whether the round has had few enough prompts replaced; a bound on what a filter can throw away."""
         return self._num_replaced_in_round < MAX_REPLACED_PER_GROUP * self._rounds.groups_per_round
+
+    def coming(self) -> Mapping[int, int]:
+        """Returns how many groups are still to arrive and be trained, by the earliest step they can begin on."""
+        return collections.Counter(t.min_version.step for t in self._open.values() if t.id not in self._arrived)
 
     def is_open(self, ticket_id: str) -> bool:
         """Whether this ticket's group is still wanted."""
