@@ -9,6 +9,7 @@ of more than U (`heats`); what is in service and the backlog are then so much la
 """
 
 import collections
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -101,6 +102,14 @@ class AsyncWindow(TicketBooks):
             return super().coming()
         return collections.Counter(t.min_version.step for t in self._heats.wanted(self.open_tickets, self._arrived))
 
+    def renew_one(self, ticket_id: str) -> Ticket:
+        """Asks for an open ticket's group from the weights on that every engine serves already; returns the ticket."""
+        ticket = self._open[ticket_id]
+        if self._max_age is not None:
+            served = Version(incarnation=self._incarnation, step=self.served_step)
+            ticket = self._open[ticket_id] = dataclasses.replace(ticket, min_version=max(ticket.min_version, served))
+        return ticket
+
     def consume(self, ticket_id: str) -> Consumed:
         """Books a group as trained.
 
@@ -177,10 +186,14 @@ class AsyncWindow(TicketBooks):
         return len(self._open) >= self._full_at
 
     def _earliest_step(self, step: int) -> int:
-        """The oldest weights that the next order may begin on; never ones that are not published yet."""
+        """Returns the step of the oldest weights that the next order may begin on.
+
+        Ones that are published, so no actor waits for long; and no older ones than every engine serves already. So the
+        learner knows a deadline for each group that has not arrived (`deadlines.py`).
+        """
         if self._max_age is None:
             return 0
-        return max(0, min(self._heats.next_index - self._max_age, self._published(step)))
+        return max(0, min(max(self._heats.next_index - self._max_age, self.served_step), self._published(step)))
 
     def _published(self, step: int) -> int:
         """The step of the weights that samples begin on now."""

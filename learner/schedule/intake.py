@@ -121,7 +121,7 @@ class Intake(Generic[G]):
         """Groups that `check` refused, by ticket."""
         self._restores = restores or {}
         self._lag_bound = config.lag_bound
-        self._has_deadlines = config.publish.when == "every" and config.lag_bound is not None
+        self._has_deadlines = config.has_deadlines
         self._per_update = config.rounds.groups_per_update
         self._filters = config.rounds.filter_zero_variance
         self._max_ready = config.max_ready_groups
@@ -176,7 +176,9 @@ class Intake(Generic[G]):
     def give_way(self) -> None:
         """Drops the oldest groups beyond those that may wait (PipelineRL's ring buffer)."""
         while self._max_ready is not None and len(self._ready) > self._max_ready:
-            self._drop(self._ready.popleft(), "overflow")
+            group = self._ready.popleft()
+            self._planner.depart(group.ticket_id)
+            self._exchange(self._planner.renew_one(group.ticket_id), "overflow")
 
     def hand_out(self, limit: int) -> list[G]:
         """Returns up to `limit` groups to train now; drops groups that must not be trained any more on the way.

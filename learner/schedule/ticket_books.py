@@ -55,6 +55,9 @@ class TicketBooks(abc.ABC):
         self._num_replaced_in_round = 0
         self.round_is_long = False
         """Whether the round now open, or the heat last issued from, is one of the long-prompt queue's."""
+        self.served_step = 0
+        """Step of the oldest weights that any engine serves, as far as the learner knows; the caller keeps it current.
+        """
         self.num_held_back: collections.Counter[str] = collections.Counter()
         """How often a bound began to keep a window's backlog from being filled: `queue` (complete groups) or `lag`."""
 
@@ -136,12 +139,17 @@ class TicketBooks(abc.ABC):
         With `is_filtered` for one that teaches nothing: those are counted (`may_replace`).
         """
         problem = self._next_problem()
-        ticket = dataclasses.replace(self._open[ticket_id], prompt_tokens=problem.prompt_tokens, task=problem.task)
+        ticket = self.renew_one(ticket_id)
+        ticket = dataclasses.replace(ticket, prompt_tokens=problem.prompt_tokens, task=problem.task)
         self._open[ticket_id] = ticket
         self._set_source(ticket_id, problem.source)
         self._arrived.discard(ticket_id)
         self._num_replaced_in_round += is_filtered
         return ticket
+
+    def renew_one(self, ticket_id: str) -> Ticket:
+        """Returns an open ticket, as it is to be asked for when its group has to be generated again."""
+        return self._open[ticket_id]
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
         """Books an open ticket's complete group as here; returns the tickets that nobody waits for any more.
