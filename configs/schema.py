@@ -290,11 +290,6 @@ class Config:
         return min((b for b in bounds if b is not None), default=None)
 
     @property
-    def has_deadlines(self) -> bool:
-        """True if the lag bound decides the order of training: in a window, not by rounds."""
-        return self.publish.when == "every" and self.lag_bound is not None
-
-    @property
     def alpha(self) -> float:
         """The async ratio; 3 where none is given, for a window of 4 U."""
         return 3.0 if self.admission.async_ratio is None else self.admission.async_ratio

@@ -8,10 +8,8 @@ being filled (section 4.3). With redundant prompts (ROLL Flash's redundant envir
 of more than U (`heats`); what is in service and the backlog are then so much larger, the bounds count the U that win.
 """
 
-import collections
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bridge.types import Sampling, Ticket, Version
@@ -93,23 +91,6 @@ class AsyncWindow(TicketBooks):
         self._num_deferred += len(lost)
         return lost
 
-    def coming(self) -> Mapping[int, int]:
-        """Returns how many groups are still to arrive and be trained, by the earliest step they can begin on.
-
-        Of a race that is not decided, only as many as win.
-        """
-        if not self._heats.races:
-            return super().coming()
-        return collections.Counter(t.min_version.step for t in self._heats.wanted(self.open_tickets, self._arrived))
-
-    def renew_one(self, ticket_id: str) -> Ticket:
-        """Asks for an open ticket's group from the weights on that every engine serves already; returns the ticket."""
-        ticket = self._open[ticket_id]
-        if self._max_age is not None:
-            served = Version(incarnation=self._incarnation, step=self.served_step)
-            ticket = self._open[ticket_id] = dataclasses.replace(ticket, min_version=max(ticket.min_version, served))
-        return ticket
-
     def consume(self, ticket_id: str) -> Consumed:
         """Books a group as trained.
 
@@ -143,6 +124,16 @@ class AsyncWindow(TicketBooks):
         self._heats.set_state(state.get("heats"), num_issued=self._num_issued, open_tickets=open_tickets)
         self._long_prompts = LongPromptQueue(self._rounds.groups_per_update)
         self._long_prompts.defer(long_queue)
+
+    def _replaced_version(self, ticket: Ticket) -> Version:
+        """Returns the oldest weights for another problem under a ticket's id; later ones give it a later deadline."""
+        if self._max_age is None:
+            return ticket.min_version
+        return max(ticket.min_version, Version(incarnation=self._incarnation, step=self.served_step))
+
+    def _coming(self) -> Iterable[Ticket]:
+        """Returns open tickets whose groups are still to arrive and be trained; of an open race as many as win."""
+        return self._heats.wanted(self.open_tickets, self._arrived) if self._heats.races else super()._coming()
 
     def _next_tickets(self, step: int) -> list[Ticket]:
         """One order's, or a heat's."""

@@ -8,6 +8,7 @@ waited. `launch/plan` runs this very code in virtual time, over groups that are 
 
 import bisect
 import collections
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -17,7 +18,6 @@ from jaxtyping import Int32
 
 from bridge.types import Ticket
 from configs.schema import Config
-from learner.schedule import deadlines
 from learner.schedule.ticket_books import TicketBooks
 
 
@@ -121,8 +121,6 @@ class Intake(Generic[G]):
         """Groups that `check` refused, by ticket."""
         self._restores = restores or {}
         self._lag_bound = config.lag_bound
-        self._has_deadlines = config.has_deadlines
-        self._per_update = config.rounds.groups_per_update
         self._filters = config.rounds.filter_zero_variance
         self._max_ready = config.max_ready_groups
         self._ready: collections.deque[G] = collections.deque()
@@ -167,37 +165,32 @@ class Intake(Generic[G]):
         losers = self._planner.arrive(group.ticket_id)
         if losers:
             self._desk.withdraw([t.id for t in losers])
-        if self._has_deadlines:
-            bisect.insort(self._ready, group, key=lambda g: g.min_step)
-        else:
+        if self._lag_bound is None:
             self._ready.append(group)
+        else:
+            bisect.insort(self._ready, group, key=lambda g: g.min_step)
         return losers
 
     def give_way(self) -> None:
         """Drops the oldest groups beyond those that may wait (PipelineRL's ring buffer)."""
         while self._max_ready is not None and len(self._ready) > self._max_ready:
-            group = self._ready.popleft()
-            self._planner.depart(group.ticket_id)
-            self._exchange(self._planner.renew_one(group.ticket_id), "overflow")
+            self._drop(self._ready.popleft(), "overflow")
 
     def hand_out(self, limit: int) -> list[G]:
         """Returns up to `limit` groups to train now; drops groups that must not be trained any more on the way.
 
-        In a lag-bounded window a group waits while older ones need the places left in the update (`deadlines.py`). The
-        caller books all of them as trained before it asks again.
+        Under a lag bound a group waits while older ones need the places left in the update (`deadlines.py`). The caller
+        books all of them as trained before it asks again.
         """
         groups: list[G] = []
-        coming: Mapping[int, int] | None = None
         while self._ready and len(groups) < limit:
-            if reason := self._objection(self._ready[0]):
+            group = self._ready[0]
+            if reason := self._objection(group):
                 self._drop(self._ready.popleft(), reason)
-                coming = None  # its ticket is waited for again
-                continue
-            if self._has_deadlines:
-                coming = self._coming() if coming is None else coming
-                if len(groups) >= self._num_places(self._ready[0], coming):
-                    break
-            groups.append(self._ready.popleft())
+            elif len(groups) < self._num_places(group):
+                groups.append(self._ready.popleft())
+            else:
+                break
         return groups
 
     def fence(self, actor: str) -> None:
@@ -227,21 +220,11 @@ class Intake(Generic[G]):
         """Starts over with nothing that waits; the store still has it."""
         self._ready.clear()
 
-    def _coming(self) -> Mapping[int, int]:
-        """Returns how many groups have not arrived, by the earliest deadline that each can have."""
-        assert self._lag_bound is not None
-        return {step + self._lag_bound: number for step, number in self._planner.coming().items()}
-
-    def _num_places(self, group: G, coming: Mapping[int, int]) -> int:
+    def _num_places(self, group: G) -> float:
         """Returns how many groups as old as this one the update being filled can take now."""
-        assert self._lag_bound is not None
-        return deadlines.num_places(
-            group.min_step + self._lag_bound,
-            coming,
-            update=self.step,
-            left=self._planner.num_left_in_update,
-            per_update=self._per_update,
-        )
+        if self._lag_bound is None:
+            return math.inf
+        return self._planner.num_places(group.min_step, step=self.step, lag_bound=self._lag_bound)
 
     def _catch_up(self, order: int) -> None:
         """Issues what a restarted learner had issued after its checkpoint; prompts and ids are deterministic."""

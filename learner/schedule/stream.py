@@ -116,7 +116,7 @@ class Stream:
             )
         )
         self._race_places = RacePlaces(config, store)
-        self._served = ServedSteps(store, incarnation=incarnation, is_needed=config.has_deadlines)
+        self._served = ServedSteps(store, incarnation=incarnation, is_needed=config.lag_bound is not None)
         self._tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
         self._shape = RowShape(config)
         self._pick = SamplePick(

@@ -8,13 +8,14 @@ Which tickets are due is the policy's matter: by rounds (`planner.RoundPlanner`)
 import abc
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from bridge.types import Sampling, Ticket, Version
 from configs.schema import Config
 from configs.sections import RoundsConfig
 from learner.data.problems import Problem
+from learner.schedule import deadlines
 
 MAX_REPLACED_PER_GROUP = 10
 """Prompts that a filter may throw away in a round, for each of its groups; then it lets groups pass."""
@@ -113,9 +114,18 @@ class TicketBooks(abc.ABC):
         """Whether the round has had few enough prompts replaced; a bound on what a filter can throw away."""
         return self._num_replaced_in_round < MAX_REPLACED_PER_GROUP * self._rounds.groups_per_round
 
-    def coming(self) -> Mapping[int, int]:
-        """Returns how many groups are still to arrive and be trained, by the earliest step they can begin on."""
-        return collections.Counter(t.min_version.step for t in self._open.values() if t.id not in self._arrived)
+    def num_places(self, min_step: int, *, step: int, lag_bound: int) -> int:
+        """Returns how many groups with an oldest token of `min_step` the update being filled can take now.
+
+        Fewer than it lacks, where older groups that have not arrived need the places by their deadlines
+        (`deadlines.num_places`). `step` is the learner's.
+        """
+        deadline, left = min_step + lag_bound, self.num_left_in_update
+        if deadline <= step:
+            return left
+        coming = collections.Counter(ticket.min_version.step + lag_bound for ticket in self._coming())
+        per_update = self._rounds.groups_per_update
+        return deadlines.num_places(deadline, coming, update=step, left=left, per_update=per_update)
 
     def is_open(self, ticket_id: str) -> bool:
         """Whether this ticket's group is still wanted."""
@@ -139,17 +149,17 @@ class TicketBooks(abc.ABC):
         With `is_filtered` for one that teaches nothing: those are counted (`may_replace`).
         """
         problem = self._next_problem()
-        ticket = self.renew_one(ticket_id)
-        ticket = dataclasses.replace(ticket, prompt_tokens=problem.prompt_tokens, task=problem.task)
+        ticket = dataclasses.replace(
+            self._open[ticket_id],
+            prompt_tokens=problem.prompt_tokens,
+            task=problem.task,
+            min_version=self._replaced_version(self._open[ticket_id]),
+        )
         self._open[ticket_id] = ticket
         self._set_source(ticket_id, problem.source)
         self._arrived.discard(ticket_id)
         self._num_replaced_in_round += is_filtered
         return ticket
-
-    def renew_one(self, ticket_id: str) -> Ticket:
-        """Returns an open ticket, as it is to be asked for when its group has to be generated again."""
-        return self._open[ticket_id]
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
         """Books an open ticket's complete group as here; returns the tickets that nobody waits for any more.
@@ -232,6 +242,14 @@ class TicketBooks(abc.ABC):
         self._sources = dict(state.get("sources", {}))
         self._open = {t.id: t for t in open_tickets}
         self._arrived, self._update = set(), []
+
+    def _replaced_version(self, ticket: Ticket) -> Version:
+        """Returns the oldest weights for another problem under a ticket's id."""
+        return ticket.min_version
+
+    def _coming(self) -> Iterable[Ticket]:
+        """Returns open tickets whose groups are still to arrive and be trained."""
+        return (t for t in self._open.values() if t.id not in self._arrived)
 
     def _kept_ids(self) -> set[str]:
         """Tickets whose prompts are asked for now or later."""
