@@ -6,7 +6,9 @@ looked at when it arrives and once more when it is handed out, since the learner
 waited. `launch/plan` runs this very code in virtual time, over groups that are no more than an `Arrival`.
 """
 
+import bisect
 import collections
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -52,6 +54,10 @@ class Arrival(Protocol):
         """The learner's, of the newest."""
         ...
 
+    def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
+        """Returns True if a later incarnation, of those that began at these steps, went back behind its weights."""
+        ...
+
     @property
     def actors(self) -> frozenset[str]:
         """Who made it."""
@@ -85,7 +91,7 @@ MAX_REFUSED_PER_TICKET = 3
 
 
 class Intake(Generic[G]):
-    """The groups that wait to be trained, in order of arrival."""
+    """The groups that wait to be trained: in order of arrival, in a lag-bounded window by their oldest tokens."""
 
     def __init__(
         self,
@@ -163,7 +169,10 @@ class Intake(Generic[G]):
         losers = self._planner.arrive(group.ticket_id)
         if losers:
             self._desk.withdraw([t.id for t in losers])
-        self._ready.append(group)
+        if self._lag_bound is None:
+            self._ready.append(group)
+        else:
+            bisect.insort(self._ready, group, key=lambda g: g.min_step)
         return losers
 
     def give_way(self) -> None:
@@ -172,14 +181,20 @@ class Intake(Generic[G]):
             self._drop(self._ready.popleft(), "overflow")
 
     def hand_out(self, limit: int) -> list[G]:
-        """Up to `limit` groups to train now; what may not be trained any more is dropped on the way."""
+        """Returns up to `limit` groups to train now; drops groups that must not be trained any more on the way.
+
+        Under a lag bound a group waits while older ones need the places left in the update (`deadlines.py`). The caller
+        books all of them as trained before it asks again.
+        """
         groups: list[G] = []
         while self._ready and len(groups) < limit:
-            group = self._ready.popleft()
+            group = self._ready[0]
             if reason := self._objection(group):
-                self._drop(group, reason)
+                self._drop(self._ready.popleft(), reason)
+            elif len(groups) < self._num_places(group):
+                groups.append(self._ready.popleft())
             else:
-                groups.append(group)
+                break
         return groups
 
     def fence(self, actor: str) -> None:
@@ -209,14 +224,20 @@ class Intake(Generic[G]):
         """Starts over with nothing that waits; the store still has it."""
         self._ready.clear()
 
+    def _num_places(self, group: G) -> float:
+        """Returns how many groups as old as this one the update being filled can take now."""
+        if self._lag_bound is None:
+            return math.inf
+        return self._planner.num_places(group.min_step, step=self.step, lag_bound=self._lag_bound)
+
     def _catch_up(self, order: int) -> None:
         """Issues what a restarted learner had issued after its checkpoint; prompts and ids are deterministic."""
         if tickets := self._planner.issue_up_to(order, step=self.step):
             self._desk.put_tickets(tickets)
 
     def _is_abandoned(self, group: G) -> bool:
-        """Whether a token's weights are of a future that a restarted learner went back behind."""
-        return any(step < group.max_step for later, step in self._restores.items() if later > group.incarnation)
+        """Returns True if a restarted learner went back behind the weights of any of its tokens."""
+        return group.is_abandoned(self._restores)
 
     def _objection(self, group: G) -> str | None:
         if self._is_abandoned(group):
