@@ -20,6 +20,7 @@ from configs.run_folder import RunFolder, check_run_folder, set_up_run
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
 from launch import help
+from launch.console import outlive_readers
 from launch.network_check import check_network
 
 _CONFIG = flags.DEFINE_string(
@@ -85,6 +86,7 @@ def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
     `--config` and `--run_dir`. What is no flag is refused, but for `max_arguments` of them, which `given_arguments`
     returns.
     """
+    outlive_readers()
     module = main.__module__
     shared = getattr(sys.modules[module], "SHARED_FLAGS", _SHARED_FLAGS)
     reading = functools.partial(parse, max_arguments=max_arguments, module=module, shared=shared)

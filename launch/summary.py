@@ -7,13 +7,13 @@ import re
 import statistics
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from bridge import timeline
 from configs.run_folder import RunFolder
 from configs.sections.evaluation import HELD_OUT
 from launch.command_line import Prepared
+from launch.console import make_console
 from launch.supervisor import Ending
 from launch.view import MetricsTail
 from learner.trackers.feed import Marks
@@ -95,7 +95,7 @@ def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
 
 
 def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
-    console = Console()
+    console = make_console()
     table = Table(title=f"{prepared.config.run.name}: {summary['outcome']}", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)

@@ -21,6 +21,7 @@ from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from launch import command_line
 from launch.announcer import Announcer
+from launch.console import make_console
 from launch.crew import Crew, LocalCrew
 from launch.processes.group import Process
 from launch.view import RunView, told
@@ -48,6 +49,12 @@ class Ending(enum.Enum):
     UNUSABLE = "unusable input"
 
 
+def _signals() -> list[signal.Signals]:
+    """Signals that stop a run in order; not SIGHUP where nohup ignores it: such a run outlives its terminal."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
+
+
 class Supervisor:
     """Runs one learner and its actors until the learner is done."""
 
@@ -69,7 +76,7 @@ class Supervisor:
         self._children = (self._learner, *self._actors)
         self._given_up: list[Process] = []
         self._view = RunView(prepared.config, prepared.folder)
-        self._console = console or Console()
+        self._console = console or make_console()
         self._interrupted = self._in_haste = False
         self._best_step = 0
         self._is_alone = False
@@ -82,7 +89,7 @@ class Supervisor:
 
     def run(self) -> Ending:
         """Starts, watches and stops the processes."""
-        previous = {n: signal.signal(n, self._interrupt) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        previous = {n: signal.signal(n, self._interrupt) for n in _signals()}
         try:
             for line in self._crew.open(lambda: self._interrupted):
                 self._tell(line)
@@ -224,7 +231,7 @@ class Supervisor:
             self._tell(f"no live actor: the learner waits; {actors}")
 
     def _tell(self, line: str) -> None:
-        self._console.print(line, style="yellow", markup=False, soft_wrap=True)
+        self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         self._timeline.instant("told", line=line)
 
     def _plain(self, line: str) -> None:

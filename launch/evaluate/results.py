@@ -15,6 +15,7 @@ from bridge.files import replace_file
 from bridge.types import Group
 from configs.run_folder import RunFolder
 from launch.command_line import one_line
+from launch.console import make_console
 from launch.evaluate.problems import Problems
 from learner.evaluation import records
 from learner.evaluation.summary import summarize
@@ -94,7 +95,7 @@ def keep_beside(found: records.Json, run: RunFolder) -> None:
 
 def print_table(found: records.Json, console: Console | None = None) -> None:
     """A row an estimate, and below it what is not there."""
-    console = console or Console()
+    console = console or make_console()
     table = Table(title=pathlib.Path(found["model"]).name)
     table.add_column("set", no_wrap=True)
     table.add_column("metric", no_wrap=True)

@@ -18,6 +18,7 @@ from rich.console import Console
 from configs.races import too_few_places
 from configs.schema import Config
 from launch import command_line
+from launch.console import make_console
 from launch.plan import profiles
 from launch.plan.cluster.figure import plot_scale
 from launch.plan.cluster.limits import Cluster, first_to_give_out
@@ -92,7 +93,7 @@ def main() -> int:
             raise ValueError("give one of --search and --scale")
         config = command_line.config()
         profile = profiles.load(_PROFILE.value)
-        console = Console()
+        console = make_console()
         if _SCALE.value:
             _scale(config, profile, console)
         elif _SEARCH.value:

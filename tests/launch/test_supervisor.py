@@ -312,16 +312,18 @@ def test_learner_has_its_bound_to_stop_and_actors_a_shorter_one_from_its_end_on(
 
 
 class Impatient(io.StringIO):
-    """A terminal whose user presses Ctrl-C as soon as it says one of these."""
+    """A terminal whose user presses Ctrl-C, or that hangs up, as soon as it says one of these; `file` is then there."""
 
-    def __init__(self, *lines: str) -> None:
+    def __init__(self, *lines: str, number: signal.Signals = signal.SIGINT, file: pathlib.Path | None = None) -> None:
         super().__init__()
-        self.lines = list(lines)
+        self.lines, self.number, self.file = list(lines), number, file
 
     def write(self, text: str) -> int:
         if self.lines and self.lines[0] in text:
             del self.lines[0]
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)
+            if self.file is not None:
+                self.file.touch()
         return super().write(text)
 
 
@@ -334,6 +336,19 @@ def test_second_interrupt_ends_a_learner_that_takes_its_time_at_once(prepared):
     ending = Supervisor(run, Console(file=said, width=200), crew=crew(run, Machine(gpus=(), cores=(0,)))).run()
     assert ending is Ending.INTERRUPTED and not said.lines
     assert not any(is_alive(pid) for role in ("learner", "actor-0") for pid in pids(run, role))
+
+
+@pytest.mark.parametrize(("handler", "is_left"), [(signal.SIG_IGN, True), (signal.SIG_DFL, False)])
+def test_hangup_stops_a_run_but_for_one_that_nohup_started(prepared, handler, is_left):
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        run = prepared(learner=["until said"], actor=["serve"])
+        said = Impatient("no live actor", number=signal.SIGHUP, file=run.folder / "said")
+        ending = Supervisor(run, Console(file=said, width=200), crew=crew(run, Machine(gpus=(), cores=(0,)))).run()
+        assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not said.lines and ending is (Ending.DONE if is_left else Ending.INTERRUPTED)
 
 
 def start_marked(mark: str) -> subprocess.Popen[bytes]:
