@@ -124,7 +124,8 @@ class WeightClient:
         Raises:
           EngineDeadError: the engine failed half-way.
         """
-        assert self._file is not None and manifest == self._held, "swap what prefetch returned"
+        if self._file is None or manifest != self._held:
+            raise ValueError(f"swap takes what prefetch returned ({self._held}), got {manifest}")
         self.is_swapping = True
         try:
             timings = await self._engine.swap_weights(self._file, manifest)
