@@ -19,6 +19,7 @@ from configs.races import too_few_places
 from configs.schema import Config
 from launch import command_line
 from launch.console import make_console
+from launch.out_file import check_out_file
 from launch.plan import profiles
 from launch.plan.cluster.figure import plot_scale
 from launch.plan.cluster.limits import Cluster, first_to_give_out
@@ -91,6 +92,8 @@ def main() -> int:
                 raise ValueError(f"--{given[0]} needs --{' or --'.join(needs)}")
         if _SEARCH.value and _SCALE.value:
             raise ValueError("give one of --search and --scale")
+        if _PLOT.value:
+            check_out_file(_PLOT.value, flag="--plot", suffixes=(".png", ".svg", ".pdf"))
         config = command_line.config()
         profile = profiles.load(_PROFILE.value)
         console = make_console()
