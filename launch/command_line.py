@@ -16,7 +16,7 @@ from absl import app, flags, logging
 from bridge.files import replace_file
 from bridge.phases import say_phase
 from configs import overrides
-from configs.run_folder import RunFolder, check_run_folder, set_up_run
+from configs.run_folder import RunFolder, check_run_folder, set_up_run, settle_run_id
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
 from launch import help
@@ -192,11 +192,12 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
         if _overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(run_dir)
+        notes = settle_run_id(prepared.config)
         at("looking for devices, folders and room")
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder)
         preflight.check_run_room(prepared.config, prepared.model_folder)
-        notes = check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
+        notes += check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
         for note in notes + preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
         return prepared
@@ -222,6 +223,8 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     preflight.check_folders(config, model_folder)
     preflight.check_run_room(config, model_folder)
     folder = set_up_run(config)
+    for note in settle_run_id(config):
+        print(note, flush=True)
     write_set_aside(RunFolder(folder).set_aside, answers.set_aside)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return Prepared(config, folder, model_folder)
