@@ -22,6 +22,7 @@ from configs.tiny_model import TinyModelRecipe
 from launch import help
 from launch.console import outlive_readers
 from launch.network_check import check_network
+from launch.open_files import check_open_files, raise_open_files
 
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -87,6 +88,7 @@ def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
     returns.
     """
     outlive_readers()
+    raise_open_files()
     module = main.__module__
     shared = getattr(sys.modules[module], "SHARED_FLAGS", _SHARED_FLAGS)
     reading = functools.partial(parse, max_arguments=max_arguments, module=module, shared=shared)
@@ -197,7 +199,7 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder)
         preflight.check_run_room(prepared.config, prepared.model_folder)
-        notes += check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
+        notes += check_open_files() + check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
         for note in notes + preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
         return prepared
@@ -211,7 +213,7 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
         pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config, at)
     )
     at("looking for devices, and trying what is imported")
-    notes = check_network(config) + preflight.check_engines(config, roles)
+    notes = check_open_files() + check_network(config) + preflight.check_engines(config, roles)
     notes += preflight.check_functions(config, roles)  # first: verifiers are asked next
     at("reading the model's config and tokenizer")
     preflight.check_model(config, model_folder)

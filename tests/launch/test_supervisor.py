@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -153,6 +154,30 @@ def test_steps_of_others_do_not_count_for_an_actor_that_never_starts(prepared):
     run = prepared(learner=["step by step"], actor=["starting and fail"], others=[["serve"]])
     ending, said, _ = watch(run, what="the run goes on without it")
     assert ending is Ending.DONE and said.count("the run goes on without it") == 1
+    assert "ended with code 1: it can't (twice alike in its start: it is not started again)" in said.replace("\n", "")
+    assert len(pids(run, "actor-0")) == 2
+
+
+def test_actor_that_fails_otherwise_in_each_start_is_started_until_the_bound(prepared):
+    run = prepared(learner=["serve"], actor=["starting and fail", "fail", "starting and fail", "serve"], max_restarts=9)
+    one = Supervisor(run, Console(file=io.StringIO()))
+    child = Mock(name="actor-0")
+    given_up = []
+    for doing, code, cause in [
+        (Doing.STARTING, 1, "no room for 7"),
+        (Doing.WORKING, 1, "no room for 7"),  # it had started
+        (Doing.STARTING, 1, "no room for 7"),
+        (Doing.STARTING, -9, "no room for 7"),  # killed from outside
+        (Doing.STARTING, 1, "no room for 7"),
+        (Doing.STARTING, 1, "no port"),
+        (Doing.STARTING, 4, "no port"),  # it may pass
+        (Doing.STARTING, 1, "no room for 7"),
+        (Doing.STARTING, 1, "no room for 8"),
+    ]:
+        child.doing, child.returncode = doing, code
+        given_up.append(one._fails_alike(child, cause))  # pyright: ignore[reportArgumentType]
+    one._lock.release()
+    assert given_up == [False] * 8 + [True]
 
 
 def test_several_engines_on_a_cpu_get_cores_of_their_own(prepared):
