@@ -7,7 +7,7 @@ weights have hundreds of files and connections open, more than some systems' sof
 import contextlib
 import resource
 
-MIN_FILES = 256
+MIN_FILES = 128
 """Least hard limit with which a learner and an engine start."""
 _ENOUGH = 1024
 """Hard limit below which many engines, environments or connections may not fit."""
