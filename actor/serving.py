@@ -77,6 +77,7 @@ class Serving:
         """
         self.rewards.begin(ticket.task)
         start_s = served_s = time.time()
+        unix_s = start_s - time.monotonic()
         builder = GroupBuilder(ticket, actor=self.actor, started_s=start_s)
         race = Race(num_samples=ticket.num_samples, num_requests=ticket.num_requests)
         requests: list[asyncio.Task[None]] = []
@@ -91,7 +92,7 @@ class Serving:
                 logging.warning("redundant episode lost ticket=%s sample=%d problem=%r", ticket.id, index, str(e))
                 self._book_ended(ticket, 1)
                 return
-            served_s = time.time()
+            served_s = unix_s + time.monotonic()
             losers = race.end(index)
             for loser in losers:
                 requests[loser].cancel()
@@ -105,7 +106,7 @@ class Serving:
             async with asyncio.TaskGroup() as samples:
                 for index in range(ticket.num_requests):
                     requests.append(samples.create_task(serve_sample(index)))
-            group = builder.build(finished_s=time.time())
+            group = builder.build(finished_s=unix_s + time.monotonic())
             await self._emit(group)
             record(self.timeline, group, lane=lane, served_s=served_s)
             is_recorded = True

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable
 
 _PART = ".sluice-part"
+_PROBE_BYTES = 4096
 _ABANDONED_S = 3600.0  # a small file is written in seconds
 
 
@@ -29,7 +30,7 @@ def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durabl
     _sweep(path.parent)
     # A name of our own: several processes may open one run folder, and write its files, at once; those of containers on
     # several machines may all have the same id.
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PART}")
+    part = _part_of(path)
     try:
         with open(part, "wb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
@@ -39,6 +40,23 @@ def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durabl
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def try_replace_file(path: pathlib.Path) -> None:
+    """Tries whether `replace_file` could write a file, which stays as it is.
+
+    Raises:
+      OSError: it could not.
+    """
+    part = _part_of(path)
+    try:
+        part.write_bytes(bytes(_PROBE_BYTES))
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _part_of(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PART}")
 
 
 def _sweep(folder: pathlib.Path) -> None:

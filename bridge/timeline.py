@@ -51,6 +51,13 @@ class Timeline:
         """
         self._span(name, start_s, end_s, lane, args)
 
+    def took(self, name: str, start_s: float, end_s: float, *, lane: int = 0, **args: Any) -> None:
+        """Records something that took from `start_s` to `end_s` of `time.monotonic`, as `span` does.
+
+        Its length does not depend on whether the machine's clock was set meanwhile.
+        """
+        self._took(name, start_s, end_s, lane, args)
+
     def instant(self, name: str, *, time_s: float | None = None, **args: Any) -> None:
         """Records something that happened at one moment (default: now)."""
         when = time.time() if time_s is None else time_s
@@ -59,16 +66,20 @@ class Timeline:
     @contextlib.contextmanager
     def measure(self, name: str, *, lane: int = 0, **args: Any) -> Generator[dict[str, Any]]:
         """Records the time its block takes; entries put into the yielded dict become arguments."""
-        start = time.time()
+        start = time.monotonic()
         try:
             yield args
         finally:
-            self._span(name, start, time.time(), lane, args)
+            self._took(name, start, time.monotonic(), lane, args)
 
     def close(self) -> None:
         """Closes the file; what is recorded after that goes nowhere."""
         with self._lock:
             self._file.close()
+
+    def _took(self, name: str, start_s: float, end_s: float, lane: int, args: Mapping[str, Any]) -> None:
+        unix_s = time.time() - time.monotonic()
+        self._span(name, unix_s + start_s, unix_s + end_s, lane, args)
 
     def _span(self, name: str, start_s: float, end_s: float, lane: int, args: Mapping[str, Any]) -> None:
         duration_s = max(0.0, end_s - start_s)

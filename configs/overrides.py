@@ -20,6 +20,7 @@ from typing import Any, cast
 import msgspec
 
 from configs import extension
+from configs.other_names import OTHER_NAMES
 from configs.schema import Config
 
 
@@ -181,13 +182,33 @@ def _field_type(path: str) -> Any:
             raise ValueError(f"config.{'.'.join(seen)} is a value, it has no field {part!r}")
         hints = typing.get_type_hints(node)
         if part not in hints:
-            near = difflib.get_close_matches(path, _all_paths(), n=1, cutoff=0.3) or difflib.get_close_matches(
-                part, list(hints), n=1, cutoff=0.0
-            )
-            raise ValueError(f"config has no field {path!r}; did you mean {near[0]!r}?")
+            raise ValueError(f"config has no field {path!r}; {_instead(path, part, seen, list(hints))}")
         node = hints[part]
         seen.append(part)
     return node
+
+
+def _instead(path: str, part: str, section: list[str], names: list[str]) -> str:
+    """Returns what to write for a field that does not exist: by its name elsewhere, by its spelling, or any of these.
+
+    Args:
+      path: the field's.
+      part: the first part of the path that does not exist.
+      section: the parts before it.
+      names: what exists there.
+    """
+    leaf, rest = path.rpartition(".")[2], path.split(".")[len(section) + 1 :]
+    leaves = {other.rpartition(".")[2]: other for other in _all_paths()}
+    near = difflib.get_close_matches(part, names, n=1, cutoff=0.6 if len(part) < 4 else 0.7)
+    here = ".".join([*section, near[0], *rest]) if near else ""
+    here = (difflib.get_close_matches(here, _all_paths(), n=1, cutoff=0.8) or [here])[0] if rest else here
+    if leaf == part and leaf in OTHER_NAMES:
+        here = OTHER_NAMES[leaf]
+    elif leaf in leaves and here not in leaves.values():
+        here = leaves[leaf]
+    elif not near and (elsewhere := difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.85)):
+        here = leaves[elsewhere[0]]
+    return f"did you mean {here!r}?" if here else f"{'.'.join(section) or 'config'} has {', '.join(names)}"
 
 
 def _all_paths(node: Any = Config, prefix: str = "") -> list[str]:

@@ -48,6 +48,11 @@ class RunFolder:
         return self.path / "run_id"
 
     @property
+    def home_file(self) -> pathlib.Path:
+        """The path of the folder that the run id belongs to: a copy of the folder has the original's."""
+        return self.path / "run_home"
+
+    @property
     def model_path_file(self) -> pathlib.Path:
         """The model folder that the run began with; written last, so a folder that has it is set up."""
         return self.path / "model_path.txt"
@@ -208,13 +213,51 @@ def set_up_run(config: Config) -> pathlib.Path:
         run.path.mkdir(parents=True, exist_ok=True)
         replace_file(run.config_file, to_json(config).encode())
         if not run.run_id_file.is_file() or not run.run_id_file.read_text().strip():
-            replace_file(run.run_id_file, f"{uuid.uuid4().hex[:12]}\n".encode())
+            _put_new_id(run)
     except OSError as e:
         raise refusal(
             f"the run folder {run.path} can't be made or written: {e.strerror} ({e.filename}); "
             "choose another --config.run.dir"
         ) from e
     return run.path
+
+
+def settle_run_id(config: Config) -> list[str]:
+    """Gives the run folder an id of its own where it is a copy of another run's folder; returns what to know of it.
+
+    The id names the run in shared memory and in trackers, so two folders that share one can't run at the same time. A
+    folder that was moved, or whose original was removed, keeps its id.
+
+    Raises:
+      ValueError: it is a copy whose groups are in a store that both would share.
+    """
+    run = RunFolder(pathlib.Path(config.run_dir).resolve())
+    home = pathlib.Path(run.home_file.read_text().strip()) if run.home_file.is_file() else run.path
+    if not _is_copy_of(run.path, home):
+        if not run.home_file.is_file() or home != run.path:
+            replace_file(run.home_file, f"{run.path}\n".encode())
+        return []
+    if is_remote_store(config) or config.store.bucket:
+        raise ValueError(
+            f"{run.path} is a copy of the run folder {home}, and both would share one run in the store: continue the "
+            "original, or start another run from its model (--config.model.path)"
+        )
+    for marks in (run.path / "trackers").glob("*.json"):
+        marks.unlink()
+    _put_new_id(run)
+    return [f"{run.path} is a copy of the run folder {home}: it continues as a run of its own ({run_id(run.path)})"]
+
+
+def _is_copy_of(folder: pathlib.Path, home: pathlib.Path) -> bool:
+    try:
+        return not os.path.samefile(folder, home) and run_id(home) == run_id(folder)
+    except OSError:  # it was moved from there
+        return False
+
+
+def _put_new_id(run: RunFolder) -> None:
+    replace_file(run.run_id_file, f"{uuid.uuid4().hex[:12]}\n".encode())
+    replace_file(run.home_file, f"{run.path.resolve()}\n".encode())
 
 
 def run_id(folder: str | os.PathLike[str]) -> str:

@@ -18,11 +18,13 @@ from bridge.files import replace_file
 from bridge.phases import say_phase
 from configs import overrides
 from configs.paths import absolute
-from configs.run_folder import RunFolder, check_run_folder, set_up_run
+from configs.run_folder import RunFolder, check_run_folder, set_up_run, settle_run_id
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
 from launch import help
+from launch.console import outlive_readers
 from launch.network_check import check_network
+from launch.open_files import check_open_files, raise_open_files
 
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -87,6 +89,8 @@ def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
     `--config` and `--run_dir`. What is no flag is refused, but for `max_arguments` of them, which `given_arguments`
     returns.
     """
+    outlive_readers()
+    raise_open_files()
     module = main.__module__
     shared = getattr(sys.modules[module], "SHARED_FLAGS", _SHARED_FLAGS)
     reading = functools.partial(parse, max_arguments=max_arguments, module=module, shared=shared)
@@ -198,11 +202,12 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
         if _overrides:
             raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
         prepared = open_prepared(run_dir)
+        notes = settle_run_id(prepared.config)
         at("looking for devices, folders and room")
         preflight.check_folders(prepared.config, prepared.model_folder)
         preflight.check_snapshot_room(prepared.config, prepared.model_folder)
         preflight.check_run_room(prepared.config, prepared.model_folder)
-        notes = check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
+        notes += check_open_files() + check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
         for note in notes + preflight.check_functions(prepared.config, roles):
             print(note, flush=True)
         return prepared
@@ -216,7 +221,7 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     _check_tiny_model_fits(config)
     model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, at)
     at("looking for devices, and trying what is imported")
-    notes = check_network(config) + preflight.check_engines(config, roles)
+    notes = check_open_files() + check_network(config) + preflight.check_engines(config, roles)
     notes += preflight.check_functions(config, roles)  # first: verifiers are asked next
     at("reading the model's config and tokenizer")
     preflight.check_model(config, model_folder)
@@ -228,6 +233,8 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     preflight.check_folders(config, model_folder)
     preflight.check_run_room(config, model_folder)
     folder = set_up_run(config)
+    for note in settle_run_id(config):
+        print(note, flush=True)
     write_set_aside(RunFolder(folder).set_aside, answers.set_aside)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return Prepared(config, folder, model_folder)

@@ -1,6 +1,7 @@
 """What `--help` shows of a command, on 80 columns: what it does, its flags, and what a config may be and say."""
 
 import ast
+import inspect
 import pathlib
 import re
 import sys
@@ -67,10 +68,15 @@ def render(module: str, shared: Iterable[str] = (), *, is_full: bool = False) ->
     # What defined flags as the program itself is known to absl by the program's name.
     defined_by = sys.argv[0] if module == "__main__" else module
     own = [flag.name for flag in flags.FLAGS.get_flags_for_module(defined_by)]
-    parts = [_prose(sys.modules[module].__doc__ or ""), _titled("Flags", map(_flag, dict.fromkeys([*shared, *own])))]
+    parts = [_prose(_docstring(module)), _titled("Flags", map(_flag, dict.fromkeys([*shared, *own])))]
     if "config" in shared:
         parts += _of_configs(is_full)
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _docstring(module: str) -> str:
+    """Returns a module's docstring from its source: Python drops docstrings with PYTHONOPTIMIZE=2."""
+    return ast.get_docstring(ast.parse(inspect.getsource(sys.modules[module]))) or ""
 
 
 def _of_configs(is_full: bool) -> list[str]:

@@ -28,7 +28,7 @@ from configs.sections.judge import JudgeConfig
 from launch.judge_health import Health
 from launch.placement import core_ids
 from launch.processes import lifeline
-from launch.processes.child import telling_line
+from launch.processes.cause import telling_line
 from launch.processes.stopped import StoppedProcesses
 
 COMMAND = (sys.executable, "-P", "-m", "launch.judge_server")

@@ -162,8 +162,8 @@ def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
     num_copies = 2 + config.actor.num_engines
     if free < num_copies * num_bytes:
         raise _refusal(config)(
-            f"{existing} has {free / 2**30:.1f} GiB free, snapshots need about {num_copies * num_bytes / 2**30:.1f} "
-            f"GiB (two, and a copy for each of {config.actor.num_engines} engines); set publish.snapshot_dir to a "
+            f"{existing} has {_size(free)} free, snapshots need about {_size(num_copies * num_bytes)} "
+            f"(two, and a copy for each of {config.actor.num_engines} engines); set publish.snapshot_dir to a "
             "folder with room"
         )
 
@@ -189,9 +189,15 @@ def check_run_room(config: Config, model_folder: pathlib.Path) -> None:
     free = shutil.disk_usage(existing).free + sum(_num_bytes_below(f) for f in saves if not f.name.isdigit())
     if free < num_bytes:
         raise _refusal(config)(
-            f"{existing} has {free / 2**30:.1f} GiB for the run's checkpoints, {num_saves} more at once need about "
-            f"{num_bytes / 2**30:.1f} GiB; make room, or choose another --config.run.dir"
+            f"{existing} has {_size(free)} for the run's checkpoints, {num_saves} more at once need about "
+            f"{_size(num_bytes)}; make room, or choose another --config.run.dir"
         )
+
+
+def _size(num_bytes: int) -> str:
+    """Returns bytes in the largest unit of which there is one."""
+    unit, name = next(((2**p, n) for p, n in ((30, "GiB"), (20, "MiB")) if num_bytes >= 2**p), (2**10, "KiB"))
+    return f"{num_bytes / unit:.1f} {name}"
 
 
 def check_functions(config: Config, roles: Collection[str]) -> list[str]:

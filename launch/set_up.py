@@ -4,6 +4,8 @@ from absl import logging
 from rich.console import Console
 from rich.status import Status
 
+from launch.console import make_console
+
 
 class SetUp:
     """Shows one thing after the other, from when it is opened until it is closed.
@@ -13,7 +15,7 @@ class SetUp:
 
     def __init__(self, console: Console | None = None) -> None:
         """Shows nothing yet."""
-        self._console = console or Console()
+        self._console = console or make_console()
         self._verbosity = logging.get_verbosity()
         logging.set_verbosity(min(self._verbosity, logging.WARNING))
         self._status = Status("", console=self._console) if self._console.is_terminal else None

@@ -7,13 +7,13 @@ import re
 import statistics
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from bridge import timeline
 from configs.run_folder import RunFolder
 from configs.sections.evaluation import HELD_OUT
 from launch.command_line import Prepared
+from launch.console import make_console
 from launch.supervisor import Ending
 from launch.view import MetricsTail
 from learner.trackers.feed import Marks
@@ -52,6 +52,7 @@ def summarize(prepared: Prepared, ending: Ending) -> dict[str, Any]:
         "preset": prepared.config.preset,
         "outcome": ending.value,
         "steps": steps[-1]["step"] if steps else 0,
+        "checkpoint": last_checkpoint(RunFolder(prepared.folder)),
         "held_out_reward_start": evals[0]["eval/reward"] if evals else None,
         "held_out_reward_end": evals[-1]["eval/reward"] if evals else None,
         "held_out_problems": evals[-1]["problems"] if evals else 0,
@@ -79,6 +80,11 @@ def _estimates(row: dict[str, Any]) -> dict[str, Any]:
     return {"step": row["step"]} | {k.removeprefix(prefix): v for k, v in row.items() if "@" in k}
 
 
+def last_checkpoint(run: RunFolder) -> int | None:
+    """Returns the step of the newest checkpoint, from which the next start continues; None without one."""
+    return max((int(f.name) for f in run.checkpoints.glob("*") if f.name.isdigit()), default=None)
+
+
 def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
     """What each actor did, by its role over all of its starts: training tickets it made, and how often it started.
 
@@ -95,7 +101,7 @@ def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
 
 
 def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
-    console = Console()
+    console = make_console()
     table = Table(title=f"{prepared.config.run.name}: {summary['outcome']}", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -105,6 +111,8 @@ def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
             table.add_row(title, f"{value:{form}}{unit}")
 
     row("optimizer steps", summary["steps"], "d")
+    if prepared.config.run.num_updates > summary["steps"]:
+        row("steps kept in the last checkpoint", summary["checkpoint"] or 0, "d")
     row("held-out reward, start", summary["held_out_reward_start"])
     row("held-out reward, end", summary["held_out_reward_end"])
     row("held-out problems", summary["held_out_problems"], "d")
@@ -133,6 +141,10 @@ def _print(prepared: Prepared, summary: dict[str, Any]) -> None:
     console.print(f"metrics      {run.metrics}   (tensorboard --logdir {run.tensorboard})", soft_wrap=True)
     console.print(f"event log    {run.trace}   (open it at https://ui.perfetto.dev)", soft_wrap=True)
     console.print(f"checkpoints  {run.checkpoints}", soft_wrap=True)
+    if prepared.config.run.num_updates > summary["steps"]:
+        kept = summary["checkpoint"] or 0
+        again = f", and trains steps {kept + 1} to {summary['steps']} again" if summary["steps"] > kept else ""
+        console.print(f"to continue  start the same command again: it begins after step {kept}{again}", soft_wrap=True)
     for name in filter(KINDS.__contains__, prepared.config.run.tracker_names):
         with contextlib.suppress(ValueError):
             marks = Marks.read(run.tracker(name).with_suffix(".json"))

@@ -21,7 +21,9 @@ from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from launch import command_line
 from launch.announcer import Announcer
+from launch.console import make_console
 from launch.crew import Crew, LocalCrew
+from launch.processes.cause import alike
 from launch.processes.group import Process
 from launch.view import RunView, told
 
@@ -48,6 +50,12 @@ class Ending(enum.Enum):
     UNUSABLE = "unusable input"
 
 
+def _signals() -> list[signal.Signals]:
+    """Signals that stop a run in order; not SIGHUP where nohup ignores it: such a run outlives its terminal."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
+
+
 class Supervisor:
     """Runs one learner and its actors until the learner is done."""
 
@@ -69,7 +77,7 @@ class Supervisor:
         self._children = (self._learner, *self._actors)
         self._given_up: list[Process] = []
         self._view = RunView(prepared.config, prepared.folder)
-        self._console = console or Console()
+        self._console = console or make_console()
         self._interrupted = self._in_haste = False
         self._best_step = 0
         self._is_alone = False
@@ -77,12 +85,14 @@ class Supervisor:
         """When actors that ended in order were first seen so."""
         self._due_s: dict[Process, float] = {}
         """When those are to be started again that wait for it."""
+        self._causes: dict[Process, str] = {}
+        """What each process last failed of in its start."""
         self._num_resizes: dict[Process, int] = {}
         self.last_error = ""
 
     def run(self) -> Ending:
         """Starts, watches and stops the processes."""
-        previous = {n: signal.signal(n, self._interrupt) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        previous = {n: signal.signal(n, self._interrupt) for n in _signals()}
         try:
             for line in self._crew.open(lambda: self._interrupted):
                 self._tell(line)
@@ -163,7 +173,11 @@ class Supervisor:
             self.last_error = f"{child.name} hung ({child.hung}) and was killed"
         else:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            self.last_error = f"{child.name} {how}: {child.last_error()}"
+            cause = child.last_error()
+            self.last_error = f"{child.name} {how}: {cause}"
+            if self._fails_alike(child, cause):
+                self.last_error += " (twice alike in its start: it is not started again)"
+                return False
         if code == command_line.USAGE_ERROR or (child is self._learner and code > 0 and code not in _MENDED_BY_A_START):
             return False
         if child.num_restarts_in_a_row >= self._config.actor.max_restarts:
@@ -179,6 +193,13 @@ class Supervisor:
         self._due_s[child] = time.monotonic() + pause_s
         self._waits_for_its_start(child)
         return True
+
+    def _fails_alike(self, child: Process, cause: str) -> bool:
+        """Returns True if a process failed in its start for the same cause as the one before it."""
+        before, now = self._causes.pop(child, None), None
+        if child.returncode == 1 and child.doing is Doing.STARTING:
+            now = self._causes[child] = alike(cause)
+        return now is not None and now == before
 
     def _limits_of(self, actor: Process) -> str:
         """What an actor's engine is started with."""
@@ -224,7 +245,7 @@ class Supervisor:
             self._tell(f"no live actor: the learner waits; {actors}")
 
     def _tell(self, line: str) -> None:
-        self._console.print(line, style="yellow", markup=False, soft_wrap=True)
+        self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         self._timeline.instant("told", line=line)
 
     def _plain(self, line: str) -> None:

@@ -130,7 +130,7 @@ def update(run: Run, books: StepBooks) -> None:
         accumulate_again(run, books, epoch)
         apply(run, books, epoch)
     run.stream.end_update()
-    row, ticket_ids = books.close(time.time())
+    row, ticket_ids = books.close(time.monotonic())
     row |= {
         "num_compilations": run.trainer.steps.num_compilations,
         "checkpoint/failed": run.checkpoints.num_failed,
@@ -148,16 +148,16 @@ def apply(run: Run, books: StepBooks, epoch: int) -> None:
 
 
 def compute(run: Run, command: Command, name: str, **about: Any) -> tuple[Any, float, float]:
-    """Has all processes compute something; its result, when it began and when it ended (Unix seconds).
+    """Has all processes compute something; its result, when it began and when it ended (monotonic seconds).
 
     The event log has it by its name, and whether it was compiled first.
     """
     num_before = run.trainer.steps.num_compilations
-    start = time.time()
+    start = time.monotonic()
     result = run.do(command)
-    end = time.time()
+    end = time.monotonic()
     compiled = {"compiled": True} if run.trainer.steps.num_compilations != num_before else {}
-    run.timeline.span(name, start, end, **about, **compiled)
+    run.timeline.took(name, start, end, **about, **compiled)
     return result, start, end
 
 

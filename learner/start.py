@@ -147,10 +147,10 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
     weights = Weights(config, architecture)
     has_saves = any(RunFolder(folder).checkpoints.glob("[0-9]*"))
     say_phase("restoring the last checkpoint" if has_saves else "reading the model's weights")
-    start_s = time.time()
+    start_s = time.monotonic()
     base = load_base(weights, model_folder)
     step, state, books = restore(checkpoints, steps, weights, folder, model_folder, base)
-    restored_s = time.time()
+    restored_s = time.monotonic()
     store.record_restore(incarnation, step)
     timeouts = TimeoutAnchors(store)
     timeouts.resume(books)
@@ -158,7 +158,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
 
     waiting = Waiting(heart)
     timeline = Timeline(RunFolder(folder).events, "learner")
-    timeline.span("restore" if has_saves else "read weights", start_s, restored_s)
+    timeline.took("restore" if has_saves else "read weights", start_s, restored_s)
     timeline.instant("restored", incarnation=incarnation, step=step)
     metrics = MetricsWriter(
         folder, restored_step=step, incarnation=incarnation, view=_board(config, folder, step, incarnation)

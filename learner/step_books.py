@@ -54,7 +54,7 @@ class StepBooks:
         self._last_end_s: float | None = None
 
     def add(self, micro: MicroBatch, start_s: float, end_s: float) -> None:
-        """Books one micro-batch's first training, from `start_s` to `end_s` (Unix time)."""
+        """Books one micro-batch's first training, from `start_s` to `end_s` (monotonic seconds)."""
         self._ticket_ids += micro.ticket_ids
         self._sum_squared_lengths += micro.sum_squared_lengths
         self.computed(start_s, end_s)

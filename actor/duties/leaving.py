@@ -12,7 +12,7 @@ _LOOK_S = 0.5
 
 async def leave(actor: Actor) -> None:
     """Takes nothing new, gives back what has not begun, and waits for the groups in progress to be stored."""
-    start_s = time.time()
+    start_s = time.monotonic()
     actor.leave()
     logging.info("actor leaves groups=%d", actor.num_groups)
     while actor.num_groups or actor.admission.waiting:
@@ -21,4 +21,4 @@ async def leave(actor: Actor) -> None:
             await actor.give_back_waiting()
         if actor.num_groups:
             await actor.group_ended.after(count, timeout_s=_LOOK_S)
-    actor.timeline.span("leave", start_s, time.time())
+    actor.timeline.took("leave", start_s, time.monotonic())

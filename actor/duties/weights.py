@@ -92,13 +92,14 @@ async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | Non
     It takes as long as the longest response, so what is published meanwhile is prefetched too. Returns the
     newest version; None if that could not be fetched.
     """
-    start_s = time.time()
+    start_s = time.monotonic()
     newest: WeightManifest | None = manifest
     actor.pause()
     while actor.admission.num_sequences and not (newest is not None and _is_abandoned(actor, newest)):
         await actor.sample_ended.after(actor.sample_ended.count, timeout_s=ANNOUNCED_S)
         newest = await actor.weights.prefetch()
-    actor.timeline.span("drain", start_s, time.time(), version=str(newest.version if newest else manifest.version))
+    version = str(newest.version if newest else manifest.version)
+    actor.timeline.took("drain", start_s, time.monotonic(), version=version)
     return newest
 
 

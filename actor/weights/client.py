@@ -99,7 +99,7 @@ class WeightClient:
             return None
         if manifest == self._held:
             return manifest
-        start, start_s = time.perf_counter(), time.time()
+        start_s = time.monotonic()
         self._held = None
         try:
             self._file = await self._source.fetch(manifest)
@@ -113,9 +113,10 @@ class WeightClient:
             self._refuse(manifest.version, e)
             return None
         self._held, self._is_cut_off = manifest, False
-        self.timings["prefetch_s"] = time.perf_counter() - start
+        end_s = time.monotonic()
+        self.timings["prefetch_s"] = end_s - start_s
         num_bytes = manifest.num_bytes
-        self._timeline.span("prefetch", start_s, time.time(), version=str(manifest.version), bytes=num_bytes)
+        self._timeline.took("prefetch", start_s, end_s, version=str(manifest.version), bytes=num_bytes)
         return manifest
 
     async def swap(self, manifest: WeightManifest) -> bool:
@@ -124,7 +125,8 @@ class WeightClient:
         Raises:
           EngineDeadError: the engine failed half-way.
         """
-        assert self._file is not None and manifest == self._held, "swap what prefetch returned"
+        if self._file is None or manifest != self._held:
+            raise ValueError(f"swap takes what prefetch returned ({self._held}), got {manifest}")
         self.is_swapping = True
         try:
             timings = await self._engine.swap_weights(self._file, manifest)
@@ -134,14 +136,14 @@ class WeightClient:
         finally:
             self.is_swapping = False
             self._source.release()
-        end_s = time.time()
+        end_s = time.monotonic()
         self._refused, self._num_refusals, self._starts_over = None, 0, False
         self.timings |= {
             "verify_s": timings.check_s,
             "pause_s": timings.pause_s,
             "load_s": timings.load_s,
         }
-        self._timeline.span(
+        self._timeline.took(
             "pause", end_s - timings.pause_s, end_s, version=str(manifest.version), load_s=timings.load_s
         )
         logging.info(
@@ -151,7 +153,7 @@ class WeightClient:
             timings.check_s,
             timings.pause_s,
             timings.load_s,
-            end_s - manifest.created_s,
+            time.time() - manifest.created_s,
         )
         return True
 

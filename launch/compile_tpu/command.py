@@ -29,6 +29,7 @@ from launch import command_line
 from launch.compile_tpu import report
 from launch.compile_tpu.estimate import Estimate, estimate
 from launch.compile_tpu.venv import environment, tpu_python
+from launch.out_file import check_out_file, write_out_file
 from learner.costs.flops import TPU_CHIPS
 from learner.model.config import Architecture
 
@@ -95,7 +96,8 @@ def main() -> int:
             outcomes.append(outcome)
             report.show(job.key, job.config, outcome.estimate, outcome.answer)
     if _ALL.value:
-        _write_table(report.markdown([(o.job.key, o.job.config, o.estimate, o.answer) for o in outcomes]))
+        with command_line.usage_errors():
+            _write_table(report.markdown([(o.job.key, o.job.config, o.estimate, o.answer) for o in outcomes]))
     print(json.dumps(summary(outcomes)))
     return 0 if all(o.fits for o in outcomes) and not broken else DOES_NOT_FIT
 
@@ -204,15 +206,14 @@ def _check_flags() -> None:
     if _OUT.value is not None:
         if not _ALL.value:
             raise ValueError("--out needs --all")
-        if not pathlib.Path(_OUT.value).parent.is_dir():
-            raise ValueError(f"--out: there is no folder {pathlib.Path(_OUT.value).parent}")
+        check_out_file(_OUT.value)
 
 
 def _write_table(table: str) -> None:
     if _OUT.value is None:
         print(table)
     else:
-        pathlib.Path(_OUT.value).write_text(table)
+        write_out_file(pathlib.Path(_OUT.value).expanduser(), table)
         print(f"wrote {_OUT.value}")
 
 

@@ -5,11 +5,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from configs.schema import Config
 from launch.compile_tpu.estimate import Estimate, ProgramTime
+from launch.console import make_console
 
 Row = tuple[str, Config, Estimate | None, dict[str, Any]]
 """A case's key, its config, what was estimated (None: it didn't compile), and the worker's answer."""
@@ -28,7 +28,7 @@ UNSEEN = (
 
 def show(key: str, config: Config, found: Estimate | None, answer: dict[str, Any]) -> None:
     """Prints one case."""
-    console = Console(width=150, highlight=False)
+    console = make_console(width=150, highlight=False)
     console.rule(key, align="left")
     mesh = " x ".join(f"{name} {size}" for name, size in config.mesh.axes.items() if size > 1) or "one chip"
     console.print(

@@ -30,6 +30,7 @@ from launch.evaluate import export, problems, results, serving, settings
 from launch.evaluate.progress import Progress
 from launch.evaluate.runner import leaves
 from launch.judge import JudgeService
+from launch.out_file import check_out_file
 from launch.processes.lifeline import die_with_parent
 from launch.sandbox_check import check_sandbox
 
@@ -63,9 +64,7 @@ def main() -> int:
     die_with_parent()
     command_line.log_to_stderr()
     with command_line.usage_errors():
-        out = pathlib.Path(_OUT.value)
-        if not out.absolute().parent.is_dir():
-            raise ValueError(f"--out: there is no folder {out.parent}")
+        out = check_out_file(_OUT.value)
         model, step, config = _what()
         check_own(config.own_verifiers)
         check_environments(config.environments_played, config.environments)
@@ -102,8 +101,12 @@ def main() -> int:
         show=_SHOW.value,
         head=_head(model, step, config) | {"seconds": progress.seconds, "sampled_tokens": progress.num_tokens},
     )
-    results.write(found, out)
     results.print_table(found)
+    try:
+        results.write(found, out)
+    except OSError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
     print(f"results      {out}")
     if flags.FLAGS.run_dir is not None:
         results.keep_beside(found, RunFolder(pathlib.Path(flags.FLAGS.run_dir)))

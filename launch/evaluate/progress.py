@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from bridge.types import Group, Ticket
+from launch.console import make_console
 
 LINE_S = 15.0
 """Between two lines where there is no terminal."""
@@ -23,7 +24,7 @@ class Progress:
     ) -> None:
         """Nothing is done; `totals` are the samples of each set, by its name."""
         self._totals, self._clock = dict(totals), clock
-        self._console = console or Console()
+        self._console = console or make_console()
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -15,7 +15,9 @@ from bridge.files import replace_file
 from bridge.types import Group
 from configs.run_folder import RunFolder
 from launch.command_line import one_line
+from launch.console import make_console
 from launch.evaluate.problems import Problems
+from launch.out_file import write_out_file
 from learner.evaluation import records
 from learner.evaluation.summary import summarize
 from learner.publish.pinned import problem_number
@@ -64,9 +66,9 @@ def write(found: records.Json, out: pathlib.Path) -> None:
     """Writes the file, whole or not at all.
 
     Raises:
-      OSError: it can't be.
+      OSError: it can't be; the error says where the results are instead.
     """
-    replace_file(out, (json.dumps(found, indent=2, allow_nan=False) + "\n").encode())
+    write_out_file(out, json.dumps(found, indent=2, allow_nan=False) + "\n")
 
 
 def write_beside(found: records.Json, run: RunFolder) -> None:
@@ -76,7 +78,8 @@ def write_beside(found: records.Json, run: RunFolder) -> None:
       OSError: it can't be.
     """
     run.evaluated.mkdir(exist_ok=True)
-    write(found, run.evaluated / f"{found['step']}-{round(found['time_s'] * 1000)}.json")
+    text = json.dumps(found, indent=2, allow_nan=False) + "\n"
+    replace_file(run.evaluated / f"{found['step']}-{round(found['time_s'] * 1000)}.json", text.encode())
 
 
 def keep_beside(found: records.Json, run: RunFolder) -> None:
@@ -94,7 +97,7 @@ def keep_beside(found: records.Json, run: RunFolder) -> None:
 
 def print_table(found: records.Json, console: Console | None = None) -> None:
     """A row an estimate, and below it what is not there."""
-    console = console or Console()
+    console = console or make_console()
     table = Table(title=pathlib.Path(found["model"]).name)
     table.add_column("set", no_wrap=True)
     table.add_column("metric", no_wrap=True)

@@ -75,7 +75,8 @@ class Runner:
         return None
 
     async def _attempt(self, ticket: Ticket) -> Group:
-        builder = GroupBuilder(ticket, actor=ACTOR, started_s=time.time())
+        started_s, started = time.time(), time.monotonic()
+        builder = GroupBuilder(ticket, actor=ACTOR, started_s=started_s)
 
         async def sample(index: int) -> None:
             async with self._places:
@@ -86,7 +87,7 @@ class Runner:
         async with asyncio.TaskGroup() as samples:
             for index in range(ticket.num_samples):
                 samples.create_task(sample(index))
-        return builder.build(finished_s=time.time())
+        return builder.build(finished_s=started_s + time.monotonic() - started)
 
 
 def tickets_of(one: ProblemSet, *, version: Version, stop_token_ids: tuple[int, ...], place: int) -> list[Ticket]:

@@ -18,6 +18,8 @@ from rich.console import Console
 from configs.races import too_few_places
 from configs.schema import Config
 from launch import command_line
+from launch.console import make_console
+from launch.out_file import check_out_file
 from launch.plan import profiles
 from launch.plan.cluster.figure import plot_scale
 from launch.plan.cluster.limits import Cluster, first_to_give_out
@@ -90,9 +92,11 @@ def main() -> int:
                 raise ValueError(f"--{given[0]} needs --{' or --'.join(needs)}")
         if _SEARCH.value and _SCALE.value:
             raise ValueError("give one of --search and --scale")
+        if _PLOT.value:
+            check_out_file(_PLOT.value, flag="--plot", suffixes=(".png", ".svg", ".pdf"))
         config = command_line.config()
         profile = profiles.load(_PROFILE.value)
-        console = Console()
+        console = make_console()
         if _SCALE.value:
             _scale(config, profile, console)
         elif _SEARCH.value:

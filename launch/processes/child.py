@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import IO
 
 from bridge.pulse import VARIABLE, Doing, Pulse
 from configs import extension
+from launch.processes.cause import telling_line
 from launch.processes.lifeline import end_marked
 from launch.processes.lifeline import environment as lifeline
 from launch.processes.phase_log import PhaseLog
@@ -22,8 +22,6 @@ END_S = 30.0
 """How long a process that was killed may take to be gone."""
 _LOOK_S = 0.05
 _ENDLESS = Bounds(first_beat_s=float("inf"), beat_s=float("inf"), start_s=float("inf"), work_s=float("inf"))
-LOG_HEAD = re.compile(r"^[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\]\s]+\] ")
-"""What a line of absl's log begins with: its level and day, the time, the thread, and where it was written."""
 SAID = {Doing.STARTING: "starting", Doing.WAITING: "waiting", Doing.ALONE: "waiting, no live actor"}
 
 
@@ -72,6 +70,8 @@ class Child:
         self._pulse: Pulse | None = None
         self._vigil = Vigil(bounds, clock)
         self._phases: PhaseLog | None = None
+        self._log_start = 0
+        """Where in the log this process began."""
 
     @property
     def name(self) -> str:
@@ -102,6 +102,7 @@ class Child:
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._phases = PhaseLog(self._log)
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self.hung = ""
         pulse = Pulse.create()
         output: IO[bytes] = open(self._log, "ab")  # noqa: SIM115  # the child keeps it
@@ -184,23 +185,9 @@ class Child:
 
     def last_error(self) -> str:
         """The line of its log that says most about its end."""
-        return telling_line(self._log)
+        return telling_line(self._log, since=self._log_start)
 
 
 def name_of(role: str, num_restarts: int) -> str:
     """The name in the store of a role's process that was started again so often; a learner's stays."""
     return role if num_restarts == 0 or role.startswith("learner") else f"{role}-r{num_restarts}"
-
-
-def telling_line(log: pathlib.Path) -> str:
-    """The line of a process's log that says most about its end, without the head of a log's line."""
-    lines = [x for x in log.read_text(errors="replace").splitlines()[-400:] if x.strip()]
-    telling = [x for x in lines if x.startswith("error: ") or _is_exception(x)]
-    best = telling[-1] if telling else (lines[-1] if lines else "it printed nothing")
-    return LOG_HEAD.sub("", best.removeprefix("error: "))
-
-
-def _is_exception(line: str) -> bool:
-    """Whether a log line is a traceback's last one (`package.SomeError: what`)."""
-    head = line.split(":")[0]
-    return ":" in line and head.endswith(("Error", "Exception")) and " " not in head

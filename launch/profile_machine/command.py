@@ -20,6 +20,7 @@ from absl import flags
 from bridge.store.sqlite_database import LOOK_S
 from configs.run_folder import snapshot_folder
 from launch import command_line
+from launch.out_file import check_out_file, write_out_file
 from launch.processes.pipes import ChildError, PipedProcess, wait_for
 from launch.profile_machine.engine import PROMPT_TOKENS
 from launch.profile_machine.store import is_server, put_store, store_profile
@@ -52,10 +53,8 @@ _LONGEST_TOKENS = 128
 
 def main() -> int:
     """Measures and writes; 1 if a process failed, with its log's end."""
-    out = pathlib.Path(_OUT.value)
     with command_line.usage_errors():
-        if not out.parent.is_dir():
-            raise ValueError(f"--out: there is no folder {out.parent}")
+        out = check_out_file(_OUT.value)
         if flags.FLAGS.run_dir is not None:
             raise ValueError("--run_dir has no use here; give --config")
         max_tokens = command_line.config().model.max_tokens
@@ -76,7 +75,8 @@ def main() -> int:
             return 1
         finally:
             shutil.rmtree(snapshot_folder(prepared.config), ignore_errors=True)
-    out.write_text(json.dumps(profile, indent=2) + "\n")
+    with command_line.usage_errors():
+        write_out_file(out, json.dumps(profile, indent=2) + "\n")
     print(f"profile      {out}")
     for running, rate in zip(profile["engine"]["running"], profile["engine"]["tokens_per_s"], strict=True):
         print(f"  {running:4d} sequences  {rate:9.0f} tokens/s")

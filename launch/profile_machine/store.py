@@ -24,6 +24,7 @@ from bridge.store.runs import open_runs
 from bridge.store.sql.store import SqlStore
 from bridge.types import Sampling, Task, Ticket, TicketKind, Version
 from configs.sections import StoreConfig
+from launch.out_file import write_out_file
 from launch.processes.pipes import PipedProcess, wait_for
 from launch.profile_machine.store_client import make_group
 
@@ -262,5 +263,5 @@ def put_store(store: StoreConfig, out: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"--out={out} is there and is no profile: {e}") from e
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as folder:
         part = store_profile(store, pathlib.Path(folder))
-    out.write_text(json.dumps({**profile, "store": part}, indent=2) + "\n")
+    write_out_file(out, json.dumps({**profile, "store": part}, indent=2) + "\n")
     return part

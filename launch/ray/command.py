@@ -10,9 +10,9 @@ import os
 import sys
 
 from absl import flags
-from rich.console import Console
 
 from launch import command_line
+from launch.console import make_console
 from launch.local import CODES
 from launch.report.afterwards import conclude
 from launch.set_up import SetUp
@@ -40,7 +40,7 @@ def main() -> int:
     from launch.ray.crew import RayCrew
     from launch.ray.resources import check_spread, parse
 
-    console = Console()
+    console = make_console()
     with command_line.usage_errors():
         learner_on = parse(_LEARNER_ON.value, flag="learner_on")
         actors_on = parse(_ACTORS_ON.value, flag="actors_on")

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from bridge.pulse import Doing
 from configs.extension import one_line
-from launch.processes.child import END_S, SAID, name_of, telling_line
+from launch.processes.cause import telling_line
+from launch.processes.child import END_S, SAID, name_of
 from launch.processes.group import LostError
 from launch.processes.phase_log import PhaseLog
 from launch.ray.station import Look

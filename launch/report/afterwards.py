@@ -9,6 +9,7 @@ from rich.console import Console
 from configs.run_folder import RunFolder
 from launch import command_line
 from launch.command_line import Prepared
+from launch.console import make_console
 from launch.report.timeline.events import num_bytes
 from launch.samples import terminal
 from launch.samples.choose import Query, choose, pairs
@@ -33,7 +34,7 @@ def conclude(prepared: Prepared, ending: Ending) -> None:
     except (OSError, ValueError) as e:
         print(f"error: the run's summary was not written: {command_line.one_line(e)}", file=sys.stderr)
     if ending in (Ending.DONE, Ending.FAILED):
-        show(prepared.folder, Console(highlight=False))
+        show(prepared.folder, make_console(highlight=False))
 
 
 def show(folder: pathlib.Path, console: Console) -> None:

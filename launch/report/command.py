@@ -57,5 +57,5 @@ def _files(given: str) -> list[pathlib.Path]:
 def target_of(folders: list[pathlib.Path]) -> pathlib.Path:
     """Where the report of these runs is written."""
     if _OUT.value is not None:
-        return pathlib.Path(_OUT.value)
+        return pathlib.Path(_OUT.value).expanduser()
     return RunFolder(folders[0]).report if len(folders) == 1 else pathlib.Path("report.html")

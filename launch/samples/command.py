@@ -6,7 +6,6 @@ pipe no line is wrapped; --json is for other programs.
 """
 
 import json
-import os
 import pathlib
 import re
 import sys
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from configs.run_folder import RunFolder
 from launch import command_line
+from launch.console import make_console
 from launch.samples import terminal
 from launch.samples.choose import SORTS, Query, as_json, choose, pairs, parse_steps
 from launch.samples.read import Samples, read_samples
@@ -44,18 +44,14 @@ def main() -> int:
         folder = pathlib.Path(command_line.run_dirs(most=1)[0])
         query = _query()
         samples = read_kept(folder)
-    console = _Console(highlight=False)
-    try:
-        said = _print_json(samples, query) if _JSON.value else _print(console, samples, query)
-        if samples.num_unreadable:
-            said += f"; {samples.num_unreadable} lines of samples.jsonl can't be read"
-        if _JSON.value:
-            print(said, file=sys.stderr)
-        else:
-            console.print(Text(said, style="dim"), soft_wrap=True)
-        sys.stdout.flush()
-    except BrokenPipeError:  # as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes when it ends
+    console = make_console(highlight=False)
+    said = _print_json(samples, query) if _JSON.value else _print(console, samples, query)
+    if samples.num_unreadable:
+        said += f"; {samples.num_unreadable} lines of samples.jsonl can't be read"
+    if _JSON.value:
+        print(said, file=sys.stderr)
+    else:
+        console.print(Text(said, style="dim"), soft_wrap=True)
     return 0
 
 
@@ -90,13 +86,6 @@ def _said(num_chosen: int, num_found: int, samples: Samples) -> str:
 
 def _said_of_pairs(num: int) -> str:
     return f"{num} problem{'s' * (num > 1)}" if num else "no problem was evaluated twice yet"
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leaves it to `main`: who reads no further has what they wanted, and that is no error."""
-        self.quiet = True
-        raise BrokenPipeError
 
 
 def read_kept(folder: pathlib.Path) -> Samples:

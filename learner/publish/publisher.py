@@ -52,7 +52,7 @@ class _Job:
     export: Export
     is_awaited: bool
     start_s: float
-    """Unix time."""
+    """By `time.monotonic`."""
     is_announced: bool = False
 
 
@@ -162,7 +162,7 @@ class Publisher:
           is_awaited: the learner will wait for samples of this very version, so it must go out.
         """
         self.check()
-        start_s, start = time.time(), time.perf_counter()
+        start_s = time.monotonic()
         self._num_late += self._is_late()
         if self._config.when_late == "wait":
             self._wait_while(self._is_late)
@@ -185,7 +185,7 @@ class Publisher:
             self._thread.start()
         self.version = version
         self.num_publishes += 1
-        self._held_up_s = time.perf_counter() - start
+        self._held_up_s = time.monotonic() - start_s
         return version
 
     def let_go(self) -> None:
@@ -432,10 +432,10 @@ class Publisher:
             self._announce(self._told)
 
     def _is_out(self, job: _Job) -> None:
-        end_s = time.time()
+        end_s = time.monotonic()
         self.announced, self.last_publish_s = job.version, end_s - job.start_s
         if self._timeline is not None:
-            self._timeline.span("publish", job.start_s, end_s, lane=_LANE, step=job.version.step)
+            self._timeline.took("publish", job.start_s, end_s, lane=_LANE, step=job.version.step)
         with self._changed:
             job.is_announced = True
             self._changed.notify_all()

@@ -170,7 +170,8 @@ class Heats:
 
     def _of(self, order: int) -> Heat:
         heat = self._heats[bisect.bisect_right(self._heats, order, key=lambda h: h.first_order) - 1]
-        assert heat.has(order), f"order {order} is of no heat that is not over"
+        if not heat.has(order):
+            raise ValueError(f"order {order} is of no heat that is not over")
         return heat
 
 

@@ -175,11 +175,11 @@ class Stream:
         back from the last update's publish, and then under the step it published.
         """
         while True:
-            self.clock.rollout_started(time.time())  # of a round only the first call counts
             self.planner.served_step = self._served.step
+            self.clock.rollout_started(time.monotonic())  # of a round only the first call counts
             self._offer(self.planner.issue(step=self.step, num_unclaimed=self._store.num_unclaimed))
             groups = next(self._queue)
-            self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
+            self.clock.dispatched(time.monotonic(), fills_update=len(groups) == self.planner.num_left_in_update)
             for group in groups:
                 self._observe(group)
             yield from consume(self._config, self.planner, self._tally, self._shape, groups, self._pick)
@@ -191,7 +191,7 @@ class Stream:
         self._meanwhile()
 
     def trained(self, start_s: float, end_s: float) -> None:
-        """The learner computed from `start_s` to `end_s` (Unix time)."""
+        """The learner computed from `start_s` to `end_s` (monotonic seconds)."""
         self.clock.trained(start_s, end_s)
 
     @contextlib.contextmanager
@@ -200,13 +200,13 @@ class Stream:
 
         `what` is its name in the event log; the waiting ratios leave its time out.
         """
-        start = time.time()
+        start = time.monotonic()
         try:
             yield
         finally:
-            end = time.time()
+            end = time.monotonic()
             self.clock.set_aside(end - start)
-            self._timeline.span(what, start, end)
+            self._timeline.took(what, start, end)
 
     def end_update(self) -> None:
         """The update that was full is made: the learner is a step on."""

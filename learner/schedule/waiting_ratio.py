@@ -5,7 +5,10 @@ import dataclasses
 
 @dataclasses.dataclass
 class RoundClock:
-    """Collects one round's times (Unix seconds) and gives its metrics when it ends."""
+    """Collects one round's times (seconds of a monotonic clock) and gives its metrics when it ends.
+
+    A clock that is set back counts as one that stood still, so that no length of time is negative.
+    """
 
     rollout_start_s: float | None = None
     first_dispatch_s: float | None = None
@@ -15,19 +18,22 @@ class RoundClock:
     aside_s: float = 0.0
     """Neither waiting for groups nor computing, and over before the last computing began."""
     _last_aside_s: float = 0.0
+    _set_back_s: float = 0.0
 
     def rollout_started(self, now_s: float) -> None:
         """The round's tickets may go out; only the first call of a round counts."""
         if self.rollout_start_s is None:
-            self.rollout_start_s = now_s
+            self.rollout_start_s = now_s + self._set_back_s
 
     def dispatched(self, now_s: float, *, fills_update: bool) -> None:
         """Groups were handed to the trainer; with them an update has all of its U groups, or not."""
         if fills_update and self.first_dispatch_s is None:
-            self.first_dispatch_s = now_s
+            self.first_dispatch_s = self._forward(now_s, self.rollout_start_s)
 
     def trained(self, start_s: float, end_s: float) -> None:
         """The trainer computed from `start_s` to `end_s`."""
+        start_s = self._forward(start_s, self.rollout_start_s if self.train_end_s is None else self.train_end_s)
+        end_s = self._forward(end_s, start_s)
         if self.train_start_s is None:
             self.train_start_s = start_s
         self.train_end_s = end_s
@@ -42,6 +48,12 @@ class RoundClock:
         """
         if self.rollout_start_s is not None:
             self._last_aside_s += seconds
+
+    def _forward(self, now_s: float, before_s: float | None) -> float:
+        """Returns a time that is not below one before it."""
+        if before_s is not None:
+            self._set_back_s = max(self._set_back_s, before_s - now_s)
+        return now_s + self._set_back_s
 
     def finish(self) -> dict[str, float]:
         """The round's metrics, up to where its training ended; the clock starts over.

@@ -3,21 +3,21 @@
 Whatever MLflow's client reads from its environment holds: MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_TOKEN and so on.
 """
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from absl import logging
-
 from learner.trackers.tracker import Row, Told, scalars, table, written_s
 
 TAG = "sluice.run"
 """By which a learner that was started again finds its run."""
-MAX_METRICS, MAX_PARAMS, MAX_VALUE, MAX_TAG = 1000, 100, 6000, 8000
-"""What one request, and one value, may hold at most."""
+MAX_METRICS, MAX_PARAMS, MAX_VALUE, MAX_TAG, MAX_NAME = 1000, 100, 6000, 8000, 250
+"""What one request, one value, and one name may hold at most."""
 _NAME = re.compile(r"[\w\-. :/]+")
+_REFUSED = re.compile(r"[^\w\-. :/]")
 
 
 class MLflow:
@@ -51,7 +51,6 @@ class MLflow:
             params = [Param(name, text[:MAX_VALUE]) for name, text in _leaves(told.config)]
             for start in range(0, len(params), MAX_PARAMS):
                 self._client.log_batch(self._run, params=params[start : start + MAX_PARAMS])
-        self._left_out: set[str] = set()
         self.where = (
             f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self._run}"
             if uri and uri.startswith("http")
@@ -61,10 +60,9 @@ class MLflow:
     def send(self, rows: Sequence[Row]) -> None:
         """Logs them, as many at once as a request holds."""
         metrics = [
-            self._metric(name, value, int(written_s(row) * 1e3), row["step"])
+            self._metric(metric_name(name), value, int(written_s(row) * 1e3), row["step"])
             for row in rows
             for name, value in scalars(row).items()
-            if self._may_be_named(name)
         ]
         for start in range(0, len(metrics), MAX_METRICS):
             self._client.log_batch(self._run, metrics=metrics[start : start + MAX_METRICS])
@@ -87,14 +85,20 @@ class MLflow:
                 raise
             return found.experiment_id
 
-    def _may_be_named(self, name: str) -> bool:
-        """Whether MLflow takes a name, as it does all of ours; a verifier's, which is in some, may be anything."""
-        if _NAME.fullmatch(name) and os.path.normpath(name) == name and not name.startswith(("/", "..")):
-            return True
-        if name not in self._left_out:
-            self._left_out.add(name)
-            logging.warning("mlflow takes no metric of the name %r; its values are in metrics.jsonl alone", name)
-        return False
+
+def metric_name(name: str) -> str:
+    """Returns the name that MLflow has for a metric: `eval/math/avg@8` is `eval/math/avg_at_8`.
+
+    MLflow takes letters, digits and `_-. :/`, a path in its normal form, and at most 250 characters. Each other
+    character, as one in a verifier's name, becomes `_`; the end of such a name tells it from names that are alike then.
+    """
+    spelled = name.replace("@", "_at_")
+    parts = (_REFUSED.sub("_", part) if part.strip(".") else "_" for part in spelled.split("/"))
+    taken = "/".join(parts)
+    if taken == spelled and len(taken) <= MAX_NAME:
+        return taken
+    mark = hashlib.sha256(name.encode(errors="backslashreplace")).hexdigest()[:8]
+    return f"{taken[: MAX_NAME - len(mark) - 1]}-{mark}"
 
 
 def _about() -> dict[str, str]:

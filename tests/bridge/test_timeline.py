@@ -1,6 +1,7 @@
 import errno
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -141,3 +142,13 @@ def test_recording_after_close_goes_nowhere(tmp_path):
 def test_process_name_that_is_no_file_name_refused(tmp_path, name):
     with pytest.raises(ValueError, match="file name"):
         Timeline(tmp_path, name)
+
+
+def test_span_is_as_long_as_the_monotonic_clock_says_when_the_wall_clock_is_set(tmp_path, monkeypatch):
+    now = SimpleNamespace(wall_s=5000.0, steady_s=100.0)
+    clock = SimpleNamespace(time=lambda: now.wall_s, monotonic=lambda: now.steady_s)
+    monkeypatch.setattr("bridge.timeline.time", clock)
+    with Timeline(tmp_path, "p").measure("round"):
+        now.wall_s, now.steady_s = 5010.0 - 3610.0, 110.0  # set back by an hour meanwhile
+    (event,) = events_named(tmp_path, "round")
+    assert (event["ts"], event["dur"]) == (1390.0 * 1e6, 10.0 * 1e6)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from configs import overrides
+from configs.other_names import OTHER_NAMES
 from configs.schema import Config
 from configs.sections.prompt_source import PromptSource
 
@@ -210,6 +211,14 @@ def test_apply_source_of_a_mixture_that_is_wrong_is_refused_by_name(path, text, 
         ("rounds.samples_per_grup", "did you mean 'rounds.samples_per_group'"),
         ("round.groups_per_update", "did you mean 'rounds.groups_per_update'"),
         ("learning_rate", "did you mean 'optimizer.learning_rate'"),
+        ("optimizer.lr", "did you mean 'optimizer.learning_rate'"),
+        ("lr", "did you mean 'optimizer.learning_rate'"),
+        ("sampling.n", "did you mean 'rounds.samples_per_group'"),
+        ("sampling.stop", "sampling has max_response_tokens, temperature, top_p, top_k"),
+        ("sampling.temprature", "did you mean 'sampling.temperature'"),
+        ("sampling.learning_rate", "did you mean 'optimizer.learning_rate'"),
+        ("optimiser.learnin_rate", "did you mean 'optimizer.learning_rate'"),
+        ("qwertz", "config has preset, "),
         ("run.seed.x", "config.run.seed is a value, it has no field 'x'"),
         ("", "config has no field ''"),
     ],
@@ -322,3 +331,11 @@ def test_load_preset_finds_a_file_of_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.py").write_text("from configs import tiny\nget_config = tiny.get_config\n")
     assert overrides.load_preset("~/mine.py").preset == "tiny"
+
+
+def test_names_of_other_projects_stand_for_fields_that_exist_and_for_none_of_ours():
+    ours = set(overrides._all_paths())
+    assert set(OTHER_NAMES.values()) <= ours
+    for name, field in OTHER_NAMES.items():
+        section = field.partition(".")[0]
+        assert f"{section}.{name}" not in ours

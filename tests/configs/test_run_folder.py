@@ -4,12 +4,13 @@ import errno
 import json
 import pathlib
 import re
+import shutil
 from typing import Any
 
 import pytest
 
 from configs import overrides, run_folder
-from configs.run_folder import RunFolder, check_run_folder, run_id, set_up_run, snapshot_folder
+from configs.run_folder import RunFolder, check_run_folder, run_id, set_up_run, settle_run_id, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, PromptsConfig, PublishConfig, RunConfig, StoreConfig, SupervisionConfig
 
@@ -17,6 +18,7 @@ REPO = pathlib.Path(overrides.__file__).parents[1]
 PATHS = {
     "config_file": "config.json",
     "run_id_file": "run_id",
+    "home_file": "run_home",
     "model_path_file": "model_path.txt",
     "store": "store.sqlite",
     "learner_lock": "learner.lock",
@@ -204,3 +206,67 @@ def test_snapshot_folder_two_runs_of_one_name_do_not_share_it(tmp_path):
         set_up_run(config)
         folders.add(snapshot_folder(config))
     assert len(folders) == 2
+
+
+def folders(tmp_path, **store) -> Config:
+    """A run in tmp_path/a, and tmp_path/b as its copy."""
+    config = Config(preset="t", run=RunConfig(dir=str(tmp_path / "a")), store=StoreConfig(**store))
+    set_up_run(config)
+    assert settle_run_id(config) == []
+    (tmp_path / "a" / "trackers").mkdir()
+    (tmp_path / "a" / "trackers" / "wandb.json").write_text("{}")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    return config
+
+
+def moved_to(config: Config, folder) -> Config:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
+
+
+def test_copy_of_a_run_is_a_run_of_its_own(tmp_path):
+    original = folders(tmp_path)
+    copy, id_ = moved_to(original, tmp_path / "b"), run_id(tmp_path / "a")
+    (note,) = settle_run_id(copy)
+    assert f"is a copy of the run folder {tmp_path / 'a'}" in note
+    assert settle_run_id(copy) == settle_run_id(original) == []  # said once
+    assert run_id(tmp_path / "a") == id_ != run_id(tmp_path / "b")
+    assert snapshot_folder(copy) != snapshot_folder(original)
+    assert (tmp_path / "a/trackers/wandb.json").exists() and not (tmp_path / "b/trackers/wandb.json").exists()
+
+
+def test_copy_of_a_copy_is_a_run_of_its_own(tmp_path):
+    config = folders(tmp_path)
+    settle_run_id(moved_to(config, tmp_path / "b"))
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    assert len(settle_run_id(moved_to(config, tmp_path / "c"))) == 1
+    assert len({run_id(tmp_path / name) for name in "abc"}) == 3
+
+
+@pytest.mark.parametrize("how", ["moved", "original removed", "linked"])
+def test_run_that_is_no_copy_keeps_its_id(tmp_path, how):
+    config = folders(tmp_path)
+    id_ = run_id(tmp_path / "a")
+    if how == "moved":
+        shutil.rmtree(tmp_path / "b")
+        (tmp_path / "a").rename(tmp_path / "b")
+    elif how == "original removed":
+        shutil.rmtree(tmp_path / "a")
+    else:
+        shutil.rmtree(tmp_path / "b")
+        (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert settle_run_id(moved_to(config, tmp_path / "b")) == [] and run_id(tmp_path / "b") == id_
+
+
+def test_run_of_an_older_version_keeps_its_id(tmp_path):
+    config = folders(tmp_path)
+    (tmp_path / "a" / "run_home").unlink()
+    id_ = run_id(tmp_path / "a")
+    assert settle_run_id(config) == [] and run_id(tmp_path / "a") == id_
+    assert (tmp_path / "a" / "run_home").read_text() == f"{tmp_path / 'a'}\n"
+
+
+def test_copy_whose_groups_are_in_a_shared_store_is_refused(tmp_path):
+    original = folders(tmp_path, url="postgresql://learner@db/sluice?sslmode=verify-full")
+    with pytest.raises(ValueError, match="is a copy of the run folder"):
+        settle_run_id(moved_to(original, tmp_path / "b"))
+    assert run_id(tmp_path / "a") == run_id(tmp_path / "b")

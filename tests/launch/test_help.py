@@ -54,6 +54,16 @@ def takes_config(name: str) -> bool:
     return "--config=VALUE" in said()[name, "--help"].stdout
 
 
+@pytest.mark.parametrize("name", ["local", "samples", "evaluate"])
+def test_help_is_the_same_where_python_drops_docstrings(name):
+    texts = []
+    for level in ("0", "2"):
+        environment = os.environ | {"PYTHONPATH": str(REPO), "PYTHONOPTIMIZE": level}
+        call = [sys.executable, "-P", "-m", f"launch.{name}", "--help"]
+        texts.append(subprocess.run(call, env=environment, cwd="/", capture_output=True, text=True, check=True).stdout)
+    assert texts[0] == texts[1] and len(texts[0].splitlines()) > 5
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", commands())
 def test_help_fits_eighty_columns_and_says_what_the_command_does(name):

@@ -1,5 +1,6 @@
 """The installed commands, without installing them."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -37,3 +38,20 @@ def test_script_with_a_flag_that_is_not_known_is_one_line_and_exit_code_2():
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "in that project"])
+def test_script_is_found_beside_a_project_that_has_packages_of_our_names(tmp_path, where):
+    for name in ("actor", "bridge", "configs", "launch", "learner"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / "__init__.py").write_text("raise RuntimeError('another package of this name')")
+    module, _, function = SCRIPTS["sluice-local"].partition(":")
+    program = f"import sys; sys.path.append({str(PROJECT)!r}); from {module} import {function}; sys.exit({function}())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"],
+        cwd=tmp_path if where == "elsewhere" else tmp_path / "mine",
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "mine")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "Presets: " in done.stdout, done.stderr

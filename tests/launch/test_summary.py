@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -56,6 +57,7 @@ def test_summarize_gives_the_run_in_numbers(prepared):
         "preset": "cgp",
         "outcome": "done",
         "steps": 4,
+        "checkpoint": None,
         "held_out_reward_start": 0.25,
         "held_out_reward_end": 0.5,
         "held_out_problems": 60,
@@ -141,3 +143,29 @@ def test_summarize_has_the_last_evaluation_of_each_set_with_its_errors(prepared,
     summary._print(prepared, got)
     printed = capsys.readouterr().out
     assert "aime avg@4" in printed and "0.500 +- 0.125" in printed and "heldout avg@1" not in printed
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ((1, 2), "it begins after step 2, and trains steps 3 to 4 again"),
+        ((4,), "it begins after step 4\n"),
+        ((), "it begins after step 0, and trains steps 1 to 4 again"),
+    ],
+)
+def test_summary_of_a_run_that_was_stopped_says_what_is_kept(prepared, capsys, saved, said):
+    config = dataclasses.replace(prepared.config, run=RunConfig(name="mine", num_updates=8))
+    for step in saved:
+        (prepared.folder / "checkpoints" / str(step)).mkdir(parents=True)
+    (prepared.folder / "checkpoints" / "5.orbax-checkpoint-tmp").mkdir(parents=True)  # of a save that was killed
+    write(prepared, ROWS)
+    got = summary.finish(dataclasses.replace(prepared, config=config), Ending.INTERRUPTED)
+    assert (got["steps"], got["checkpoint"]) == (4, max(saved, default=None))
+    shown = capsys.readouterr().out
+    assert said in shown and "steps kept in the last checkpoint" in shown
+
+
+def test_summary_of_a_run_that_is_done_says_nothing_of_going_on(prepared, capsys):
+    write(prepared, ROWS)
+    summary.finish(prepared, Ending.DONE)
+    assert "to continue" not in capsys.readouterr().out

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -153,6 +154,30 @@ def test_steps_of_others_do_not_count_for_an_actor_that_never_starts(prepared):
     run = prepared(learner=["step by step"], actor=["starting and fail"], others=[["serve"]])
     ending, said, _ = watch(run, what="the run goes on without it")
     assert ending is Ending.DONE and said.count("the run goes on without it") == 1
+    assert "ended with code 1: it can't (twice alike in its start: it is not started again)" in said.replace("\n", "")
+    assert len(pids(run, "actor-0")) == 2
+
+
+def test_actor_that_fails_otherwise_in_each_start_is_started_until_the_bound(prepared):
+    run = prepared(learner=["serve"], actor=["starting and fail", "fail", "starting and fail", "serve"], max_restarts=9)
+    one = Supervisor(run, Console(file=io.StringIO()))
+    child = Mock(name="actor-0")
+    given_up = []
+    for doing, code, cause in [
+        (Doing.STARTING, 1, "no room for 7"),
+        (Doing.WORKING, 1, "no room for 7"),  # it had started
+        (Doing.STARTING, 1, "no room for 7"),
+        (Doing.STARTING, -9, "no room for 7"),  # killed from outside
+        (Doing.STARTING, 1, "no room for 7"),
+        (Doing.STARTING, 1, "no port"),
+        (Doing.STARTING, 4, "no port"),  # it may pass
+        (Doing.STARTING, 1, "no room for 7"),
+        (Doing.STARTING, 1, "no room for 8"),
+    ]:
+        child.doing, child.returncode = doing, code
+        given_up.append(one._fails_alike(child, cause))  # pyright: ignore[reportArgumentType]
+    one._lock.release()
+    assert given_up == [False] * 8 + [True]
 
 
 def test_several_engines_on_a_cpu_get_cores_of_their_own(prepared):
@@ -312,16 +337,18 @@ def test_learner_has_its_bound_to_stop_and_actors_a_shorter_one_from_its_end_on(
 
 
 class Impatient(io.StringIO):
-    """A terminal whose user presses Ctrl-C as soon as it says one of these."""
+    """A terminal whose user presses Ctrl-C, or that hangs up, as soon as it says one of these; `file` is then there."""
 
-    def __init__(self, *lines: str) -> None:
+    def __init__(self, *lines: str, number: signal.Signals = signal.SIGINT, file: pathlib.Path | None = None) -> None:
         super().__init__()
-        self.lines = list(lines)
+        self.lines, self.number, self.file = list(lines), number, file
 
     def write(self, text: str) -> int:
         if self.lines and self.lines[0] in text:
             del self.lines[0]
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)
+            if self.file is not None:
+                self.file.touch()
         return super().write(text)
 
 
@@ -334,6 +361,19 @@ def test_second_interrupt_ends_a_learner_that_takes_its_time_at_once(prepared):
     ending = Supervisor(run, Console(file=said, width=200), crew=crew(run, Machine(gpus=(), cores=(0,)))).run()
     assert ending is Ending.INTERRUPTED and not said.lines
     assert not any(is_alive(pid) for role in ("learner", "actor-0") for pid in pids(run, role))
+
+
+@pytest.mark.parametrize(("handler", "is_left"), [(signal.SIG_IGN, True), (signal.SIG_DFL, False)])
+def test_hangup_stops_a_run_but_for_one_that_nohup_started(prepared, handler, is_left):
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        run = prepared(learner=["until said"], actor=["serve"])
+        said = Impatient("no live actor", number=signal.SIGHUP, file=run.folder / "said")
+        ending = Supervisor(run, Console(file=said, width=200), crew=crew(run, Machine(gpus=(), cores=(0,)))).run()
+        assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not said.lines and ending is (Ending.DONE if is_left else Ending.INTERRUPTED)
 
 
 def start_marked(mark: str) -> subprocess.Popen[bytes]:

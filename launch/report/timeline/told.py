@@ -2,7 +2,7 @@
 
 import re
 
-from launch.processes.child import LOG_HEAD
+from launch.processes.cause import LOG_HEAD
 from launch.samples.text import visible
 
 _DEATH = re.compile(r"(?P<who>\S+) (?:was killed by signal \d+|ended with code -?\d+|hung \()")

@@ -94,7 +94,7 @@ def test_profile_learner_times_full_micro_batches():
 
 
 REFUSED = [
-    (["--out=/nonexistent/profile.json"], "error: --out: there is no folder /nonexistent"),
+    (["--out=/nonexistent/profile.json"], "error: --out=/nonexistent/profile.json: there is no folder /nonexistent"),
     ([f"--config={TINY}", "--context_tokens=1000000"], "error: --context_tokens=1000000 is above model.max_tokens="),
     (["--run_dir=x"], "error: --run_dir has no use here; give --config"),
     ([], "error: give --config=configs/NAME.py"),

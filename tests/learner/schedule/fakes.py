@@ -66,7 +66,7 @@ class Marks:
         """Its instants."""
         self.spans: list[tuple[str, float, float]] = []
 
-    def span(self, name: str, start_s: float, end_s: float) -> None:
+    def took(self, name: str, start_s: float, end_s: float) -> None:
         self.spans.append((name, start_s, end_s))
 
     def instant(self, name: str, **fields: Any) -> None:

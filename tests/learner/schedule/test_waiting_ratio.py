@@ -115,3 +115,17 @@ def test_finish_of_a_round_that_never_started_is_refused():
     clock.rollout_started(0.0)
     with pytest.raises(ValueError, match="never started"):
         clock.finish()
+
+
+@pytest.mark.parametrize("set_back_s", [0.0, 1.0, 3600.0, 1e9])
+@pytest.mark.parametrize("at", range(5))
+def test_clock_that_is_set_back_leaves_no_negative_and_no_endless_time(set_back_s, at):
+    clock = RoundClock()
+    times = [t - (set_back_s if i >= at else 0.0) for i, t in enumerate([100.0, 110.0, 112.0, 117.0, 120.0, 125.0])]
+    clock.rollout_started(times[0])
+    clock.dispatched(times[1], fills_update=True)
+    clock.trained(times[2], times[3])
+    clock.trained(times[4], times[5])
+    metrics = clock.finish()
+    assert all(0 <= value <= 25 for value in metrics.values())
+    assert metrics["round/rollout_to_train_end_s"] >= metrics["round/compute_s"] >= 5

@@ -122,7 +122,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
         ),
         samples=SimpleNamespace(trained=lambda step, samples: None),
         rows=[],
-        timeline=SimpleNamespace(span=span),
+        timeline=SimpleNamespace(took=span),
         heart=SimpleNamespace(check=lambda: None, worked=lambda: None, updated=lambda: None),
         publisher=publisher,
         checkpoints=checkpoints,

@@ -1,0 +1,81 @@
+"""The console of every command, and output that ends no command when its reader goes away."""
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+from absl import logging
+from rich.console import Console
+
+MIN_COLUMNS = 20
+"""A narrower terminal is none: some shells, editors and CI systems set COLUMNS=0, at which rich prints nothing."""
+_SIZES = {"COLUMNS": MIN_COLUMNS, "LINES": 2}
+_GONE = (errno.EPIPE, errno.EIO)
+"""Errors of a write whose reader is gone: a closed pipe, and a terminal that was hung up."""
+
+
+def make_console(**options: Any) -> Console:
+    """Returns a console with the terminal's width, or 80 columns where there is none.
+
+    Args:
+      options: Console's.
+    """
+    return Console(**options, _environ=_with_sizes(os.environ))
+
+
+def _with_sizes(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment without sizes that no terminal has."""
+    return {name: value for name, value in environ.items() if name not in _SIZES or _is_size(value, _SIZES[name])}
+
+
+def _is_size(text: str, least: int) -> bool:
+    return text.isascii() and text.isdigit() and least <= int(text)
+
+
+def outlive_readers() -> None:
+    """Makes stdout and stderr go nowhere once their reader is gone, instead of raising an error.
+
+    A run behind `| head`, `| tee` or ssh continues, and its logs are in its folder. A stream that was closed before the
+    process started goes nowhere from the start. Characters that the encoding lacks are escaped.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:  # closed: the next file that is opened would take its place
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None or sys.stdout is sys.__stdout__:
+        sys.stdout = _lasting(cast("io.TextIOWrapper | None", sys.__stdout__), 1)
+    if sys.stderr is None or sys.stderr is sys.__stderr__:
+        before, sys.stderr = sys.stderr, _lasting(cast("io.TextIOWrapper | None", sys.__stderr__), 2)
+        handler = logging.get_absl_handler().python_handler
+        if handler.stream is before:
+            handler.stream = sys.stderr
+
+
+def _lasting(stream: io.TextIOWrapper | None, fd: int) -> io.TextIOWrapper:
+    if stream is not None:
+        stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Lasting(fd, "wb", closefd=False)),
+        encoding=stream.encoding if stream is not None else "utf-8",
+        errors=stream.errors if stream is not None and stream.errors != "strict" else "backslashreplace",
+        line_buffering=stream is None or stream.line_buffering or stream.write_through,
+    )
+
+
+class _Lasting(io.FileIO):
+    """A descriptor whose writes succeed when its reader is gone."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as e:
+            if e.errno not in _GONE:
+                raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        return memoryview(data).nbytes

@@ -1,0 +1,33 @@
+"""Ctrl-C in a command's first moments: one word, no traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.support.processes import REPO
+
+PROGRAM = """
+import launch, signal, sys
+def interrupt(*_): signal.raise_signal(signal.SIGINT)
+if sys.argv[1:] == ["import"]:
+    sys.modules["launch.command_line"] = None  # nothing of the command is imported yet
+    interrupt()
+from launch import command_line
+command_line.run(interrupt)
+"""
+
+
+@pytest.mark.parametrize("when", [["import"], []])
+def test_interrupt_is_one_word_and_no_traceback(when):
+    call = [sys.executable, "-c", PROGRAM, *when]
+    done = subprocess.run(call, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted\n")
+
+
+def test_other_errors_keep_their_traceback():
+    call = [sys.executable, "-c", "import launch; raise TypeError('a bug')"]
+    done = subprocess.run(call, cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" in done.stderr and "TypeError: a bug" in done.stderr
