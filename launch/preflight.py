@@ -247,7 +247,7 @@ def _try_objective(config: Config) -> None:
 def _num_saved_bytes(config: Config) -> int:
     """Of a parameter in a checkpoint; adafactor's rows and columns are too few to count."""
     param = _BYTES[config.model.param_dtype]
-    moments = {"adamw": _BYTES[config.optimizer.mu_dtype] + param, "adafactor": 0}
+    moments = {"adamw": _BYTES[config.optimizer.mu_dtype] + 4, "adafactor": 0}
     return param + moments[config.optimizer.name]
 
 
