@@ -1,8 +1,8 @@
 """Stochastic rounding of parameters that are kept in bfloat16.
 
 A step of AdamW changes a weight by about the learning rate. A bfloat16 of 0.02 has its neighbors 1.2e-4 away, so
-rounding to the nearest loses steps of 1e-6 entirely. Rounding up with the probability of the part that is lost keeps the
-expected weight exact, and many small steps add up as they do in float32.
+rounding to the nearest loses steps of 1e-6 entirely. Rounding up with the probability of the part that is lost keeps
+the expected weight exact, and many small steps add up as they do in float32.
 
 The random bits are a hash of each number's place in its array and of two words a leaf, so they depend neither on the
 mesh nor on the order of evaluation, are elementwise, and take no memory beside the step they are fused with.

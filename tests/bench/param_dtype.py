@@ -3,8 +3,8 @@
     python -m launch.get_model smollm2 --out=models/smollm2
     python -m tests.bench.param_dtype --model=models/smollm2
 
-No engine: fixed groups of right and wrong answers to sums go through the learner's own steps, so both sides see the same
-data. Both start from the same weights, rounded to bfloat16. Of the float32 side's movement d and the other's b,
+No engine: fixed groups of right and wrong answers to sums go through the learner's own steps, so both sides see the
+same data. Both start from the same weights, rounded to bfloat16. Of the float32 side's movement d and the other's b,
 `movement_part` is <b, d> / <d, d>: 1 where every expected step arrives. `gain` is what the log-probability of a right
 answer's token rises over a wrong one's, in nats; held-out sums are asked as well.
 """
@@ -95,6 +95,7 @@ def _config(dtype: Any, num_updates: int) -> schema.Config:
     return schema.Config(
         preset="bench",
         run=sections.RunConfig(num_updates=num_updates),
+        rounds=sections.RoundsConfig(groups_per_round=4, groups_per_update=4, samples_per_group=2),
         model=sections.ModelConfig(max_tokens=32, param_dtype=dtype, remat="full"),
         sampling=sections.SamplingConfig(max_response_tokens=8),
         loss=sections.LossConfig(name="truncated_is", max_weight=5.0),

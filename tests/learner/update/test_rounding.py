@@ -25,8 +25,8 @@ NUM_UPDATES = 30
 def neighbors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of bfloat16 around each x, toward zero and away from it, by an integer's arithmetic."""
     toward = (x.view(np.uint32) >> 16).astype(np.uint16)
-    away = toward + np.uint16(1)
-    return tuple(h.view(ml_dtypes.bfloat16).astype(np.float64) for h in (toward, away))
+    low, high = (h.view(ml_dtypes.bfloat16).astype(np.float64) for h in (toward, toward + np.uint16(1)))
+    return low, high
 
 
 def test_round_stochastically_gives_a_neighbor_with_the_exact_mean():
