@@ -117,8 +117,10 @@ class ElasticShare:
 
     def observe(self, step: StepStats) -> Decision:
         """Takes a step in; returns what the next ones should run with."""
-        self.tensor_parallel_size = self._next_size(step)
-        self.max_sequences = self._next_sequences(step)
+        size = self._next_size(step)
+        if size <= self.tensor_parallel_size:  # a larger engine makes the room that fewer sequences would
+            self.max_sequences = self._next_sequences(step)
+        self.tensor_parallel_size = size
         return Decision(max_sequences=self.max_sequences, tensor_parallel_size=self.tensor_parallel_size)
 
     def _next_size(self, step: StepStats) -> int:
@@ -126,7 +128,8 @@ class ElasticShare:
         self.last_of_kind[step.is_race] = step
         self.num_quiet_steps = 0 if step.num_preempted else self.num_quiet_steps + 1
         new = now
-        if before is not None and step.preempts_more_than(before):
+        rises = before is not None and step.preempts_more_than(before)
+        if rises or (step.num_preempted and not self._holds(step)):
             new = now * 2
         elif self.num_quiet_steps >= NUM_QUIET_STEPS and now % 2 == 0 and self._fits(step, now // 2):
             new = now // 2
@@ -138,14 +141,19 @@ class ElasticShare:
     def _next_sequences(self, step: StepStats) -> int:
         now = self.max_sequences
         fitting = num_fitting(step.lengths, HEADROOM * kv_tokens_at(self.size, self.size.tensor_parallel_size))
-        if step.num_preempted:
+        if step.num_preempted >= step.num_finished:
             # Something must change even if the projection sees no need, but no faster than by half.
             new = max(now // 2, min(int(LOWER * now), fitting))
-        elif step.is_full and step.kv_usage_peak < LOW_USAGE:
+        elif not step.num_preempted and step.is_full and step.kv_usage_peak < LOW_USAGE:
             new = max(now, min(math.ceil(RAISE * now), fitting))
         else:
             new = now
         return max(self.bounds.min_sequences, min(new, self.bounds.max_sequences))
+
+    def _holds(self, step: StepStats) -> bool:
+        """Whether the cache holds the projected peak of what may run at once; if no length is known, taken to."""
+        num_running = min(self.max_sequences, step.num_finished)
+        return num_fitting(step.lengths, HEADROOM * kv_tokens_at(self.size, self.tensor_parallel_size)) >= num_running
 
     def _fits(self, step: StepStats, size: int) -> bool:
         if not len(step.lengths):
