@@ -12,10 +12,10 @@ Train tickets obey the policy:
   for a claim; but not under a bound on the lag, where tickets are few and one in hand is another engine's idle place.
 
 A group is told by its order: tickets of single samples share their group's. Of those an actor takes its part of a
-group, ceil(K / engines), before any more of it (`group_part`): else whoever claims all that it has room for would take
-whole groups, and a long prompt's long responses would run on one engine after all (prompt replication, ROLL Flash). It
-takes so much of as many groups as it has room for in one claim: claimed group by group, a round's last samples would
-begin when its first have ended.
+group, ceil(K places / places of all engines), before any more of it (`group_part`): else whoever claims all that it has
+room for would take whole groups, and a long prompt's long responses would run on one engine after all (prompt
+replication, ROLL Flash). It takes so much of as many groups as it has room for in one claim: claimed group by group, a
+round's last samples would begin when its first have ended.
 
 The store is the deferred queue: it hands out the lowest orders first, and `num_to_claim` asks only for
 what could start now, so the rest stays there for other actors. Evaluations and probes go first, take
@@ -91,6 +91,7 @@ class Admission:
         self._num_spare = num_spare
         self.num_engines = 1
         """That share the tickets, this one among them."""
+        self._shared_places = 0
         self._requests_per_ticket = -(-samples_per_group // tickets_per_group)
         self._tickets_per_group = tickets_per_group
         self._waiting: dict[str, Ticket] = {}
@@ -140,6 +141,7 @@ class Admission:
     def share_among(self, engines: Mapping[int, int]) -> None:
         """From here on so many engines serve, this one among them, by the sequences that each runs at once."""
         self.num_engines = sum(engines.values())
+        self._shared_places = sum(size * num for size, num in engines.items())
         if self._sequences is not None:
             self._part = part_of(self._sequences, engines)
 
@@ -148,7 +150,12 @@ class Admission:
         """Single samples of a group that are this engine's part of it; None where there is nothing to share."""
         if self._tickets_per_group == 1 or self.num_engines == 1:
             return None
-        return -(-self._tickets_per_group // self.num_engines)
+        return -(-self._tickets_per_group * self.places // self.all_places)
+
+    @property
+    def all_places(self) -> int:
+        """Places of all engines that share the tickets, as they last said."""
+        return max(self.places, self._shared_places)
 
     def num_to_claim(self) -> int:
         """How many tickets to claim now: those that could start, and the spare ones of a window."""

@@ -56,7 +56,15 @@ class Holdings:
         )
 
     async def claim(
-        self, *, limit: int, width: int | None, among: int, part: int | None, served: Sequence[str]
+        self,
+        *,
+        limit: int,
+        width: int | None,
+        among: int,
+        part: int | None,
+        places: int,
+        all_places: int,
+        served: Sequence[str],
     ) -> list[Ticket]:
         """Leases tickets (`ActorStore.claim`), which are held once they are handed to `hold`.
 
@@ -72,6 +80,8 @@ class Holdings:
                 width=width,
                 among=among,
                 part=part,
+                places=places,
+                all_places=all_places,
                 served=served,
             )
         )

@@ -284,6 +284,8 @@ class Actor:
                     width=self.admission.width if self.admission.policy == "frontier" else None,
                     among=1 if self.admission.policy == "window" else self.admission.num_engines,
                     part=self.admission.group_part,
+                    places=self.admission.places,
+                    all_places=self.admission.all_places,
                     served=self._serving.take_just_served(),
                 )
             except FencedError:

@@ -21,6 +21,7 @@ from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
 from launch.placement import Machine, core_ids, place
+from launch.plan.frontier_width import may_be_too_narrow
 from launch.sandbox_check import check_sandbox
 from learner.data.opening import SetAside, open_sources
 from learner.data.sets import all_sets, open_own_sets, questions_of
@@ -130,8 +131,12 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
         shortage = too_few_places(config, num_engines=0, max_num_seqs=size)
         return notes + ([f"note: {shortage}"] if shortage else [])
     placement = place(config, machine or Machine.here())
-    shortage = too_few_places(config, num_engines=config.actor.num_engines, max_num_seqs=size)
-    return notes + placement.warnings() + ([f"warning: {shortage}"] if shortage else [])
+    num_engines = config.actor.num_engines
+    found = (
+        too_few_places(config, num_engines=num_engines, max_num_seqs=size),
+        may_be_too_narrow(config, num_engines=num_engines),
+    )
+    return notes + placement.warnings() + [f"warning: {what}" for what in found if what]
 
 
 def check_folders(config: Config, model_folder: pathlib.Path) -> None:
@@ -259,7 +264,7 @@ def _try_objective(config: Config) -> None:
 def _num_saved_bytes(config: Config) -> int:
     """Of a parameter in a checkpoint; adafactor's rows and columns are too few to count."""
     param = _BYTES[config.model.param_dtype]
-    moments = {"adamw": _BYTES[config.optimizer.mu_dtype] + param, "adafactor": 0}
+    moments = {"adamw": _BYTES[config.optimizer.mu_dtype] + 4, "adafactor": 0}
     return param + moments[config.optimizer.name]
 
 

@@ -4,11 +4,15 @@ It decides the share of the devices that an engine takes; `actor.duties.resizing
 
 From what a step showed (preemptions, KV usage, response lengths) two things are decided:
 
-* how many sequences run at once (`Admission.max_sequences`), at no cost and in every step;
 * the tensor parallel size (section 4.2): doubled when preemptions rise to more than 1.05 times those of the step
-  before of the same kind, and by more than chance explains (the paper has the factor alone); halved after four steps
-  without any. It costs a restart, so it is halved only if the KV cache that is left would hold the projected peak (the
-  criterion of section 4.4 for giving devices away), and what was seen before a change counts for nothing after it.
+  before of the same kind, and by more than chance explains (the paper has the factor alone); and when the step's
+  lengths, played out once more (`played_out_peak`), nearly fill the KV cache, so that responses which grow slowly are
+  seen before they preempt. It is halved after four steps without preemptions. It costs a restart, so it is halved only
+  if the KV cache that is left would hold the projected peak (the criterion of section 4.4 for giving devices away), and
+  what was seen before a change counts for nothing after it;
+* how many sequences run at once (`Admission.max_sequences`), at no cost: fewer only where the engine does not grow and
+  each response was preempted once or more. A preempted response costs its prefill once more, which is many times
+  faster than decoding; a place less decodes nothing at all times.
 
 Only like is compared with like. A step is a round, as in the paper, however few responses of it this engine served; a
 long round preempts less than the short ones around it, so each is held against the last of its kind; and of a round
@@ -16,6 +20,7 @@ that engines share each serves now more, now less, so preemptions are counted by
 """
 
 import dataclasses
+import heapq
 import math
 
 import numpy as np
@@ -34,6 +39,8 @@ HEADROOM = 0.9
 """Part of the KV cache that a projected peak may fill."""
 LOW_USAGE = 0.8
 """Peak usage of the KV cache below which more sequences may run."""
+REFILLS = 3
+"""Times that each place of a window is taken again when its lengths are played out."""
 LOWER, RAISE = 0.8, 1.25
 """How the number of sequences is changed."""
 
@@ -117,8 +124,10 @@ class ElasticShare:
 
     def observe(self, step: StepStats) -> Decision:
         """Takes a step in; returns what the next ones should run with."""
-        self.tensor_parallel_size = self._next_size(step)
-        self.max_sequences = self._next_sequences(step)
+        size = self._next_size(step)
+        if size <= self.tensor_parallel_size:  # a larger engine makes the room that fewer sequences would
+            self.max_sequences = self._next_sequences(step)
+        self.tensor_parallel_size = size
         return Decision(max_sequences=self.max_sequences, tensor_parallel_size=self.tensor_parallel_size)
 
     def _next_size(self, step: StepStats) -> int:
@@ -126,7 +135,8 @@ class ElasticShare:
         self.last_of_kind[step.is_race] = step
         self.num_quiet_steps = 0 if step.num_preempted else self.num_quiet_steps + 1
         new = now
-        if before is not None and step.preempts_more_than(before):
+        rises = before is not None and step.preempts_more_than(before)
+        if rises or not self._holds(step):
             new = now * 2
         elif self.num_quiet_steps >= NUM_QUIET_STEPS and now % 2 == 0 and self._fits(step, now // 2):
             new = now // 2
@@ -138,14 +148,23 @@ class ElasticShare:
     def _next_sequences(self, step: StepStats) -> int:
         now = self.max_sequences
         fitting = num_fitting(step.lengths, HEADROOM * kv_tokens_at(self.size, self.size.tensor_parallel_size))
-        if step.num_preempted:
+        if step.num_preempted >= step.num_finished:
             # Something must change even if the projection sees no need, but no faster than by half.
             new = max(now // 2, min(int(LOWER * now), fitting))
-        elif step.is_full and step.kv_usage_peak < LOW_USAGE:
+        elif not step.num_preempted and step.is_full and step.kv_usage_peak < LOW_USAGE:
             new = max(now, min(math.ceil(RAISE * now), fitting))
         else:
             new = now
         return max(self.bounds.min_sequences, min(new, self.bounds.max_sequences))
+
+    def _holds(self, step: StepStats) -> bool:
+        """Returns True if the KV cache would hold the step once more, or no length of it is known."""
+        if not len(step.lengths):
+            return True
+        # In a window others follow those that end, so its places never empty together.
+        num_requests = step.num_finished + (0 if self.by_round else REFILLS * self.max_sequences)
+        peak = played_out_peak(step.lengths, num_requests=num_requests, places=self.max_sequences)
+        return peak <= HEADROOM * kv_tokens_at(self.size, self.tensor_parallel_size)
 
     def _fits(self, step: StepStats, size: int) -> bool:
         if not len(step.lengths):
@@ -173,6 +192,36 @@ def peak_kv_tokens(lengths: Int32[np.ndarray, "N 2"]) -> float:
     if not responses.sum():
         return float(together)
     return float(max(together, (responses * (prompts + responses / 2)).sum() / responses.sum()))
+
+
+def played_out_peak(lengths: Int32[np.ndarray, "N 2"], *, num_requests: int, places: int) -> int:
+    """Returns the largest KV cache of so many requests of these lengths, in tokens, with so many of them at once.
+
+    All sequences decode a token at a time; as one ends the next begins, and the last ones leave places empty.
+
+    Args:
+      lengths: prompts and responses in tokens, repeated in their order or cut.
+      num_requests: responses of the step.
+      places: sequences that run at once.
+    """
+    running: list[tuple[int, int]] = []
+    """When each ends, and what it holds then."""
+    held = now = peak = 0
+    for prompt, response in np.resize(lengths, (num_requests, 2)).tolist():
+        if len(running) == places:
+            end, _ = running[0]
+            held += len(running) * (end - now)
+            now, peak = end, max(peak, held)
+            while running and running[0][0] == now:
+                held -= heapq.heappop(running)[1]
+        heapq.heappush(running, (now + response, prompt + response))
+        held += prompt
+    while running:
+        end, size = heapq.heappop(running)
+        held += (len(running) + 1) * (end - now)
+        now, peak = end, max(peak, held)
+        held -= size
+    return peak
 
 
 def num_fitting(lengths: Int32[np.ndarray, "N 2"], kv_tokens: float) -> int:

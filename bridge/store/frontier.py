@@ -78,6 +78,18 @@ def spread(offers: Iterable[Offer], *, part: int, held: Mapping[int, int], num_g
     return within + beyond
 
 
-def fair_share(total: int, *, mine: int, among: int) -> int:
-    """How many more tickets one of several actors may take; each gets its part of `total`, claimed and open."""
-    return max(0, -(-total // max(1, among)) - mine)
+def fair_share(total: int, *, mine: int, among: int, places: int = 1, all_places: int | None = None) -> int:
+    """Returns the number of tickets that one of several actors may take beyond those it has.
+
+    Its part of `total`, claimed and open, is in proportion to its engine: ceil(total places / all_places) - mine. In
+    equal parts a small engine would serve its part in several turns while a large one idles.
+
+    Args:
+      total: tickets that all actors serve together.
+      mine: those of them that this actor has.
+      among: the actors.
+      places: sequences that this actor's engine runs at once.
+      all_places: the sum of all actors' places; None where they have as many each.
+    """
+    whole = max(1, among) * places if all_places is None else max(places, all_places)
+    return max(0, -(-total * places // whole) - mine)

@@ -312,6 +312,8 @@ class ActorStore(SharedStore, Protocol):
         width: int | None = None,
         among: int = 1,
         part: int | None = None,
+        places: int = 1,
+        all_places: int | None = None,
         served: Sequence[str] = (),
     ) -> list[Ticket]:
         """Leases up to `limit` tickets, lowest order first: open ones and ones whose lease ran out.
@@ -321,9 +323,11 @@ class ActorStore(SharedStore, Protocol):
           limit: tickets at most.
           lease_s: for how long, in seconds.
           width: groups of the frontier that all actors serve together (`frontier.choose`); None for none.
-          among: actors that share the training tickets; each takes its part only.
+          among: actors that share the training tickets; each takes its part only (`frontier.fair_share`).
           part: tickets of one order that it takes before any more of it, where a group's samples are tickets of their
             own and go to several actors (`frontier.spread`); None for the lowest orders as they come.
+          places: sequences that this actor's engine runs at once: its part is in proportion to them.
+          all_places: the sum of the places of the actors that share; None where they have as many each.
           served: this actor's tickets whose last request has ended, so that they leave the frontier.
 
         Raises:

@@ -17,7 +17,8 @@ class ModelConfig:
     """A Hugging Face folder (config.json, safetensors, tokenizer.json). Empty: the tiny recipe below,
     made once and cached."""
     param_dtype: Dtype = "float32"
-    """Master weights and optimizer state."""
+    """Master weights. `bfloat16`: each update is rounded stochastically, so that it learns as in float32 does, with
+    more noise; the optimizer's moments stay in float32 (optimizer.mu_dtype)."""
     compute_dtype: Dtype = "float32"
     """Matrix products in the learner."""
     served_dtype: Dtype = "float32"

@@ -27,6 +27,7 @@ from launch.plan.cluster.report import as_json as cluster_json
 from launch.plan.cluster.report import parts_table, publish_lines, scale_table, verdict
 from launch.plan.cluster.scale import Cell, counts_up_to, scale
 from launch.plan.cluster.variants import variant_of
+from launch.plan.frontier_width import too_narrow
 from launch.plan.outcome import Outcome
 from launch.plan.profiles import Profile
 from launch.plan.report import outcome_table, plot_search, search_table
@@ -123,6 +124,8 @@ def _simulate(config: Config, profile: Profile, console: Console) -> None:
         console.print(f"the profile has no {without}: taken to cost nothing (launch/README.md)")
     if shortage := too_few_places(config, num_engines=profile.num_engines, max_num_seqs=profile.engine.max_num_seqs):
         console.print(f"warning: {shortage}")
+    if narrow := too_narrow(config, profile.engine, num_engines=profile.num_engines):
+        console.print(f"warning: {narrow}", soft_wrap=True, highlight=False)
     _write(as_json(outcome) | cluster_json(cluster, limit, groups_per_s=pace))
 
 

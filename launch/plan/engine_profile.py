@@ -45,6 +45,10 @@ class EngineProfile:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"engine.{name} must be finite and >= 0, got {getattr(self, name)}")
 
+    def throughput(self, num_running: float) -> float:
+        """Returns the tokens/s of all sequences together when so many run."""
+        return float(np.interp(min(num_running, self.max_num_seqs), (0.0, *self.running), (0.0, *self.tokens_per_s)))
+
     def speeds(self) -> list[float]:
         """Tokens/s of one sequence when h run, for h = 0 .. max_num_seqs; 0 for none."""
         h = np.arange(1, self.max_num_seqs + 1)

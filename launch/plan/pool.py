@@ -8,7 +8,7 @@ engines together; several engines take their part of what is there, and no more.
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from bridge.store import frontier
 from bridge.types import Ticket
@@ -17,7 +17,15 @@ from bridge.types import Ticket
 class TicketPool:
     """Tickets offered and not yet served."""
 
-    def __init__(self, *, num_engines: int, width: int | None, by_sample: bool, shares: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        num_engines: int,
+        width: int | None,
+        by_sample: bool,
+        shares: bool = True,
+        places: Sequence[int] | None = None,
+    ) -> None:
         """No tickets yet.
 
         Args:
@@ -25,9 +33,11 @@ class TicketPool:
           width: the frontier's, in groups; None without one.
           by_sample: tickets are split into single requests.
           shares: several engines take their part of what is there, and no more.
+          places: sequences that each engine runs at once; None where all run as many.
         """
         self.num_engines = num_engines
         """That take their part of what is there."""
+        self._places = list(places or [1] * num_engines)
         self._width, self._by_sample, self._shares = width, by_sample, shares
         self.num_open = 0
         """Tickets, or single requests, that nobody has claimed."""
@@ -136,7 +146,9 @@ class TicketPool:
         total, last = self._to_serve()
         # Those of higher orders, claimed before lower ones came, are not of the frontier.
         mine = sum(num for order, num in self._held[engine].items() if order <= last)
-        return frontier.fair_share(total, mine=mine, among=self.num_engines)
+        all_places = sum(self._places[: self.num_engines])
+        places = self._places[engine]
+        return frontier.fair_share(total, mine=mine, among=self.num_engines, places=places, all_places=all_places)
 
     def _to_serve(self) -> tuple[int, float]:
         """(tickets to be served now, the last order among them): all, or those of the frontier's groups."""

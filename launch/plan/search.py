@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from configs.schema import Config
+from launch.plan.frontier_width import narrowest_width
 from launch.plan.outcome import Outcome
 from launch.plan.profiles import Profile
 from launch.plan.simulate import default_warmup, simulate
@@ -67,7 +68,9 @@ class Grid:
         if self.widths and self.async_ratios:
             raise ValueError("--search_width and --search_alpha both set a window's width; give one of them")
         for num_engines, num_seqs in itertools.product(self._splits(profile), self._sizes(profile)):
-            for async_ratio, width in self._windows(config):
+            engine = dataclasses.replace(profile.engine, max_num_seqs=num_seqs)
+            fast = narrowest_width(config, engine, num_engines=num_engines)
+            for async_ratio, width in self._windows(config, fast):
                 yield Choice(
                     num_engines=num_engines,
                     num_learner_chips=self.num_chips - num_engines * profile.chips_per_engine,
@@ -94,7 +97,8 @@ class Grid:
                 raise ValueError(f"--search_max_num_seqs: {n} is not between 1 and {most}, the profile's")
         return self.max_num_seqs or sorted({max(1, most // 4), max(1, most // 2), most})
 
-    def _windows(self, config: Config) -> Sequence[tuple[float | None, int]]:
+    def _windows(self, config: Config, fast: int) -> Sequence[tuple[float | None, int]]:
+        """Pairs of an async ratio and a width; `fast` is the narrowest frontier that leaves engines their speed."""
         policy, per_update = config.admission.policy, config.rounds.groups_per_update
         if policy == "fifo":
             return [(None, 0)]
@@ -102,7 +106,8 @@ class Grid:
             return [(None, w) for w in self.widths]
         if policy == "window":
             return [(a, 0) for a in self._ratios(config)]
-        return [(None, n * per_update) for n in _WIDTHS_IN_UPDATES if n * per_update <= config.rounds.groups_per_round]
+        widths = {fast, *(n * per_update for n in _WIDTHS_IN_UPDATES)}
+        return [(None, width) for width in sorted(widths) if width <= config.rounds.groups_per_round]
 
     def _ratios(self, config: Config) -> Sequence[float]:
         # Tickets are issued ahead for rounds.max_lag_steps updates at most: a higher ratio changes nothing.

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Float32
 from configs.sections import OptimizerConfig
 from learner.model.decoder import Params
 from learner.update.optimizer import decay_mask, learning_rate
+from learner.update.rounding import round_stochastically
 
 
 def adamw_step(
@@ -27,13 +28,14 @@ def adamw_step(
     num_steps: int,
     is_good: Bool[Array, ""],
     config: OptimizerConfig,
+    words: Params,
 ) -> tuple[Params, tuple[Any, ...], Params]:
     """Steps AdamW (Loshchilov and Hutter, 2019, algorithm 2) where `is_good`, else hands everything back as it is.
 
     g = scale sums; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2;
     p = p - rate_t (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p).
 
-    It is computed in float32, whatever the arrays are kept in.
+    It is computed in float32, whatever the arrays are kept in; parameters in bfloat16 are rounded stochastically.
 
     Args:
       params: the parameters.
@@ -43,6 +45,7 @@ def adamw_step(
       num_steps: optimizer steps of the run, over which the rate's schedule goes.
       is_good: whether loss and gradient are finite.
       config: the betas, eps and the decay of what `optimizer.decay_mask` names.
+      words: `rounding.rounding_words` of this step.
 
     Returns:
       parameters, state, and zeros in the shape of the sums.
@@ -53,7 +56,7 @@ def adamw_step(
     count = jnp.asarray(optax.safe_increment(adam.count))
     correction1, correction2 = (1 - beta ** count.astype(jnp.float32) for beta in (config.beta1, config.beta2))
 
-    def one(p: Array, total: Array, mu: Array, nu: Array, decays: bool) -> tuple[Array, Array, Array, Array]:
+    def one(p: Array, total: Array, mu: Array, nu: Array, decays: bool, word: Array) -> tuple[Array, ...]:
         g = total * scale
         # The old value stays where the sums are not finite; a select in the same pass costs nothing.
         first = jnp.where(is_good, config.beta1 * _wide(mu) + (1 - config.beta1) * g, _wide(mu))
@@ -61,12 +64,12 @@ def adamw_step(
         step = first / correction1 / (jnp.sqrt(second / correction2) + config.eps)
         if decays and config.weight_decay:
             step += config.weight_decay * _wide(p)
-        new = jnp.where(is_good, _wide(p) - rate * step, _wide(p)).astype(p.dtype)
+        new = round_stochastically(jnp.where(is_good, _wide(p) - rate * step, _wide(p)), p.dtype, word)
         # 0, said as something that needs the new parameter: so the sums' buffer is free, and needs no copy either.
         zero = jnp.where(count < 0, new.astype(total.dtype), 0)
         return new, first.astype(mu.dtype), second.astype(nu.dtype), zero
 
-    stepped = jax.tree.map(one, params, sums, adam.mu, adam.nu, decay_mask(params))
+    stepped = jax.tree.map(one, params, sums, adam.mu, adam.nu, decay_mask(params), words)
     new, mu, nu, zeros = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0,) * 4), stepped)
 
     def counted(part: Any) -> Any:

@@ -11,7 +11,8 @@ from configs.sections import OptimizerConfig
 from learner.model.decoder import Params
 from learner.update import diagnostics
 from learner.update.adamw import adamw_step, clip_scale
-from learner.update.optimizer import learning_rate
+from learner.update.optimizer import learning_rate, wide
+from learner.update.rounding import round_stochastically, rounding_words
 from learner.update.state import Accumulator, TrainState
 
 Metrics = dict[str, Array]
@@ -29,6 +30,8 @@ class ApplyUpdate:
     """Steps of the optimizer for each of the learner's."""
     num_steps: int
     """Of the optimizer, in the whole run."""
+    seed: int
+    """Of the rounding of parameters in bfloat16."""
 
     def __call__(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         """The state after pass number `epoch` over a batch, and the update's metrics."""
@@ -40,7 +43,8 @@ class ApplyUpdate:
         # 0 / 0 is not finite either, so sums without tokens are skipped too.
         is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         step = self._adamw if self.config.name == "adamw" else self._transformed
-        params, opt_state, zeros = step(state, share, grad_norm, is_good)
+        words = rounding_words(state.params, seed=self.seed, step=state.step, epoch=epoch)
+        params, opt_state, zeros = step(state, share, grad_norm, is_good, words)
         count = state.step * self.epochs + epoch - state.skipped_updates
         skipped = state.skipped_updates + jnp.where(is_good, 0, 1)
         metrics = diagnostics.finalize(total.stats) | {
@@ -58,7 +62,7 @@ class ApplyUpdate:
         )
         return new_state, metrics
 
-    def _adamw(self, state: TrainState, share: Array, norm: Array, is_good: Array) -> _Stepped:
+    def _adamw(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Params) -> _Stepped:
         assert isinstance(state.opt_state, tuple)
         return adamw_step(
             state.params,
@@ -68,17 +72,19 @@ class ApplyUpdate:
             num_steps=self.num_steps,
             is_good=is_good,
             config=self.config,
+            words=words,
         )
 
-    def _transformed(self, state: TrainState, share: Array, norm: Array, is_good: Array) -> _Stepped:
+    def _transformed(self, state: TrainState, share: Array, norm: Array, is_good: Array, words: Params) -> _Stepped:
         """The same by an optax transformation, which clips by itself."""
         del norm
-        # The optimizer's state keeps the parameters' dtype, so its input must have it.
-        grads = jax.tree.map(lambda g, p: (g * share).astype(p.dtype), state.accumulator.grads, state.params)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
-        params, opt_state = jax.tree.map(
+        old = wide(state.params)
+        grads = jax.tree.map(lambda g: g * share, state.accumulator.grads)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, old)
+        new, opt_state = jax.tree.map(
             lambda new, old: jnp.where(is_good, new, old),
-            (optax.apply_updates(state.params, updates), opt_state),
-            (state.params, state.opt_state),
+            (optax.apply_updates(old, updates), opt_state),
+            (old, state.opt_state),
         )
+        params = jax.tree.map(lambda x, p, word: round_stochastically(x, p.dtype, word), new, state.params, words)
         return params, opt_state, Accumulator.zeros(params).grads

@@ -45,14 +45,21 @@ def make_optimizer(config: OptimizerConfig, *, num_steps: int) -> optax.Gradient
 
     Adam: Kingma and Ba, 2015; the decay: Loshchilov and Hutter, 2019; the factored second moment, with updates
     clipped to a root mean square of 1: Shazeer and Stern, 2018. The schedule counts applied steps of the run's
-    `num_steps`.
+    `num_steps`. Its state is in float32 but for `mu_dtype`, whatever the parameters are kept in: of a second moment in
+    bfloat16 nothing below 1 / 256 is ever forgotten. So are the gradients and parameters that it wants.
     """
-    return optax.chain(
+    chain = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         _SCALES[config.name](config),
         optax.add_decayed_weights(config.weight_decay, decay_mask),
         optax.scale_by_learning_rate(lambda count: learning_rate(count, config, num_steps=num_steps)),
     )
+    return optax.GradientTransformation(lambda params: chain.init(wide(params)), chain.update)
+
+
+def wide(params: optax.Params) -> optax.Params:
+    """Returns the parameters in float32."""
+    return jax.tree.map(lambda p: p.astype(jnp.float32), params)
 
 
 _SCALES: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = {

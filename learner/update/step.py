@@ -74,7 +74,11 @@ class Steps:
         num_steps = config.run.num_updates * config.rounds.epochs
         self._optimizer = make_optimizer(config.optimizer, num_steps=num_steps)
         self._apply_update = ApplyUpdate(
-            optimizer=self._optimizer, config=config.optimizer, epochs=config.rounds.epochs, num_steps=num_steps
+            optimizer=self._optimizer,
+            config=config.optimizer,
+            epochs=config.rounds.epochs,
+            num_steps=num_steps,
+            seed=config.run.seed,
         )
         self._loss_sum = make_loss_sum(model_config, config, mesh, hosts or OneHost())
         self._loss_sum_of_base = without_adapters(self._loss_sum, model_config, config, mesh)
@@ -341,9 +345,11 @@ def _traced(config: Config) -> tuple[Any, ...]:
     """All of a configuration that `Steps` depends on."""
     # A constant learning rate is the same however long the run.
     num_updates = config.run.num_updates if config.optimizer.schedule != "constant" else None
+    # So are the seed's rounding of float32, and its adapters where there are none.
+    seed = config.run.seed if config.model.param_dtype != "float32" or config.lora.is_on else None
     of_sections = (config.loss, config.optimizer, config.model, config.lora, config.packing, config.mesh)
     of_passes = (config.rounds.epochs, config.steps_per_proximal)
-    return (*of_sections, *of_passes, config.sampling.temperature, num_updates)
+    return (*of_sections, *of_passes, config.sampling.temperature, num_updates, seed)
 
 
 def build_steps(model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts | None = None) -> Steps:

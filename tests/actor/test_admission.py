@@ -146,6 +146,10 @@ def test_single_samples_are_claimed_by_a_part_of_each_group_for_all_the_room_the
     admission.share_among({8: 4})
     assert admission.group_part == 2  # 6 samples over 4 engines
     assert admission.num_to_claim() == room >= 8  # in one claim
+    admission.share_among({8: 1, 16: 2})
+    assert admission.group_part == 2 and admission.all_places == 40  # 8 places of 40: ceil(6 / 5)
+    admission.share_among({8: 1, 40: 1})
+    assert admission.group_part == 1
     whole = Admission(policy, max_sequences=8, samples_per_group=2, **fields)
     whole.share_among({8: 4})
     assert whole.group_part is None and whole.num_to_claim() > 2

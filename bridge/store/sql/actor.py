@@ -67,6 +67,8 @@ class SqlActorSide(SqlObjects, ActorStore):
         width: int | None = None,
         among: int = 1,
         part: int | None = None,
+        places: int = 1,
+        all_places: int | None = None,
         served: Sequence[str] = (),
     ) -> list[Ticket]:
         check_limit(limit)
@@ -88,6 +90,8 @@ class SqlActorSide(SqlObjects, ActorStore):
                 num_train_offers=limit if width is None and part is None else NO_LIMIT,
                 num_groups=limit if width is None and part is not None else NO_LIMIT,
                 among=max(1, among),
+                places=places,
+                all_places=max(1, among) * places if all_places is None else max(places, all_places),
                 no_limit=NO_LIMIT,
                 part=NO_LIMIT if part is None else part,
                 **who,

@@ -66,7 +66,7 @@ unserved AS (
         AND (state = 'open' OR served = 0 OR lease_expires_s <= {now}) AND :among > 1
 ),
 share AS (
-    SELECT (count(*) + :among - 1) / :among - coalesce(sum(is_held), 0) AS num_tickets
+    SELECT (count(*) * :places + :all_places - 1) / :all_places - coalesce(sum(is_held), 0) AS num_tickets
     FROM unserved WHERE "order" <= (SELECT max("order") FROM
         (SELECT DISTINCT "order" FROM unserved ORDER BY "order" LIMIT :width) AS frontier)
 )

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.engine.elastic import Bounds, ElasticShare, StepStats, kv_tokens_at, num_fitting, peak_kv_tokens
+from actor.engine.elastic import (
+    Bounds,
+    Decision,
+    ElasticShare,
+    StepStats,
+    kv_tokens_at,
+    num_fitting,
+    peak_kv_tokens,
+    played_out_peak,
+)
 from actor.engine.protocol import EngineSize
 
 SHORT = np.array([[4, 10]] * 8, np.int32)  # 14 tokens at their end
@@ -94,6 +103,31 @@ def test_size_that_is_no_power_of_two_of_the_other_is_never_taken():
     assert sizes(share(tp=3, max_tp=4), 1, 2, *[0] * 9) == [3] * 11
 
 
+@pytest.mark.parametrize("by_round", [True, False])
+def test_responses_that_grow_slowly_grow_the_engine_before_they_preempt(by_round):
+    """64 at once, equally long: 10,000 tokens of cache hold 156 each, and at 140 nine tenths are full."""
+    planner = share(tp=1, kv_tokens=10_000)
+    planner.by_round = by_round
+    got = {}
+    for length in range(100, 150, 2):
+        lengths = np.array([[10, length - 10]] * 64, np.int32)
+        got[length] = planner.observe(step(0, num_finished=64, lengths=lengths)).tensor_parallel_size
+        if got[length] > 1:
+            break
+    assert got.pop(length) == 2 and set(got.values()) == {1}
+    assert length == 142
+
+
+def test_a_growing_engine_keeps_its_sequences_and_one_at_its_bound_cuts_them_only_if_all_are_preempted():
+    long = np.array([[0, 450]] * 64, np.int32)  # 10,000 tokens hold 22
+    growing, bound = share(tp=1, max_tp=8), share(tp=1, max_tp=1)
+    crowded = step(40, num_finished=64, lengths=long)
+    assert growing.observe(crowded) == Decision(max_sequences=64, tensor_parallel_size=2)
+    assert bound.observe(crowded) == Decision(max_sequences=64, tensor_parallel_size=1)
+    thrashing = step(64, num_finished=64, lengths=long)
+    assert bound.observe(thrashing) == Decision(max_sequences=32, tensor_parallel_size=1)
+
+
 def test_preemptions_lower_the_sequences_and_quiet_full_steps_raise_them():
     planner = share(max_tp=2)
     got = [planner.observe(step(5)).max_sequences for _ in range(3)]
@@ -139,11 +173,13 @@ def test_any_history_stays_within_the_bounds_and_changes_for_a_reason(steps, tp,
             assert one.num_preempted > 0
         if got.max_sequences > last_n:
             assert one.num_preempted == 0 and one.is_full
-        if one.num_preempted and last_n > 4:
+        grows = got.tensor_parallel_size > last_tp
+        assert not grows or got.max_sequences == last_n  # the larger engine makes the room
+        if one.num_preempted and last_n > 4 and not grows:
             assert got.max_sequences < last_n
         since += 1
         if got.tensor_parallel_size > last_tp:
-            assert got.tensor_parallel_size == 2 * last_tp and one.num_preempted > 0 and since >= 2
+            assert got.tensor_parallel_size == 2 * last_tp and one.num_preempted > 0 and since >= 2  # each step fits
         if got.tensor_parallel_size < last_tp:
             assert 2 * got.tensor_parallel_size == last_tp and one.num_preempted == 0 and since >= 4
         if got.tensor_parallel_size != last_tp:
@@ -165,6 +201,22 @@ def test_peak_is_that_of_sequences_played_out_token_by_token(lengths):
             held += prompt + t + 0.5
             places += 1
     assert peak_kv_tokens(lengths) == pytest.approx(max(together, held / places))
+
+
+@given(lengths=LENGTHS, num_requests=st.integers(1, 20), places=st.integers(1, 6))
+def test_played_out_peak_is_that_of_a_brute_force_token_by_token(lengths, num_requests, places):
+    waiting = [tuple(lengths[i % len(lengths)]) for i in range(num_requests)]
+    running: list[list[int]] = []
+    peak = 0
+    while waiting or running:
+        while waiting and len(running) < places:
+            prompt, response = waiting.pop(0)
+            running.append([int(prompt), int(response)])
+        for one in running:  # each decodes a token
+            one[0], one[1] = one[0] + 1, one[1] - 1
+        peak = max(peak, sum(held for held, _ in running))
+        running = [one for one in running if one[1] > 0]
+    assert played_out_peak(lengths, num_requests=num_requests, places=places) == peak
 
 
 def test_peak_of_equal_lengths_is_their_end_and_a_long_tail_is_longer_than_its_mean():

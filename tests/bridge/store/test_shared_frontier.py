@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import random
+from fractions import Fraction
 
 import pytest
 from hypothesis import example, given, settings
@@ -151,10 +152,18 @@ ORDERS = st.integers(-2, 4)
     width=st.none() | st.integers(0, 4),
     among=st.integers(0, 3),
     part=st.none() | st.integers(1, 2),
+    places=st.sampled_from([(1, None), (1, 3), (3, 4), (256, 288), (5, 2)]),
 )
-@example(tickets=[(0, "train", "open")] * 3 + [(1, "train", "open")], limit=2, width=None, among=1, part=1)
-@example(tickets=[(0, "train", "mine")] + [(0, "train", "open")] * 2, limit=1, width=None, among=1, part=1)
-def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tickets, limit, width, among, part):
+@example(
+    tickets=[(0, "train", "open")] * 3 + [(1, "train", "open")], limit=2, width=None, among=1, part=1, places=(1, None)
+)
+@example(
+    tickets=[(0, "train", "mine")] + [(0, "train", "open")] * 2, limit=1, width=None, among=1, part=1, places=(1, None)
+)
+@example(tickets=[(n, "train", "open") for n in range(9)], limit=9, width=None, among=2, part=None, places=(256, 288))
+def test_claim_is_what_the_pure_definition_chooses(
+    engine, tmp_path_factory, tickets, limit, width, among, part, places
+):
     """The oracle: `frontier.choose`, `spread` and `fair_share`, over the same tickets kept in a list."""
     place = engine.new_place(tmp_path_factory.mktemp("store"))
     with contextlib.closing(place.open()) as store:
@@ -163,7 +172,8 @@ def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tic
         store.fence("f", "why")
         store.put_tickets([make_ticket("f-alone", order=-9, kind="probe")], only_for="f")
         put_in_states(store, place.clock, rows)
-        got = [t.id for t in store.claim("me", limit=limit, lease_s=60, width=width, among=among, part=part)]
+        shares = dict(among=among, part=part, places=places[0], all_places=places[1])
+        got = [t.id for t in store.claim("me", limit=limit, lease_s=60, width=width, **shares)]
 
     by_order = sorted(rows, key=lambda r: (r[1], int(r[0])))
     is_unserved = [r for r in by_order if r[2] == "train" and r[3] != "served"]
@@ -177,7 +187,9 @@ def test_claim_is_what_the_pure_definition_chooses(engine, tmp_path_factory, tic
     want = choose(
         offers,
         limit=limit,
-        max_train=fair_share(len(parts), mine=mine, among=among) if among > 1 else None,
+        max_train=fair_share(len(parts), mine=mine, among=among, places=places[0], all_places=places[1])
+        if among > 1
+        else None,
         width=width,
         in_service={o for _, o, k, s in rows if k == "train" and s in ("mine", "theirs")},
     )
@@ -248,3 +260,66 @@ def test_each_group_is_spread_over_all_actors_by_one_claim_each(engine, tmp_path
 )
 def test_fair_share(total, mine, among, share):
     assert fair_share(total, mine=mine, among=among) == share
+
+
+@pytest.mark.parametrize(
+    ("total", "mine", "places", "all_places", "share"),
+    [
+        (32, 0, 256, 288, 29),
+        (32, 0, 32, 288, 4),
+        (32, 3, 32, 288, 1),
+        (5, 0, 1, 1, 5),
+        (5, 0, 9, 4, 5),
+        (0, 0, 2, 4, 0),
+    ],
+)
+def test_fair_share_is_by_places(total, mine, places, all_places, share):
+    assert fair_share(total, mine=mine, among=2, places=places, all_places=all_places) == share
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 300), min_size=2, max_size=5), num_tickets=st.integers(1, 40), seed=st.integers(0, 99)
+)
+@example(sizes=[256, 32], num_tickets=32, seed=0)
+@example(sizes=[256, 32, 32, 32], num_tickets=32, seed=1)
+@example(sizes=[300, 1], num_tickets=40, seed=2)
+def test_unequal_engines_take_parts_in_proportion_whoever_asks_first(
+    engine, tmp_path_factory, sizes, num_tickets, seed
+):
+    """Parts as fractions are the oracle: none has a ticket more than its part rounded up, and none is left over."""
+    with contextlib.closing(engine.new_place(tmp_path_factory.mktemp("store")).open()) as store:
+        store.put_tickets(make_ticket(str(n), order=n) for n in range(num_tickets))
+        counts = {}
+        for number in random.Random(seed).sample(range(len(sizes)), len(sizes)):
+            admission = Admission("fifo", max_sequences=sizes[number], samples_per_group=1)
+            admission.share_among(collections.Counter(sizes))
+            tickets = store.claim(
+                str(number),
+                limit=num_tickets,
+                lease_s=100,
+                among=admission.num_engines,
+                places=admission.places,
+                all_places=admission.all_places,
+            )
+            counts[number] = len(tickets)
+        for number, size in enumerate(sizes):
+            assert counts[number] < Fraction(num_tickets * size, sum(sizes)) + 1
+        assert sum(counts.values()) == num_tickets
+
+
+@pytest.mark.parametrize("sizes", [(256, 256), (256, 32), (32, 256), (256, 16), (256, 32, 32, 32)])
+def test_unequal_engines_need_no_second_turn_where_all_fits_at_once(engine, tmp_path, sizes):
+    """32 groups of 8 responses that take as long each: as many places as there are responses serve them in one turn."""
+    with contextlib.closing(engine.new_place(tmp_path).open()) as store:
+        store.put_tickets(make_ticket(str(n), order=n, num_samples=8) for n in range(32))
+        admitted = 0
+        for number, size in enumerate(sizes):
+            admission = Admission("fifo", max_sequences=size, samples_per_group=8)
+            admission.share_among(collections.Counter(sizes))
+            limit = admission.num_to_claim()
+            shares = dict(among=admission.num_engines, places=admission.places, all_places=admission.all_places)
+            admission.offer(store.claim(str(number), limit=limit, lease_s=100, **shares))
+            admitted += len(admission.admit(SERVED))
+            assert admission.num_sequences <= size
+        assert admitted == 32

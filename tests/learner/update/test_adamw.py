@@ -9,6 +9,7 @@ import pytest
 from configs.sections import OptimizerConfig
 from learner.update.adamw import adamw_step, clip_scale
 from learner.update.optimizer import make_optimizer
+from learner.update.rounding import rounding_words
 
 NUM_STEPS = 6
 
@@ -30,6 +31,7 @@ def fused(config, params, sums, opt_state, *, share, is_good=True):
         num_steps=NUM_STEPS,
         is_good=jnp.asarray(is_good),
         config=config,
+        words=rounding_words(params, seed=0, step=jnp.int32(0), epoch=jnp.int32(0)),
     )
 
 
@@ -77,8 +79,10 @@ def test_adamw_step_in_place_copies_no_array_of_the_parameters_size():
 
     def step(params, state, sums):
         one = jnp.float32(1)
-        return adamw_step(params, sums, state, scale=one, num_steps=NUM_STEPS, is_good=one > 0, config=config)
+        settings = {"num_steps": NUM_STEPS, "config": config, "words": words}
+        return adamw_step(params, sums, state, scale=one, is_good=one > 0, **settings)
 
+    words = rounding_words(params, seed=0, step=jnp.int32(0), epoch=jnp.int32(0))
     arguments = params, chain.init(params), params
     text = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*arguments).compile().as_text() or ""
     assert "f32[512,512]" in text
