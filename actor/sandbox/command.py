@@ -14,7 +14,7 @@ from actor.sandbox.limits import SandboxLimits
 CODE = "/sluice"
 INSIDE = "actor/sandbox/inside"
 HARNESS = f"{CODE}/{INSIDE}/harness.py"
-MODULES = ("runner", "case", "files", "watch", "frames", "harness")
+MODULES = ("runner", "case", "clock", "files", "watch", "frames", "harness")
 WORK = "/scratch/work"
 SYSTEM_PYTHON = "/usr/bin/python3"
 NOBODY = 65534
