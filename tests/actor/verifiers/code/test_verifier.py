@@ -1,6 +1,7 @@
 """The verifier of programs, in real sandboxes; alone and in the pool's workers."""
 
 import asyncio
+import contextlib
 import json
 import os
 
@@ -294,6 +295,47 @@ def test_right_runs_shorten_the_timeout_of_the_same_cases_and_hanging_ones_do_no
     run(body())
 
 
+def test_hanging_answer_that_began_before_its_first_right_sibling_has_the_siblings_timeout():
+    """RollPacker 4.3: the deadline follows the anchor while an answer runs."""
+
+    class Store:
+        def anchors(self, keys):
+            return {}
+
+        def raise_anchors(self, told):
+            pass
+
+    async def body():
+        settings = RewardsConfig(sandbox_warm=1, max_timeout_s=10_000.0, max_answer_s=10_000.0)
+        anchors = Anchors(Store(), factor=1.5, min_s=0.3, max_s=10_000.0)  # pyright: ignore[reportArgumentType]
+        rewards = Rewards(pool(num_workers=2, settings=settings), anchors=anchors)
+        of = task(**SUMS)
+        hanging = asyncio.create_task(rewards.judge(response("while True: pass"), of))
+        await asyncio.to_thread(wait_until, lambda: any(map(programs_of, workers())), "it runs", deadline_s=60)
+        assert (await rewards.judge(response(ADD), of)).reward == 1.0
+        assert [s.verdict for s in (await hanging).scores] == ["timeout"]
+        await rewards.close()
+
+    run(body())
+
+
+STARTER = {
+    "typing": "class Solution:\n    def f(self, x: List[int]) -> Optional[Dict[str, Any]]: return x",
+    "collections": "def f(x): return list(deque(x))",
+    "modules": "def f(x): return [math.floor(v + heapq.heappop([0])) for v in collections.deque(x)]",
+    "functions": "@cache\ndef one(v): return v\ndef f(x): return [one(gcd(v, v)) for v in accumulate(x, max)]",
+    "its own": "def gcd(a, b): return a\ndef f(x): return [gcd(v, 0) for v in x]",
+    "builtins": "def f(x): return [pow(v, 1, 10**9) for v in x]",
+}
+"""Programs that return [1, 2] for [1, 2] with LeetCode's imports, as its starter code has them."""
+
+
+@pytest.mark.parametrize("name", STARTER)
+def test_function_has_what_leetcode_has_imported(name):
+    calls = task(tests=[{"call": "f", "args": [[1, 2]], "returns": [1, 2]}])
+    assert judged(STARTER[name], calls).verdict == "ok"
+
+
 def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first_anchors():
     class Store:
         def anchors(self, keys):
@@ -332,9 +374,13 @@ def test_own_answer_of_a_row_is_its_solution_where_the_program_is_looked_for(cod
     assert own_answer("code", task(**SUMS), settings) == ""
 
 
+def workers() -> list[psutil.Process]:
+    """The pool's, children of this process."""
+    return [p for p in psutil.Process(os.getpid()).children() if "actor.verifiers.worker" in " ".join(p.cmdline())]
+
+
 def worker_of() -> psutil.Process:
-    """The pool's one worker, a child of this process."""
-    (found,) = [p for p in psutil.Process(os.getpid()).children() if "actor.verifiers.worker" in " ".join(p.cmdline())]
+    (found,) = workers()
     return found
 
 
@@ -343,7 +389,11 @@ def sandboxes_of(worker: psutil.Process) -> list[psutil.Process]:
 
 
 def programs_of(worker: psutil.Process) -> list[psutil.Process]:
-    return [p for p in sandboxes_of(worker) if p.cmdline()[-1:] == ["main.py"]]
+    found = []
+    for process in sandboxes_of(worker):
+        with contextlib.suppress(psutil.Error):  # it ended
+            found += [process] * (process.cmdline()[-1:] == ["main.py"])
+    return found
 
 
 def is_running(process: psutil.Process) -> bool:
