@@ -32,6 +32,7 @@ PREPARE_S = 5.0
 """Before a case's clock begins: for clearing away what the one before left (`inside/case.py` gives itself less)."""
 _FIRST_UID, _UIDS_A_HOST, _HOSTS = 2**30, 2**22, 128
 _VMSTAT = pathlib.Path("/proc/vmstat")
+_SOCKET_BUFFER = pathlib.Path("/proc/sys/net/core/wmem_default")
 _SOURCES = pathlib.Path(__file__).parent / "inside"
 
 
@@ -132,7 +133,7 @@ class SandboxProcess:
         """
         head = {
             "names": list(program.files),
-            "limits": dataclasses.asdict(self._limits),
+            "limits": {**dataclasses.asdict(self._limits), "socket_bytes": _socket_bytes()},
             "uid": uid_of(self._inner_pid) if self._mode.is_root else None,
         }
         deadline = time.monotonic() + HAND_OVER_TIMEOUT_S
@@ -268,6 +269,13 @@ def _is_readable(fd: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def _socket_bytes() -> int:
+    """At most what the kernel holds for a UNIX socket whose buffer nobody enlarges: the buffer and one piece more."""
+    with contextlib.suppress(OSError, ValueError):  # not shown in every network namespace
+        return int(_SOCKET_BUFFER.read_text()) + 2**16
+    return 212_992 + 2**16
 
 
 def _memory_file(content: bytes) -> int:

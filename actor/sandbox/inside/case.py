@@ -1,7 +1,6 @@
 """One run of a program: its process with its bounds, its pipes, its clock; and the end of all that it started."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import resource
@@ -16,8 +15,6 @@ PREPARE_S = 3.0
 LOOK_S = 0.025
 """Between two looks at time, memory and files."""
 _CHUNK = 65536
-_PR_SET_DUMPABLE = 4
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _TMPFS = (files.SCRATCH, files.SHARED)
 
 
@@ -143,9 +140,6 @@ def drop_to(uid):
 
 def _bound(limits, reserves, num_processes):
     """The kernel's own bounds; none can be taken back."""
-    _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else this process may not write to its own /proc
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
     memory = resource.RLIMIT_DATA if reserves else resource.RLIMIT_AS
     if reserves:  # who started us may have a soft bound of its own
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -218,7 +212,7 @@ class _Running:
                     self._clock.look(now, pause_s)
                     if self._clock.is_over(timeout_s):
                         return "timeout"
-                    if watch.memory_bytes(_TMPFS) > limits["memory_bytes"]:
+                    if watch.memory_bytes(_TMPFS, limits["socket_bytes"]) > limits["memory_bytes"]:
                         return "memory"
                     if watch.num_files(_TMPFS) > limits["num_files"]:
                         return "files"

@@ -7,8 +7,8 @@ _COUNTED = (b"RssAnon:", b"RssShmem:", b"VmPTE:", b"VmSwap:")
 """Without the pages of files, which are the host's and shared; with page tables, which sparse memory is made of."""
 
 
-def memory_bytes(tmpfs):
-    """Of all processes but this one and of the files in those folders.
+def memory_bytes(tmpfs, socket_bytes):
+    """Of all processes but this one, of the files in those folders, and at most `socket_bytes` behind each socket.
 
     Pages that are shared after a fork count in each process: what is found is at least what is used.
     """
@@ -22,7 +22,7 @@ def memory_bytes(tmpfs):
         except OSError:
             continue  # it ended
         total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_COUNTED))
-    return total + sum(_used_bytes(folder) for folder in tmpfs)
+    return total + sum(_used_bytes(folder) for folder in tmpfs) + _num_sockets() * socket_bytes
 
 
 def cpu():
@@ -50,6 +50,12 @@ def _stat(folder):
     with open(f"{folder}/stat", "rb", 0) as file:
         fields = file.read(1024).rpartition(b")")[2].split()
     return fields[0], [int(ticks) for ticks in fields[11:15]]
+
+
+def _num_sockets():
+    """UNIX sockets of the network namespace; none other can be made in it."""
+    with open("/proc/net/unix", "rb") as file:
+        return sum(1 for _ in file) - 1
 
 
 def _used_bytes(folder):

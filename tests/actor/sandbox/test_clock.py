@@ -81,7 +81,8 @@ FAMILIES = {
     "children at once": "import os, time\nfor _ in range(3): os.fork()\nwhile time.process_time() < 0.6: pass",
     "one child after the other": "import os\nwhile True:\n    pid = os.fork()\n    if pid == 0:\n"
     "        sum(range(10**6)); os._exit(0)\n    os.waitpid(pid, 0)",
-    "threads": "import threading\ndef f():\n    while True: pass\nfor _ in range(4): threading.Thread(target=f).start()",
+    "threads": "import threading\ndef f():\n    while True: pass\n"
+    "for _ in range(4): threading.Thread(target=f).start()",
     "an orphan": "import os, time\nif os.fork() == 0:\n    while True: pass\ntime.sleep(1000)",
     "a sleep": "import time\ntime.sleep(1000)",
     "a child that sleeps": "import subprocess\nsubprocess.run(['sleep', '1000'])",
