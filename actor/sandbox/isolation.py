@@ -41,6 +41,7 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
     """
     limits, view = limits or SandboxLimits(), view or HostView()
     try:
+        packages.files_of(view.packages)
         with Sandbox(limits, num_warm=1, view=view) as sandbox:
             process = sandbox._take()
             found = Isolation(
@@ -126,7 +127,6 @@ def _way_out(sandbox: Sandbox) -> list[str]:
 
 
 def _check_packages(sandbox: Sandbox, view: HostView) -> None:
-    packages.files_of(view.packages)
     modules = packages.modules_of(view.packages)
     if not modules:
         return

@@ -30,7 +30,7 @@ def check_name(config: Config) -> None:
 
 
 def check_sandboxes(config: Config, settings: Settings) -> None:
-    """Refuses code rewards in pods without capabilities under the default seccomp profile: no program is isolated there.
+    """Refuses code rewards in pods without capabilities under the default seccomp profile: nothing is isolated there.
 
     Raises:
       ValueError: says what to set.

@@ -51,7 +51,7 @@ _NODE_LABELS = flags.DEFINE_enum(
 _SANDBOX_SECCOMP = flags.DEFINE_string(
     "sandbox_seccomp",
     "",
-    "Kubernetes, code rewards: launch/deploy/sandbox_seccomp.json on the nodes, by its path below the kubelet's seccomp.",
+    "Kubernetes, code rewards: launch/deploy/sandbox_seccomp.json on the nodes, a path below the kubelet's seccomp.",
 )
 _SANDBOX_RUNTIME = flags.DEFINE_string(
     "sandbox_runtime", "", "Kubernetes, code rewards: a RuntimeClass of pods that may isolate programs, as gVisor's."

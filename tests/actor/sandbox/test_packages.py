@@ -1,6 +1,5 @@
 """Packages that programs may import, of an environment that is made up, and numpy's."""
 
-import importlib.metadata
 import pathlib
 import sys
 
@@ -29,14 +28,13 @@ def install(folder: pathlib.Path, name: str, files: dict[str, str], requires: tu
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
-    install(
-        tmp_path,
-        "Big-Sum",
-        {"bigsum/__init__.py": "from small import one\ndef two(): return one() + 1\n", "bigsum.libs/x.so": "", "tests/__init__.py": ""},
-        ("small>=1", "missing-here; sys_platform == 'win32'", "never; extra == 'test'"),
-    )  # fmt: skip
+    big_sum = {
+        "bigsum/__init__.py": "from small import one\ndef two(): return one() + 1\n",
+        "bigsum.libs/x.so": "",
+        "tests/__init__.py": "",
+    }
+    needed = ("small>=1", "missing-here; sys_platform == 'win32'", "never; extra == 'test'")
+    install(tmp_path, "Big-Sum", big_sum, needed)
     install(tmp_path, "small", {"small.py": "def one(): return 1\n"}, ("big-sum",))
     install(tmp_path, "never", {"never.py": ""})
     install(tmp_path, "backport", {"dataclasses.py": ""})
@@ -44,7 +42,6 @@ def environment(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     packages.files_of.cache_clear()
     command._mount_table.cache_clear()
-    importlib.metadata.MetadataPathFinder.invalidate_caches()
     yield tmp_path
     packages.files_of.cache_clear()
     command._mount_table.cache_clear()
