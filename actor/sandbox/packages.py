@@ -15,7 +15,7 @@ _NOT_IMPORTED = ("test", "tests", "docs", "examples", "benchmarks")
 
 @functools.cache
 def files_of(names: tuple[str, ...]) -> dict[str, str]:
-    """Files and folders of packages and of what they require, by their name in `FOLDER`.
+    """Returns files and folders of packages and of what they require, by their name in `FOLDER`.
 
     Args:
       names: as pip has them.
@@ -32,7 +32,7 @@ def files_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def modules_of(names: tuple[str, ...]) -> list[str]:
-    """Modules that the named packages are imported by."""
+    """Returns the modules that the named packages are imported by."""
     stems = {path.name.partition(".")[0] for name in names for path in _top_level(_installed(name)) if _is_module(path)}
     return sorted(stem for stem in stems if stem.isidentifier() and stem[0] != "_" and stem not in _NOT_IMPORTED)
 
@@ -63,7 +63,7 @@ def _installed(name: str) -> importlib.metadata.Distribution:
 
 
 def _top_level(one: importlib.metadata.Distribution) -> list[pathlib.Path]:
-    """What a package has beside the others in its folder: packages, modules, folders of its libraries."""
+    """Returns the entries of a package in its site folder: packages, modules, folders of its libraries."""
     first = {file.parts[0] for file in one.files or () if not file.is_absolute()}
     names = sorted(n for n in first if n not in ("..", "__pycache__") and not n.endswith((".dist-info", ".pth")))
     return [path for name in names if (path := pathlib.Path(str(one.locate_file(name)))).exists()]

@@ -272,7 +272,7 @@ def _is_readable(fd: int, timeout_s: float) -> bool:
 
 
 def _socket_bytes() -> int:
-    """At most what the kernel holds for a UNIX socket whose buffer nobody enlarges: the buffer and one piece more."""
+    """Upper bound of the kernel memory of a UNIX socket of default size: its buffer and one piece more, in bytes."""
     with contextlib.suppress(OSError, ValueError):  # not shown in every network namespace
         return int(_SOCKET_BUFFER.read_text()) + 2**16
     return 212_992 + 2**16

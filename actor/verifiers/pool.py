@@ -30,14 +30,14 @@ MAX_HANGS = 3
 TIMES_CASES = ("code",)
 """Verifiers that run test cases and end them themselves, after `rewards.max_answer_s` at the latest."""
 BEFORE_CASES_S, MAX_ANSWERS = 120.0, 10
-"""For those: until a sandbox is there and the program compiled; then so many times `rewards.max_answer_s`, which counts
-the time that a program uses and not how long that takes on a busy machine."""
+"""Deadline of those: seconds until a sandbox is there and the program compiled, then so many times
+`rewards.max_answer_s`, which counts the time that a program uses and not how long that takes on a busy machine."""
 TRIAL_S = 60.0
-"""For one call of a user's own verifier before a run starts."""
+"""Deadline of the one call of a user's own verifier before a run starts."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 30.0
 """Before the next attempt, doubled each time: what a machine lacks for a moment is there again."""
 _BUGS = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
-"""What a function raises whatever it is asked."""
+"""Exceptions that a function raises whatever it is asked."""
 _DEFAULTS = RewardsConfig()
 COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 

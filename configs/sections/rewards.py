@@ -20,7 +20,7 @@ class RewardsConfig:
     max_timeout_s: float = 30.0
     """T_max."""
     max_answer_s: float = 120.0
-    """For all test cases of one answer together, counted as for one; an answer that takes longer has timed out."""
+    """Timeout of all test cases of one answer together, in seconds that count as those of one case."""
     cpu_cores: str = ""
     """Cores of the processes that judge ("0" or "0-3"), apart from the engine's (actor.cpu_cores). Empty: the actor's
     own."""
@@ -32,7 +32,7 @@ class RewardsConfig:
     row's metadata may name its own ("format")."""
 
     code_in: Literal["block", "text"] = "block"
-    """Where verifier=code looks for a response's program. block: the last fenced block of the row's language that can
+    """Place of a response's program, for verifier=code. block: the last fenced block of the row's language that can
     be the program (docs/code_rewards.md); text: the whole response. A row's metadata may say otherwise ("code_in")."""
     code_partial: bool = False
     """What a program earns that fails a test case: nothing, or the share of the cases that were passed before. Cases

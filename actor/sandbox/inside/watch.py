@@ -8,7 +8,7 @@ _COUNTED = (b"RssAnon:", b"RssShmem:", b"VmPTE:", b"VmSwap:")
 
 
 def memory_bytes(tmpfs, socket_bytes):
-    """Of all processes but this one, of the files in those folders, and at most `socket_bytes` behind each socket.
+    """Memory of all processes but this one, of the files in those folders, and `socket_bytes` for each socket.
 
     Pages that are shared after a fork count in each process: what is found is at least what is used.
     """

@@ -63,7 +63,7 @@ def fenced(program: str, language: str) -> str:
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """(what the fence is marked with, what is in it) of each block, without the fence's own indentation."""
+    """Returns (the fence's mark, the content) of each block, without the fence's own indentation."""
     found: list[tuple[str, str, list[str]]] = []
     before = marks = ""
     for line in text.replace("\r\n", "\n").removesuffix("\n").split("\n"):

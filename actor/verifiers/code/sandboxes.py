@@ -22,7 +22,7 @@ def limits_of(settings: RewardsConfig) -> SandboxLimits:
 
 
 def view_of(settings: RewardsConfig) -> HostView:
-    """What a program sees of the host."""
+    """Returns the view of the host that programs get."""
     return HostView(packages=settings.package_names)
 
 

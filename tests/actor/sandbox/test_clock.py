@@ -55,7 +55,7 @@ def busy(cpu_s: float) -> str:
 
 
 def outcomes(sandbox: Sandbox, sources: list[str], timeout_s: float) -> list[Outcome]:
-    """Of all at once."""
+    """Runs all at once."""
     found: dict[int, Outcome] = {}
 
     def run(i: int) -> None:

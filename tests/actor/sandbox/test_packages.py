@@ -15,7 +15,7 @@ VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def install(folder: pathlib.Path, name: str, files: dict[str, str], requires: tuple[str, ...] = ()) -> None:
-    """As an installer leaves a package."""
+    """Writes a package as an installer leaves it."""
     info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
     needed = "".join(f"Requires-Dist: {line}\n" for line in requires)

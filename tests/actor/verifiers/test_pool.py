@@ -376,7 +376,7 @@ def test_close_ends_what_a_verifier_forked(tmp_path, monkeypatch, name):
 
 
 def test_worker_that_ends_under_a_question_takes_what_it_forked_along_and_is_an_error_at_once(tmp_path, monkeypatch):
-    """What it forked holds the channel open, so that its end alone would not be seen there."""
+    """Its child holds the channel open, so that its end alone would not be seen there."""
     (tmp_path / "mine.py").write_text(FORKING)
     monkeypatch.chdir(tmp_path)
 

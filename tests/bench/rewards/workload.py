@@ -51,7 +51,7 @@ class Size:
 
     @property
     def sleep_speed(self) -> float:
-        """What timeouts are divided by: the programs here sleep, and idle time counts for a part."""
+        """Divisor of timeouts: the programs here sleep, and idle time counts for a part."""
         return self.speed * IDLE_FACTOR
 
 

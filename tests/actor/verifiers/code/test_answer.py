@@ -117,7 +117,7 @@ def test_program_in_two_blocks_that_reads_is_put_together():
 
 FENCES = [("", ""), ("   ", "   "), ("      ", "      "), ("1. ", "   "), ("- ", "  "), ("  * ", "    "), ("> ", "> "),
           ("> - ", ">   "), ("12) ", "    "), ("\t", "\t")]  # fmt: skip
-"""What stands before the fence, and before what follows it."""
+"""Pairs: text before the fence, text before the lines that follow it."""
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
