@@ -8,6 +8,7 @@ started, then on PYTHONPATH and among the installed packages, all of them behind
 import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import os
@@ -30,6 +31,8 @@ class Signature:
     constants: tuple[str, ...] = ()
     """What is handed over by name, if the function takes it."""
     returns: str
+    may_be_class: bool = False
+    """True if a class is meant, which is called for an instance; a function is refused to be one else."""
 
     def __str__(self) -> str:
         """As it would be written."""
@@ -81,8 +84,8 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
         raise ValueError(f"{field}={name}: {module.__file__} has no {function_name!r}{hint}")
     if not callable(function):
         raise ValueError(f"{field}={name} must be a function {wanted}, got {type(function).__name__}")
-    if inspect.iscoroutinefunction(function):
-        raise ValueError(f"{field}={name} must be a plain function {wanted}, got an async one")
+    if kind := _unfit_kind(function, wanted):
+        raise ValueError(f"{field}={name} must be a plain function {wanted}, got {kind}")
     _check_fits(field, name, function, wanted)
     return function
 
@@ -125,6 +128,21 @@ def python_path() -> str:
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys([str(_PROJECT), *filter(None, given)]))
+
+
+def _unfit_kind(function: Callable[..., Any], wanted: Signature) -> str:
+    """Returns what a callable is whose call returns no result of the kind wanted; empty if it may be used."""
+    if inspect.isclass(function):
+        return "" if wanted.may_be_class else "a class (its call makes an instance)"
+    inner: Any = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    for called in (inner, type(inner).__call__):
+        if inspect.iscoroutinefunction(called):
+            return "an async one"
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            return "a generator (it has yield)"
+    return ""
 
 
 def _check_fits(field: str, name: str, function: Callable[..., Any], wanted: Signature) -> None:

@@ -125,7 +125,8 @@ def main() -> int:
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
             check_cores(_verifier_cores(joined.config))
-            check_own(joined.own_verifiers)
+            for line in check_own(joined.own_verifiers):
+                logging.warning("%s", line)
             check_environments(joined.config.environments_played, joined.config.environments)
             check_sandbox(joined.config)
             if _INSTEAD_OF.value:

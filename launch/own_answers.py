@@ -29,7 +29,7 @@ from learner.data.quarantine import read_set_aside
 
 NOT_ASKED = ("judge", "format")
 """A judge costs what a judge costs; and an answer has not the form of a response."""
-REVISION = 2
+REVISION = 3
 """Goes up when the same answers are judged otherwise."""
 PROGRESS_S = 10.0
 MAX_WORKERS = 8

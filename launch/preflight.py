@@ -232,7 +232,7 @@ def check_functions(config: Config, roles: Collection[str]) -> list[str]:
         own += [f"prompts.environment={name}" for name in config.own_environments]
         if config.rewards.cpu_cores:
             pool.check_cores(core_ids(config.rewards.cpu_cores))
-        pool.check_own(config.own_verifiers)
+        notes += pool.check_own(config.own_verifiers)
         check_environments(config.environments_played, config.environments)
         notes += check_sandbox(config)
     return notes + ([f"functions of your own: {', '.join(own)}"] if own else [])

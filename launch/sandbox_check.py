@@ -1,9 +1,15 @@
 """Whether this machine can isolate programs, asked before anything starts that would run some."""
 
+import os
+
+from actor.sandbox import command
+from actor.sandbox.command import HostView
 from actor.sandbox.isolation import check_isolation
 from actor.sandbox.languages import LANGUAGES, program
 from actor.sandbox.program import SandboxUnavailableError
+from actor.verifiers.code import sandboxes
 from configs.schema import Config
+from launch.placement import core_ids
 
 
 def check_sandbox(config: Config) -> list[str]:
@@ -14,9 +20,38 @@ def check_sandbox(config: Config) -> list[str]:
     """
     if "code" not in config.parts:
         return []
+    view = sandboxes.view_of(config.rewards)
     try:
-        found = check_isolation()
+        found = check_isolation(view=view)
     except SandboxUnavailableError as e:
         raise ValueError(f"code rewards are refused: {e}") from e
+    _check_hidden(config, view)
     there = [name for name in LANGUAGES if found.tools.issuperset(program(name, "").tools)]
-    return [f"code is judged in sandboxes: Python {found.python_version}; languages {', '.join(there)}"]
+    importable = f"; packages {', '.join(view.packages)}" if view.packages else ""
+    notes = [f"code is judged in sandboxes: Python {found.python_version}{importable}; languages {', '.join(there)}"]
+    return notes + _crowded(config)
+
+
+def _check_hidden(config: Config, view: HostView) -> None:
+    """Refuses files of the run that programs could read: they hold what the test cases want."""
+    paths = {"run.dir": config.run.dir}
+    for where, source in config.asked_sources.items():
+        paths |= {f"{where}.path": source.path, f"{where}.eval_path": source.eval_path}
+    for field, path in paths.items():
+        if path and (folder := command.folder_shown(view, os.path.expanduser(path))):
+            raise ValueError(
+                f"{field}={path} is in {folder}, which programs in the sandbox can read: move it out of there"
+            )
+
+
+def _crowded(config: Config) -> list[str]:
+    num_workers = config.actor.verifier_workers * config.actor.num_engines
+    cores = config.rewards.cpu_cores
+    num_cores = len(core_ids(cores)) if cores else len(os.sched_getaffinity(0))
+    if num_workers <= num_cores:
+        return []
+    where = f"rewards.cpu_cores={cores} names {num_cores}" if cores else f"this machine has {num_cores}"
+    return [
+        f"note: actor.verifier_workers={config.actor.verifier_workers} makes {num_workers} workers, and {where} cores: "
+        "programs are timed by their own CPU seconds, so no verdict changes, but rewards arrive later"
+    ]

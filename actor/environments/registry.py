@@ -13,7 +13,7 @@ CLASSES = {
     "verifiers": "actor.environments.shipped.verifiers:Verifiers",
 }
 
-OWN_ENVIRONMENT = extension.Signature(takes=(), returns="an environment with reset, step and close")
+OWN_ENVIRONMENT = extension.Signature(takes=(), returns="an environment with reset, step and close", may_be_class=True)
 
 
 def may_be_apart(name: str) -> bool:

@@ -13,6 +13,7 @@ from actor.verifiers.judged import Response, Score
 from actor.verifiers.own_answer import own_answer
 from actor.verifiers.pool import TIMES_CASES, HangError, VerifierError, VerifierPool
 from bridge.types import RewardPart, RewardScore, Task
+from configs import extension
 from configs.sections.prompts import Truncated
 
 MAX_OWN_RUNS = 2**14
@@ -160,11 +161,13 @@ class Rewards:
     async def _pooled(self, name: str, response: Response, task: Task) -> Score:
         anchors = self._anchors if name in TIMES_CASES else None
         key = task_key(task) if anchors is not None else ""
-        # What is known when a worker is free: siblings may have been right meanwhile.
+        # What is known while a worker judges: siblings may be right meanwhile.
         timeouts_s = (lambda: anchors.timeouts_s(key)) if anchors is not None else tuple
         try:
             score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)
         except HangError as e:
+            if extension.is_own(name):  # it may ask a service, which says nothing about the text
+                raise
             await self._check_it_works(name, task, e)
             try:  # it may have stood still for a while, and work again
                 score = await self._pool.score(name, response, task, case_timeouts_s=timeouts_s)

@@ -9,17 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
+from actor.sandbox import packages
 from actor.sandbox.limits import SandboxLimits
 
 CODE = "/sluice"
 INSIDE = "actor/sandbox/inside"
 HARNESS = f"{CODE}/{INSIDE}/harness.py"
-MODULES = ("runner", "case", "files", "watch", "frames", "harness")
+MODULES = ("runner", "case", "clock", "files", "watch", "frames", "harness")
 WORK = "/scratch/work"
 SYSTEM_PYTHON = "/usr/bin/python3"
 NOBODY = 65534
 _FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_OWN = ("/tmp", "/dev", "/proc", "/scratch", CODE)
+_OWN = ("/tmp", "/dev", "/proc", "/scratch", CODE, packages.FOLDER)
 _ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/java*")
 """Of /etc: where libraries are, which program has a common name, and what Java does not start without."""
 _OLDEST = (3, 9)
@@ -35,6 +36,9 @@ class HostView:
     without the packages of the environment."""
     read_only_paths: tuple[str, ...] = ()
     """Folders of more compilers, at the same place inside; a `bin` in them is on the PATH."""
+    packages: tuple[str, ...] = ()
+    """Installed packages that Python programs may import, with what they require. Compiled ones need the Python that
+    they were made for, so programs run on one of this process's version."""
 
     def __post_init__(self) -> None:
         """Refuses folders that can't be there: a sandbox has its own of those."""
@@ -78,11 +82,14 @@ def interpreter(view: HostView) -> tuple[str, str]:
             tried.append(f"{candidate} ({type(e).__name__})")
             continue
         major, minor, prefix = said.stdout.strip().split(" ", 2)
-        if (int(major), int(minor)) >= _OLDEST:
+        version = (int(major), int(minor))
+        if version == sys.version_info[:2] or (version >= _OLDEST and not view.packages):
             return path, prefix
         tried.append(f"{candidate} ({major}.{minor})")
+    wanted = ".".join(map(str, sys.version_info[:2] if view.packages else _OLDEST))
     raise ValueError(
-        f"no Python >= {_OLDEST[0]}.{_OLDEST[1]} for sandboxes, tried {', '.join(tried)} (apt-get install python3)"
+        f"no Python {wanted} for sandboxes{' with rewards.packages' if view.packages else ' (or newer)'}, tried "
+        f"{', '.join(tried)} (apt-get install python3)"
     )
 
 
@@ -110,7 +117,19 @@ def command_line(
 ) -> list[str]:
     """Starts a sandbox whose PID 1 is `inside/runner.py`, with its channel as standard input."""
     python, _ = interpreter(view)
-    argv = [bwrap(), "--die-with-parent", "--new-session", "--as-pid-1", "--info-fd", str(info_fd)]
+    # Before anything else, as nothing inside may lower what it got (/proc is read-only there), nor raise it itself.
+    argv = [
+        "/bin/sh",
+        "-c",
+        'echo 1000 >/proc/self/oom_score_adj; exec "$@"',
+        "sh",
+        bwrap(),
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+        "--info-fd",
+        str(info_fd),
+    ]
     argv += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     argv += ["--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(seccomp_fd)]
     if mode.is_root:
@@ -124,7 +143,19 @@ def command_line(
     argv += ["--proc", "/proc", "--dev", "/dev"]
     for place in ("/dev/shm", "/scratch"):
         argv += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", place]
-    argv += ["--symlink", "/scratch/tmp", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    argv += [
+        "--symlink",
+        "/scratch/tmp",
+        "/tmp",
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/proc",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+    ]
     path = _path(view)
     argv += ["--clearenv", "--setenv", "PATH", path]
     start = f"import sys; sys.path.insert(0, {CODE!r}); from actor.sandbox.inside import runner; runner.main()"
@@ -142,7 +173,19 @@ def environment(view: HostView) -> dict[str, str]:
         # Threads of libraries for numbers: each has a stack, and the cores are the engine's.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        **({"PYTHONPATH": packages.FOLDER} if view.packages else {}),
     }
+
+
+def folder_shown(view: HostView, path: str) -> str:
+    """The folder by which programs can read a file of the host's; empty where they can't."""
+    path = os.path.realpath(path)
+    _, prefix = interpreter(view)
+    bound = ["/usr", *_FOLDERS, *map(os.path.realpath, (prefix, *view.read_only_paths))]
+    bound += packages.files_of(view.packages).values()
+    if _is_under(path, _hidden(bound, prefix)):
+        return ""
+    return next((folder for folder in bound if _is_under(path, [folder])), "")
 
 
 @functools.cache
@@ -174,6 +217,8 @@ def _mount_table(view: HostView) -> tuple[tuple[str, ...], ...]:
             mounts.append(("--ro-bind", path, path))
             bound.append(path)
     mounts += [("--tmpfs", path) for path in _hidden(bound, prefix)]
+    shown = packages.files_of(view.packages)
+    mounts += [("--ro-bind", path, f"{packages.FOLDER}/{name}") for name, path in shown.items()]
     return (*_parents(mounts), *mounts)
 
 

@@ -10,7 +10,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 
-from actor.sandbox import command, languages
+from actor.sandbox import command, languages, packages
 from actor.sandbox.command import HostView
 from actor.sandbox.limits import MIB, SandboxLimits
 from actor.sandbox.pool import Sandbox
@@ -41,6 +41,7 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
     """
     limits, view = limits or SandboxLimits(), view or HostView()
     try:
+        packages.files_of(view.packages)
         with Sandbox(limits, num_warm=1, view=view) as sandbox:
             process = sandbox._take()
             found = Isolation(
@@ -48,8 +49,11 @@ def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | Non
             )
             sandbox._give_back(process)
             problems = _way_out(sandbox) + _left_behind(sandbox)
+            _check_packages(sandbox, view)
         with Sandbox(dataclasses.replace(limits, memory_bytes=128 * MIB), num_warm=1, view=view) as sandbox:
             problems += _memory(sandbox)
+    except ValueError as e:
+        raise SandboxUnavailableError(str(e)) from e
     except SandboxError as e:
         raise SandboxUnavailableError(f"programs can't be isolated here: {missing(str(e))}") from e
     if problems:
@@ -120,6 +124,19 @@ def _way_out(sandbox: Sandbox) -> list[str]:
         return [str(problem) for problem in json.loads(outcome.stdout)]
     except ValueError:
         return ["the probe said nothing that can be read"]
+
+
+def _check_packages(sandbox: Sandbox, view: HostView) -> None:
+    modules = packages.modules_of(view.packages)
+    if not modules:
+        return
+    source = "\n".join(f"import {module}" for module in modules)
+    (outcome,) = sandbox.run(languages.program("python", source), [Case(timeout_s=TIMEOUT_S)])
+    if not outcome.succeeded:
+        raise SandboxUnavailableError(
+            f"rewards.packages={','.join(view.packages)}: `import {', '.join(modules)}` fails in the sandbox "
+            f"({outcome.ended} {outcome.code}: {_last_line(outcome)}); take what fails out of the field"
+        )
 
 
 def _left_behind(sandbox: Sandbox) -> list[str]:

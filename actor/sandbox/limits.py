@@ -7,7 +7,7 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """Bounds of one sandbox; a case's wall-clock timeout is the case's own."""
+    """Bounds of one sandbox; a case's timeout is the case's own."""
 
     memory_bytes: int = 1024 * MIB
     """Of all processes together and the files they wrote, which are in memory too. Looked at every few hundredths of a

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
 from absl import logging
@@ -208,8 +208,10 @@ class Box:
         self._program = program
         self._process: SandboxProcess | None = None
 
-    def run(self, case: Case) -> Outcome:
+    def run(self, case: Case, *, timeout_s: Callable[[], float] | None = None) -> Outcome:
         """Runs one case; when this returns, all that it started is dead.
+
+        `timeout_s` is asked for the case's timeout while it runs: a shorter one ends what has used that much already.
 
         A sandbox that dies under it, or does not begin it, is the machine's fault: it is run again in another.
 
@@ -220,17 +222,17 @@ class Box:
             raise ValueError(
                 "a case with a call wants a program of languages.program(..., calls=True), one without, another"
             )
-        outcome = self._run(case)
+        outcome = self._run(case, timeout_s)
         assert outcome is not None
         return outcome
 
-    def _run(self, case: Case | None = None) -> Outcome | None:
+    def _run(self, case: Case | None = None, timeout_s: Callable[[], float] | None = None) -> Outcome | None:
         """Has a sandbox with the program, and runs a case in it."""
         problem = ""
         for _ in range(MAX_STARTS):
             try:
                 process = self._process or self._begin()
-                outcome = process.run(self._program, self._program.argv, case) if case else None
+                outcome = process.run(self._program, self._program.argv, case, timeout_s=timeout_s) if case else None
             except UsedUpError as e:
                 # What an earlier case left is that case's; this one gets a sandbox that nothing was left in.
                 problem = str(e)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Ended = Literal["exited", "signal", "timeout", "cpu", "output", "memory", "files"]
-"""exited: by itself, with a code; signal: a signal ended it, of the kernel's or its own; timeout: the case's clock;
-cpu, memory, files, output: a bound of `SandboxLimits`. A sandbox that dies ends no case: it is run again in another."""
+"""exited: by itself, with a code; signal: a signal ended it, of the kernel's or its own; timeout: the case's time is
+used up; cpu, memory, files, output: a bound of `SandboxLimits`. A sandbox that dies ends no case: it is run again in
+another."""
 
 
 class SandboxError(RuntimeError):
@@ -66,6 +67,7 @@ class Case:
     """One run. What it should print or return is no part of it: the program could read that."""
 
     timeout_s: float
+    """CPU seconds of all its processes together; idle time counts for a fifth (`inside/clock.py`)."""
     stdin: bytes = b""
     call: Call | None = None
     """For a program made with `languages.program(..., calls=True)`."""
@@ -84,7 +86,7 @@ class Outcome:
     code: int
     """Of its exit, or the signal's number; 0 where neither ended it."""
     seconds: float
-    """From exec to its end."""
+    """Time that it used, from exec to its end, as `Case.timeout_s` counts it."""
     stdout: bytes = b""
     stderr: bytes = b""
     """Its beginning, at most `SandboxLimits.stderr_bytes`."""

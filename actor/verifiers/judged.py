@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from blake3 import blake3
@@ -20,13 +20,17 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """That the policy sampled; of an episode in all its turns."""
 
 
+class NoNumberError(ValueError):
+    """A verifier returned something that is no number, whatever the response was."""
+
+
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier gives a response."""
 
     value: float
     verdict: Verdict
     case_s: tuple[float, ...] = ()
-    """Seconds that each test case took, of an answer that passed them all; in the task's order."""
+    """Seconds that each test case used (`Outcome.seconds`), of an answer that passed all; in the task's order."""
     answer: str | None = None
     """The answer that was read (`answer_key`), empty where the response states none; None: it reads none."""
 
@@ -34,10 +38,16 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, value: object, *, answer: str | None = None) -> "Score":
         """The score of a plain number: wrong if it is not above 0.
 
+        A NumPy scalar, or an array or tensor of no dimensions, counts as its value.
+
         Raises:
-          ValueError: it is no finite number.
+          ValueError: it is not finite (NoNumberError: or no number).
         """
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
+            value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(value, numbers.Real):
+            raise NoNumberError(f"a verifier must return a finite number, got {value!r}")
+        if not math.isfinite(value):
             raise ValueError(f"a verifier must return a finite number, got {value!r}")
         return cls(value=float(value), verdict="ok" if float(value) > 0 else "wrong", answer=answer)
 
@@ -55,8 +65,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for more than one response."""
 
     settings: RewardsConfig = RewardsConfig()
-    case_timeouts_s: tuple[float, ...] = ()
-    """By test case of the task; those that have none here have `settings.max_timeout_s`."""
+    case_timeouts_s: Sequence[float] = ()
+    """Timeouts by test case of the task, in seconds; those that have none here have `settings.max_timeout_s`. In a worker it is
+    `worker.LiveTimeouts`: read it again while a case runs."""
 
 
 Verifier = Callable[[Response, Task, Context], Score]

@@ -5,12 +5,9 @@ a `VerifierError`. It never becomes a reward.
 """
 
 import asyncio
-import contextlib
 import math
 import os
-import pathlib
 import random
-import signal
 import struct
 import sys
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -20,8 +17,8 @@ from absl import logging
 
 from actor.verifiers import worker
 from actor.verifiers.judged import Context, Response, Score
-from actor.verifiers.worker import Answer, Question
-from bridge.secrets import without_secrets
+from actor.verifiers.worker import Question
+from actor.verifiers.worker_process import WorkerProcess
 from bridge.types import Task
 from configs import extension
 from configs.sections import RewardsConfig
@@ -32,12 +29,15 @@ MAX_HANGS = 3
 """A verifier that hangs on a text is asked about it so many times; failures of another kind have `retries`."""
 TIMES_CASES = ("code",)
 """Verifiers that run test cases and end them themselves, after `rewards.max_answer_s` at the latest."""
-BEFORE_CASES_S = 120.0
-"""For those: until a sandbox is there and the program compiled; then `rewards.max_answer_s` begins."""
+BEFORE_CASES_S, MAX_ANSWERS = 120.0, 10
+"""Deadline of those: seconds until a sandbox is there and the program compiled, then so many times
+`rewards.max_answer_s`, which counts the time that a program uses and not how long that takes on a busy machine."""
+TRIAL_S = 60.0
+"""Deadline of the one call of a user's own verifier before a run starts."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 30.0
 """Before the next attempt, doubled each time: what a machine lacks for a moment is there again."""
-END_S = 1.0
-"""A worker that closed its output ends within this, or it is killed."""
+_BUGS = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
+"""Exceptions that a function raises whatever it is asked."""
 _DEFAULTS = RewardsConfig()
 COMMAND = (sys.executable, "-P", "-m", worker.__name__)
 
@@ -52,6 +52,10 @@ class HangError(VerifierError):
 
 class RaisedError(VerifierError):
     """A verifier raised of what it was asked, each time: a worker or a sandbox that broke is another matter."""
+
+
+class NotANumberError(RaisedError):
+    """A user's own verifier returned something that no response makes a number."""
 
 
 class VerifierPool:
@@ -91,8 +95,8 @@ class VerifierPool:
         self._own = own
         self._timeout_s, self._retries, self.settings = timeout_s, retries, settings
         command = (*command, *(["--cores=" + ",".join(map(str, sorted(cores)))] if cores else []))
-        self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
-        self._workers = [_Worker(command) for _ in range(num_workers)]
+        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
+        self._workers = [WorkerProcess(command) for _ in range(num_workers)]
         for w in self._workers:
             self._idle.put_nowait(w)
         self.num_failures = 0
@@ -112,7 +116,8 @@ class VerifierPool:
           name: the verifier's.
           response: to judge.
           task: that it answers.
-          case_timeouts_s: gives what `Context` has, asked when a worker is free.
+          case_timeouts_s: gives what `Context` has, asked when a worker is free and again while it judges: a deadline
+            follows what siblings took.
 
         Raises:
           HangError: it hung on it `MAX_HANGS` times.
@@ -120,11 +125,13 @@ class VerifierPool:
         """
         self._check_allowed(name)
         num_hangs = num_failures = 0
+        follow = case_timeouts_s if name in TIMES_CASES else None
         while True:
             one = await self._idle.get()
             context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s())
+            question = Question(verifier=name, task=task, response=response, context=context)
             try:
-                return await self._attempt(one, Question(verifier=name, task=task, response=response, context=context))
+                return await self._attempt(one, question, follow)
             except VerifierError as e:
                 self.num_failures += 1
                 logging.warning("verifier failed verifier=%s problem=%r", name, str(e))
@@ -156,16 +163,34 @@ class VerifierPool:
         finally:
             self._idle.put_nowait(one)
 
+    async def try_own(self, name: str, task: Task, response: Response) -> None:
+        """Calls a user's own verifier once.
+
+        Raises:
+          NotANumberError: it returned what no response makes a number.
+          RaisedError: it raised, or returned a number that is not finite.
+          VerifierError: it ended its process, or gave no answer.
+        """
+        self._check_allowed(name)
+        question = Question(verifier=name, task=task, response=response, context=Context(settings=self.settings))
+        one = await self._idle.get()
+        try:
+            await self._load(one, name)
+            await self._ask(one, question, TRIAL_S)
+        finally:
+            self._idle.put_nowait(one)
+
     async def close(self) -> None:
         """Ends the workers."""
-        for w in self._workers:
-            await w.kill()
+        await asyncio.gather(*(w.kill() for w in self._workers))
 
-    async def _attempt(self, one: "_Worker", question: Question) -> Score:
+    async def _attempt(
+        self, one: WorkerProcess, question: Question, follow: Callable[[], tuple[float, ...]] | None = None
+    ) -> Score:
         try:
             await self._load(one, question.verifier)
-            own_s = BEFORE_CASES_S + self.settings.max_answer_s if question.verifier in TIMES_CASES else 0.0
-            score = await self._ask(one, question, self._timeout_s + own_s)
+            own_s = BEFORE_CASES_S + MAX_ANSWERS * self.settings.max_answer_s if follow else 0.0
+            score = await self._ask(one, question, self._timeout_s + own_s, follow)
         except asyncio.CancelledError:
             await one.kill()  # its next answer would be to a question nobody asks any more
             raise
@@ -173,7 +198,7 @@ class VerifierPool:
             raise VerifierError(f"the score is {score}")
         return score
 
-    async def _load(self, one: "_Worker", name: str) -> None:
+    async def _load(self, one: WorkerProcess, name: str) -> None:
         if name in one.loaded:
             return
         try:
@@ -182,10 +207,16 @@ class VerifierPool:
             raise VerifierError(f"loading it: {e}") from e
         one.loaded.add(name)
 
-    async def _ask(self, one: "_Worker", question: Question, timeout_s: float) -> Score | None:
+    async def _ask(
+        self,
+        one: WorkerProcess,
+        question: Question,
+        timeout_s: float,
+        follow: Callable[[], tuple[float, ...]] | None = None,
+    ) -> Score | None:
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await one.ask(question)
+                answer = await one.ask(question, follow)
         except TimeoutError as e:
             is_stopped = one.is_stopped
             await one.kill()
@@ -197,7 +228,8 @@ class VerifierPool:
             await one.kill()
             raise VerifierError(f"the worker broke down{ended}: {type(e).__name__}: {e}") from e
         if answer.error:
-            raise (VerifierError if answer.is_machines else RaisedError)(answer.error)
+            kind = VerifierError if answer.is_machines else NotANumberError if answer.is_no_number else RaisedError
+            raise kind(answer.error)
         return answer.score
 
 
@@ -212,85 +244,46 @@ def check_cores(cores: Collection[int]) -> None:
         raise ValueError(f"rewards.cpu_cores names {missing}, this machine has cores 0 to {num_cores - 1}")
 
 
-def check_own(names: Collection[str]) -> None:
-    """Loads a user's own verifiers in a worker, before anything starts.
+def check_own(names: Collection[str], task: Task | None = None) -> list[str]:
+    """Loads a user's own verifiers in a worker and calls each once, before anything starts.
+
+    Args:
+      names: the verifiers.
+      task: a task of the run, whose own answer they are asked about; None: one that was made up. Of that a verifier may
+        raise that needs what rows have.
+
+    Returns:
+      One line for each that raised something that may be the made-up task's fault.
 
     Raises:
-      ValueError: says why one can't be.
+      ValueError: says why one can't be used.
     """
     if not names:
-        return
+        return []
 
-    async def load() -> None:
+    async def load() -> list[str]:
         pool = VerifierPool(num_workers=1, timeout_s=LOAD_TIMEOUT_S, retries=0, own=names)
         try:
-            for name in names:
-                await pool.load(name)
+            return [line for name in names if (line := await _trial(pool, name, task))]
         finally:
             await pool.close()
 
     try:
-        asyncio.run(load())
+        return asyncio.run(load())
     except VerifierError as e:
         raise ValueError(str(e).removeprefix("ValueError: ")) from e
 
 
-class _Worker:
-    """One process; started by its first question, and again after each kill."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
-        self._process: asyncio.subprocess.Process | None = None
-        self.loaded: set[str] = set()
-
-    async def ask(self, question: Question) -> Answer:
-        if self._process is None or self._process.returncode is not None:
-            await self.kill()
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                # One thread each: the cores are the engine's.
-                env={
-                    **without_secrets(os.environ),  # a verifier may be anybody's code
-                    "PYTHONPATH": extension.python_path(),
-                    "OMP_NUM_THREADS": "1",
-                    "OPENBLAS_NUM_THREADS": "1",
-                },
-            )
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        stdin.write(worker.frame(question))
-        await stdin.drain()
-        length = worker.frame_length(await stdout.readexactly(4))
-        return msgspec.msgpack.decode(await stdout.readexactly(length), type=Answer)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal stopped it, or a debugger (Linux; unknown elsewhere)."""
-        if self._process is None:
-            return False
-        try:
-            stat = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
-
-    async def ended(self) -> str:
-        """How the process ended, if it has, or is about to: for a message."""
-        if self._process is None:
-            return ""
-        try:
-            async with asyncio.timeout(END_S):
-                code = await self._process.wait()
-        except TimeoutError:
-            return ""
-        return f" by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f" with exit code {code}"
-
-    async def kill(self) -> None:
-        process, self._process = self._process, None
-        self.loaded.clear()
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+async def _trial(pool: VerifierPool, name: str, task: Task | None) -> str:
+    await pool.load(name)
+    asked = task or Task.judged_by(name, answer="42", metadata="{}")
+    try:
+        await pool.try_own(name, asked, Response(text=asked.answer or "42", finish="stop", num_tokens=1))
+    except RaisedError as e:
+        said = " ".join(f"prompts.verifier={name}: called once, on a trial response: {e}".split())
+        if task or isinstance(e, NotANumberError) or str(e).startswith(_BUGS):
+            raise ValueError(said) from e
+        return f"{said} (no row of the run was at hand; at a response this is retried, then its group dropped)"
+    except VerifierError as e:
+        raise ValueError(" ".join(f"prompts.verifier={name}: called once, on a trial response: {e}".split())) from e
+    return ""

@@ -1,26 +1,29 @@
 """A process that judges responses: `python -m actor.verifiers.worker`, spoken to over its pipes.
 
-A message is four bytes of length (big-endian) and msgpack. There is one answer to each question, in
-order. It ends with its input, or with its parent.
+A message is four bytes of length (big-endian) and msgpack. There is one answer to each question, in order; while one is
+judged, other timeouts of its test cases may come. It ends with its input, or with its parent.
 """
 
 import ctypes
 import os
+import queue
 import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable
-from typing import BinaryIO
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
 
 import msgspec
 from absl import logging
 
 from actor.sandbox.program import SandboxError, SandboxUnavailableError
 from actor.verifiers import registry
-from actor.verifiers.judged import Context, Response, Score, Verifier
+from actor.verifiers.judged import Context, NoNumberError, Response, Score, Verifier
 from actor.verifiers.own_answer import own_answer
 from bridge.types import Task
+from configs import extension
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
@@ -32,7 +35,7 @@ RUNS_PROGRAMS = ("code",)
 """What these raise is the sandbox's, or the row's."""
 
 
-class Question(msgspec.Struct):
+class Question(msgspec.Struct, tag=True):
     """One response to judge; without one, the verifier is only loaded."""
 
     verifier: str
@@ -41,16 +44,37 @@ class Question(msgspec.Struct):
     context: Context = Context()
 
 
+class Timeouts(msgspec.Struct, tag=True):
+    """Timeouts of the test cases of the question before, from now on."""
+
+    case_timeouts_s: tuple[float, ...]
+
+
+class LiveTimeouts(Sequence[float]):
+    """Timeouts by test case of one question, replaced while it is judged."""
+
+    def __init__(self, known: Sequence[float]) -> None:
+        self.known = tuple(known)
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.known[index]
+
+
 class Answer(msgspec.Struct):
     """A score, or what went wrong."""
 
     score: Score | None = None
     error: str = ""
+    is_no_number: bool = False
+    """The verifier returned something that no response makes a number."""
     is_machines: bool = False
     """The error is of this machine or its sandboxes, and says nothing about the row."""
 
 
-def frame(message: Question | Answer) -> bytes:
+def frame(message: Question | Timeouts | Answer) -> bytes:
     """A message as it is sent.
 
     Raises:
@@ -75,11 +99,27 @@ def frame_length(head: bytes) -> int:
 
 
 def serve(load: Callable[[str], Verifier], source: BinaryIO, sink: BinaryIO) -> None:
-    """Answers questions until the input ends."""
-    while head := source.read(_LENGTH.size):
-        question = msgspec.msgpack.decode(source.read(frame_length(head)), type=Question)
+    """Answers questions until the input ends; a thread reads them, so that timeouts reach the one that is judged."""
+    questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(source, questions), name="questions", daemon=True).start()
+    while (question := questions.get()) is not None:
         sink.write(frame(_answer(load, question)))
         sink.flush()
+
+
+def _read(source: BinaryIO, questions: "queue.SimpleQueue[Question | None]") -> None:
+    timeouts = LiveTimeouts(())
+    try:
+        while head := source.read(_LENGTH.size):
+            message = msgspec.msgpack.decode(source.read(frame_length(head)), type=Question | Timeouts)
+            if isinstance(message, Timeouts):
+                timeouts.known = message.case_timeouts_s
+                continue
+            timeouts = LiveTimeouts(message.context.case_timeouts_s)
+            message.context = msgspec.structs.replace(message.context, case_timeouts_s=timeouts)
+            questions.put(message)
+    finally:
+        questions.put(None)
 
 
 def main(load: Callable[[str], Verifier] = registry.load) -> None:
@@ -92,10 +132,13 @@ def main(load: Callable[[str], Verifier] = registry.load) -> None:
     # The hard limit stays open: a sandbox can't have more than who starts it.
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, hard))
-    # What a verifier prints must not end up between the answers.
-    sink = os.fdopen(os.dup(1), "wb")
+    # What a verifier prints must not end up between the answers, nor a question in what it reads.
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)
-    serve(load, sys.stdin.buffer, sink)
+    serve(load, source, sink)
 
 
 def _answer(load: Callable[[str], Verifier], question: Question) -> Answer:
@@ -107,21 +150,22 @@ def _answer(load: Callable[[str], Verifier], question: Question) -> Answer:
         return Answer(score=_scored(score, question.verifier, question.response, question.task, question.context))
     except Exception as e:  # a verifier may raise anything; the pool decides what becomes of it
         is_machines = isinstance(e, OSError | MemoryError | SandboxError | SandboxUnavailableError)
-        return Answer(error=f"{type(e).__name__}: {e}", is_machines=is_machines)
+        is_no_number = isinstance(e, NoNumberError)
+        return Answer(error=f"{type(e).__name__}: {e}", is_machines=is_machines, is_no_number=is_no_number)
 
 
 def _scored(score: Verifier, name: str, response: Response, task: Task, context: Context) -> Score:
     """The score of a response: wrong where it makes its verifier raise that judges the task's own answer.
 
-    Raises what the verifier does where that can be no fault of the text: what the system refused, whatever a sandbox
-    says, or if the own answer makes it raise, too.
+    Raises what the verifier does where that can be no fault of the text: what the system refused, whatever a sandbox or
+    a user's own verifier says, or if the own answer makes it raise, too.
     """
     try:
         return score(response, task, context)
     except OSError:
         raise
     except Exception as first:
-        if name in RUNS_PROGRAMS:
+        if name in RUNS_PROGRAMS or extension.is_own(name):
             raise
         own = own_answer(name, task, context.settings)
         try:

@@ -13,13 +13,14 @@ class RewardsConfig:
 
     timeout_factor: Annotated[float, Range(1, 1e6)] = 1.5
     """lambda of the adaptive timeout of a test case, T = min(max(T_min, lambda T_anchor), T_max), T_anchor being the
-    longest run of it by an answer that was right (RollPacker section 4.3). Before there is one it is T_max."""
+    longest run of it by an answer that was right (RollPacker section 4.3). Before there is one it is T_max. T is held
+    against the CPU seconds of all processes of a program, and against a fifth of its idle time."""
     min_timeout_s: Seconds = 2.0
     """T_min."""
     max_timeout_s: Seconds = 30.0
     """T_max."""
     max_answer_s: Seconds = 120.0
-    """For all test cases of one answer together; an answer that takes longer has timed out."""
+    """Timeout of all test cases of one answer together, in seconds that count as those of one case."""
     cpu_cores: str = ""
     """Cores of the processes that judge ("0" or "0-3"), apart from the engine's (actor.cpu_cores). Empty: the actor's
     own."""
@@ -31,9 +32,8 @@ class RewardsConfig:
     row's metadata may name its own ("format")."""
 
     code_in: Literal["block", "text"] = "block"
-    """Where verifier=code looks for a response's program. block: in its last fenced block of the row's language, or
-    without such in the last that names none, or in the only one; text: the response is the program. A row's metadata
-    may say otherwise ("code_in")."""
+    """Place of a response's program, for verifier=code. block: the last fenced block of the row's language that can
+    be the program (docs/code_rewards.md); text: the whole response. A row's metadata may say otherwise ("code_in")."""
     code_partial: bool = False
     """What a program earns that fails a test case: nothing, or the share of the cases that were passed before. Cases
     run in the row's order until one fails, either way."""
@@ -43,8 +43,17 @@ class RewardsConfig:
     """Processes and threads of a program at one time."""
     sandbox_output_mib: Count = 8
     """Of standard output, or of a function's result, in one test case."""
+    packages: str = "numpy"
+    """Installed packages that a Python program may import, as pip names them, commas between them. They and the
+    packages that they require are read-only in the sandbox, and imported there once before a run starts. Empty: the
+    standard library alone."""
     sandbox_warm: Count = 2
     """Sandboxes that wait for a program, in each of actor.verifier_workers; one takes about 10 MiB."""
+
+    @property
+    def package_names(self) -> tuple[str, ...]:
+        """`packages`, one by one."""
+        return tuple(name.strip() for name in self.packages.split(",") if name.strip())
 
     def __post_init__(self) -> None:
         check_ranges("rewards", self)
@@ -56,6 +65,9 @@ class RewardsConfig:
             raise ValueError(
                 f"rewards.max_timeout_s ({self.max_timeout_s}) is below rewards.min_timeout_s ({self.min_timeout_s})"
             )
+        for name in self.package_names:
+            if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+                raise ValueError(f"rewards.packages must be names of packages with commas between them, got {name!r}")
         if self.cpu_cores and not is_core_list(self.cpu_cores):
             raise ValueError(f'rewards.cpu_cores={self.cpu_cores!r} is no list of cores ("0", "0-3" or "0,2")')
         try:

@@ -29,6 +29,19 @@ def check_name(config: Config) -> None:
         )
 
 
+def check_sandboxes(config: Config, settings: Settings) -> None:
+    """Refuses code rewards in pods without capabilities under the default seccomp profile: nothing is isolated there.
+
+    Raises:
+      ValueError: says what to set.
+    """
+    if "code" in config.parts and not (settings.sandbox_seccomp or settings.sandbox_runtime):
+        raise ValueError(
+            "code rewards isolate programs by user namespaces, which pods may not make: give --sandbox_seccomp=PROFILE "
+            "(launch/deploy/sandbox_seccomp.json on the nodes) or --sandbox_runtime=RUNTIME_CLASS (docs/deploy.md)"
+        )
+
+
 def check_meeting_places(config: Config) -> None:
     """Refuses a store or a way of weights that processes on several machines can't meet at.
 

@@ -48,6 +48,14 @@ _UID = flags.DEFINE_integer("uid", 10001, "Kubernetes: the user of the processes
 _NODE_LABELS = flags.DEFINE_enum(
     "node_labels", "gke", ["gke", "nvidia"], "Kubernetes: GPU nodes have GKE's labels, or those of NVIDIA's discovery."
 )
+_SANDBOX_SECCOMP = flags.DEFINE_string(
+    "sandbox_seccomp",
+    "",
+    "Kubernetes, code rewards: launch/deploy/sandbox_seccomp.json on the nodes, a path below the kubelet's seccomp.",
+)
+_SANDBOX_RUNTIME = flags.DEFINE_string(
+    "sandbox_runtime", "", "Kubernetes, code rewards: a RuntimeClass of pods that may isolate programs, as gVisor's."
+)
 
 _PYTHON = flags.DEFINE_string("python", "", "Slurm: the Python with Sluice, as every node sees it.")
 _ACTOR_PYTHON = flags.DEFINE_string("actor_python", "", "Slurm: the actors', if it is another one.")
@@ -111,6 +119,8 @@ def _settings(target: Literal["kubernetes", "slurm"]) -> Settings:
         service_account=_ACCOUNT.value,
         uid=_UID.value,
         node_labels="gke" if _NODE_LABELS.value == "gke" else "nvidia",
+        sandbox_seccomp=_SANDBOX_SECCOMP.value,
+        sandbox_runtime=_SANDBOX_RUNTIME.value,
         python=_PYTHON.value,
         actor_python=_ACTOR_PYTHON.value,
         keys=_KEYS.value,

@@ -74,6 +74,7 @@ def deploy(config: Config, settings: Settings) -> Deployment:
     """
     if settings.target == "kubernetes":
         checks.check_name(config)
+        checks.check_sandboxes(config, settings)
     config = _with_grace(checks.on_storage(config, settings), settings)
     if settings.one_node:
         learner, actor, actor_store = _node(config, settings), hardware.cpu_hosts(), ""

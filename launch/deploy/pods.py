@@ -5,6 +5,7 @@ from typing import Any
 from launch.deploy import commands
 from launch.deploy.deployment import Bounds, Deployment
 from launch.deploy.hardware import GKE_GPU, Hosts
+from launch.deploy.settings import Settings
 
 Json = dict[str, Any]
 CONFIG, SECRETS, SCRATCH, SHM = "/etc/sluice", "/etc/sluice-secrets", "/tmp", "/dev/shm"
@@ -148,10 +149,25 @@ def _pod(
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_gib}Gi"}},
         ],
     }
+    if "code" in deployment.config.parts and component != "learner":
+        _let_isolate(spec, container, deployment.settings)
     if hosts.resource:
         spec["nodeSelector"] = dict(hosts.labels)
         spec["tolerations"] = [{"key": hosts.resource, "operator": "Exists", "effect": "NoSchedule"}]
     return {"metadata": {"labels": labels(deployment, component)}, "spec": spec}
+
+
+def _let_isolate(spec: Json, container: Json, settings: Settings) -> None:
+    """Lets a pod's processes make user namespaces, and mount /proc in them, without any right outside of the pod."""
+    if settings.sandbox_runtime:
+        spec["runtimeClassName"] = settings.sandbox_runtime
+        return
+    spec["hostUsers"] = False
+    container["securityContext"] |= {
+        "seccompProfile": {"type": "Localhost", "localhostProfile": settings.sandbox_seccomp},
+        "appArmorProfile": {"type": "Unconfined"},  # the default one refuses mounts
+        "procMount": "Unmasked",  # over a masked /proc the kernel lets nobody mount another
+    }
 
 
 def _container(name: str, image: str, arguments: list[str], hosts: Hosts) -> Json:

@@ -1,6 +1,7 @@
 """What a deployment needs beside the run's config: where it runs, on what, and what it is called there."""
 
 import dataclasses
+import pathlib
 from typing import Literal
 
 from launch.deploy.hardware import GPUS, TPUS
@@ -40,6 +41,10 @@ class Settings:
     service_account: str = ""
     uid: int = 10001
     node_labels: Literal["gke", "nvidia"] = "gke"
+    sandbox_seccomp: str = ""
+    """A seccomp profile of the nodes, below the kubelet's folder of profiles, under which pods may isolate programs."""
+    sandbox_runtime: str = ""
+    """A RuntimeClass in whose pods programs can be isolated, as gVisor's."""
     # Slurm
     python: str = ""
     actor_python: str = ""
@@ -83,6 +88,13 @@ class Settings:
             raise ValueError(
                 "give --storage_claim=NAME, a PersistentVolumeClaim that all hosts of the learner may write "
                 "(ReadWriteMany): the run folder, the model and the prompts lie on it"
+            )
+        if self.sandbox_seccomp and self.sandbox_runtime:
+            raise ValueError("give one of --sandbox_seccomp and --sandbox_runtime, got both")
+        profile = pathlib.PurePosixPath(self.sandbox_seccomp)
+        if profile.is_absolute() or ".." in profile.parts:
+            raise ValueError(
+                f"--sandbox_seccomp must be a path below the kubelet's folder seccomp/, got {self.sandbox_seccomp!r}"
             )
         if not self.mount.startswith("/") or self.mount == "/":
             raise ValueError(f"--mount must be a folder's absolute path, got {self.mount!r}")

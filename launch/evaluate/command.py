@@ -66,9 +66,9 @@ def main() -> int:
     with command_line.usage_errors():
         out = check_out_file(_OUT.value)
         model, step, config = _what()
-        check_own(config.own_verifiers)
+        notes = check_own(config.own_verifiers)
         check_environments(config.environments_played, config.environments)
-        for note in check_sandbox(config):
+        for note in (*notes, *check_sandbox(config)):
             print(note, flush=True)
         sets = problems.open_problems(config, model)
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())

@@ -43,3 +43,25 @@ def test_machine_that_isolates_says_in_which_languages(isolated):
     (said,) = check_sandbox(config)
     assert preflight.check_functions(config, ("learner", "actor")) == [said]
     assert said.startswith("code is judged in sandboxes: Python 3.") and "languages python" in said
+    assert "; packages numpy; " in said
+
+
+@pytest.mark.integration
+def test_more_workers_than_cores_are_told_of(isolated):
+    config = tiny_code.get_config()
+    many = dataclasses.replace(config.actor, verifier_workers=1000)
+    _, said = check_sandbox(dataclasses.replace(config, actor=many))
+    assert "actor.verifier_workers=1000" in said and "no verdict changes" in said
+    two = dataclasses.replace(config.rewards, cpu_cores="0")
+    few = dataclasses.replace(config.actor, verifier_workers=2, num_engines=1)
+    _, said = check_sandbox(dataclasses.replace(config, actor=few, rewards=two))
+    assert "rewards.cpu_cores=0 names 1" in said
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("field", ["path", "eval_path"])
+def test_prompts_where_programs_could_read_them_are_refused(isolated, field):
+    config = tiny_code.get_config()
+    prompts = dataclasses.replace(config.prompts, **{field: "/usr/share/rows.jsonl"})
+    with pytest.raises(ValueError, match=rf"prompts.{field}=/usr/share/rows.jsonl is in /usr, which programs"):
+        check_sandbox(dataclasses.replace(config, prompts=prompts))

@@ -1,7 +1,6 @@
 """One run of a program: its process with its bounds, its pipes, its clock; and the end of all that it started."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import resource
@@ -9,15 +8,13 @@ import select
 import signal
 import time
 
-from actor.sandbox.inside import files, watch
+from actor.sandbox.inside import clock, files, watch
 
 PREPARE_S = 3.0
 """For making the writable places anew; a sandbox in which that takes longer is used up."""
 LOOK_S = 0.025
-"""Between two looks at memory and files."""
+"""Between two looks at time, memory and files."""
 _CHUNK = 65536
-_PR_SET_DUMPABLE = 4
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _TMPFS = (files.SCRATCH, files.SHARED)
 
 
@@ -25,10 +22,11 @@ class UsedUpError(Exception):
     """This sandbox can't begin another case; it did not run."""
 
 
-def run(order, content, uid, limits, on_begin):
+def run(order, content, uid, limits, host):
     """Runs one case and returns (head, stdout, stderr, returned); `order` has argv, environment, timeout_s and so on.
 
-    `on_begin()` is called when its clock begins.
+    `host.began()` is called when its clock begins; while it runs, `host.timeout_s()` gives another timeout whenever
+    `host.fileno()` can be read.
 
     Raises:
       UsedUpError: what earlier cases left can't be cleared away, or no process be made.
@@ -44,16 +42,16 @@ def run(order, content, uid, limits, on_begin):
     os.close(say)
     ours = _our_ends(pipes)
     try:
-        began, problem = _wait_for_exec(says)
+        began, before_s, problem = _wait_for_exec(says)
         if problem.startswith(b"dirty"):
             raise UsedUpError(problem.decode("utf-8", "replace"))
-        on_begin()
+        host.began()
         feeds = {ours["in"]: stdin} | ({ours["call"]: call} if "call" in ours else {})
         bounds = {ours["out"]: limits["output_bytes"], ours["err"]: limits["stderr_bytes"]}
         if "return" in ours:
             bounds[ours["return"]] = limits["output_bytes"]
-        running = _Running(pid, began, feeds, bounds, kept_short=ours["err"])
-        ended, code, seconds = running.until_end(order["timeout_s"], limits)
+        running = _Running(pid, clock.Clock(began, before_s), feeds, bounds, kept_short=ours["err"])
+        ended, code, seconds = running.until_end(order["timeout_s"], limits, host)
         if problem:
             return {"ended": "exited", "code": 127, "seconds": seconds}, b"", problem, b""
         out, err = running.read[ours["out"]], running.read[ours["err"]]
@@ -89,17 +87,18 @@ def _our_ends(pipes):
 
 
 def _wait_for_exec(says):
-    """When the new process executed the program, and what kept it from that: nothing, if it did."""
+    """When the new process executed the program, its CPU seconds before that, and what kept it from it, if anything."""
     poll = select.poll()
     poll.register(says, select.POLLIN)
     said, deadline = b"", time.monotonic() + PREPARE_S
     while True:
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return deadline, b"dirty: still at it after %d s" % PREPARE_S
+            return deadline, 0.0, b"dirty: still at it after %d s" % PREPARE_S
         chunk = os.read(says, 4096)
         if not chunk:
-            began, _, problem = said.partition(b"\n") if said[:1].isdigit() else (b"0", b"", said or b"dirty: died")
-            return float(began), problem
+            times, _, problem = said.partition(b"\n") if said[:1].isdigit() else (b"0 0", b"", said or b"dirty: died")
+            began, before_s = map(float, times.split())
+            return began, before_s, problem
         said += chunk
 
 
@@ -123,7 +122,7 @@ def _become(order, content, uid, limits, say, pipes):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         # A compiler or interpreter that can't be executed is no fault of the program; a file of its own is.
         stage = "exec" if "/" in order["argv"][0] else "dirty"
-        os.write(say, b"%.6f\n" % time.monotonic())
+        os.write(say, b"%.6f %.6f\n" % (time.monotonic(), time.process_time()))
         os.execvpe(order["argv"][0], order["argv"], order["environment"])
     except BaseException as e:
         os.write(say, f"{stage}: {type(e).__name__}: {e}".encode("utf-8", "replace")[:4000])
@@ -141,9 +140,6 @@ def drop_to(uid):
 
 def _bound(limits, reserves, num_processes):
     """The kernel's own bounds; none can be taken back."""
-    _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else this process may not write to its own /proc
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
     memory = resource.RLIMIT_DATA if reserves else resource.RLIMIT_AS
     if reserves:  # who started us may have a soft bound of its own
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -169,21 +165,21 @@ def _bound(limits, reserves, num_processes):
 class _Running:
     """A program that has begun."""
 
-    def __init__(self, pid, began, feeds, bounds, *, kept_short):
+    def __init__(self, pid, clock, feeds, bounds, *, kept_short):
         self._pid = pid
-        self._began = began
+        self._clock = clock
         self._feeds = {fd: memoryview(data) for fd, data in feeds.items()}
         self._bounds = bounds
         self._kept_short = kept_short
         """Of this one the rest is thrown away; of others it ends the program."""
         self.read = {fd: bytearray() for fd in bounds}
 
-    def until_end(self, timeout_s, limits):
+    def until_end(self, timeout_s, limits, host):
         """How it ended, its code, its seconds; then nothing of it runs any more and all it said is read."""
-        why = self._watch(self._began + timeout_s, limits)
-        seconds = time.monotonic() - self._began
+        why = self._watch(timeout_s, limits, host)
         ends = end_all()
         self._drain()
+        seconds = self._clock.seconds(sum(usage.ru_utime + usage.ru_stime for _, usage in ends.values()))
         status, usage = ends[self._pid]
         if why:
             return why, 0, seconds
@@ -197,7 +193,7 @@ class _Running:
             return "cpu", number, seconds
         return "signal", number, seconds
 
-    def _watch(self, deadline, limits):
+    def _watch(self, timeout_s, limits, host):
         """What made us end it; empty when it ended by itself."""
         poll = select.poll()
         end = os.pidfd_open(self._pid)
@@ -207,19 +203,25 @@ class _Running:
                 poll.register(fd, select.POLLIN)
             for fd in self._feeds:
                 poll.register(fd, select.POLLOUT)
-            look_at = time.monotonic() + LOOK_S
+            poll.register(host.fileno(), select.POLLIN)
+            pause_s = LOOK_S
+            look_at = time.monotonic() + pause_s
             while True:
                 now = time.monotonic()
-                if now >= deadline:
-                    return "timeout"
                 if now >= look_at:
-                    if watch.memory_bytes(_TMPFS) > limits["memory_bytes"]:
+                    self._clock.look(now, pause_s)
+                    if self._clock.is_over(timeout_s):
+                        return "timeout"
+                    if watch.memory_bytes(_TMPFS, limits["socket_bytes"]) > limits["memory_bytes"]:
                         return "memory"
                     if watch.num_files(_TMPFS) > limits["num_files"]:
                         return "files"
                     # A look at many processes takes a while: a tenth of the time at most.
-                    look_at = time.monotonic() + max(LOOK_S, 10 * (time.monotonic() - now))
-                ready = dict(poll.poll(max(0.0, min(deadline, look_at) - time.monotonic()) * 1000))
+                    pause_s = max(LOOK_S, 10 * (time.monotonic() - now))
+                    look_at = now + pause_s
+                ready = dict(poll.poll(max(0.0, look_at - time.monotonic()) * 1000))
+                if ready.pop(host.fileno(), 0):
+                    timeout_s = host.timeout_s()
                 for fd in ready:
                     goes_on = fd == end or (self._take(fd) if fd in self.read else self._feed(fd))
                     if not goes_on:

@@ -4,12 +4,20 @@ It shares a process with the program, which can write there what it likes: that 
 the function should return is not known here.
 """
 
+import builtins
+import importlib
 import inspect
 import json
 import os
 import sys
 import types
 from typing import Any
+
+STARTER = (
+    "typing", "collections", "heapq", "bisect", "itertools", "functools", "math", "string", "re", "random", "datetime",
+    "copy", "operator", "statistics",
+)  # fmt: skip
+"""Modules that LeetCode has imported for its starter code, each by its name and by the names in it."""
 
 
 def main() -> None:
@@ -23,7 +31,9 @@ def main() -> None:
     solution.__file__ = file
     sys.modules["solution"] = solution
     with open(file, encoding="utf-8") as source:
-        exec(compile(source.read(), file, "exec"), solution.__dict__)
+        code = compile(source.read(), file, "exec")
+    solution.__dict__.update(starter(code))
+    exec(code, solution.__dict__)
     found: Any = solution
     for name in call["function"].split("."):
         found = getattr(found() if inspect.isclass(found) else found, name)
@@ -35,6 +45,29 @@ def main() -> None:
     while body:
         body = body[os.write(4, body) :]
     os._exit(0)  # a thread that was left running is no part of the result
+
+
+def starter(code):
+    """Names that a program uses and need not import, as the first of `STARTER` has them; builtins stay what they are.
+
+    What the program defines or imports itself replaces them.
+    """
+    used, codes = set(), [code]
+    while codes:
+        one = codes.pop()
+        used.update(one.co_names)
+        codes += [inner for inner in one.co_consts if isinstance(inner, types.CodeType)]
+    used -= set(dir(builtins))
+    found = {}
+    for name in STARTER:
+        if not used:
+            break
+        module = importlib.import_module(name)
+        public = getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]
+        for one in used & {*public, name}:
+            found[one] = module if one == name else getattr(module, one)
+        used -= set(found)
+    return found
 
 
 if __name__ == "__main__":

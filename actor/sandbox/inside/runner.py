@@ -46,15 +46,41 @@ def serve(channel):
     uid, limits = head["uid"], head["limits"]
     content = [(name, 0o600, blob) for name, blob in zip(head["names"], blobs)]  # noqa: B905  # Python 3.9 has no strict
     send(channel, {"took": len(content)})
+    host = Host(channel)
     while True:
         order, order["blobs"] = receive(channel)
+        if "argv" not in order:
+            continue  # another timeout of a case that has ended
         try:
-            ended, *said = case.run(order, content, uid, limits, lambda: send(channel, {"began": True}))
+            ended, *said = case.run(order, content, uid, limits, host)
             if order["keeps"] and ended["ended"] == "exited" and ended["code"] == 0:
                 content = _compiled(uid, limits)
         except case.UsedUpError as e:
             ended, said = {"ended": "used up", "problem": str(e)[:2000]}, []
         send(channel, ended, said)
+
+
+class Host:
+    """The host, as a case that runs sees it."""
+
+    def __init__(self, channel):
+        self._channel = channel
+
+    def began(self):
+        """Says that the case's clock begins."""
+        send(self._channel, {"began": True})
+
+    def fileno(self):
+        """A descriptor that can be read when the host sends another timeout, or ends."""
+        return self._channel.fileno()
+
+    def timeout_s(self):
+        """Returns the timeout that the host sent.
+
+        Raises:
+          SealedError: there is no host any more.
+        """
+        return receive(self._channel)[0]["timeout_s"]
 
 
 def _compiled(uid, limits):

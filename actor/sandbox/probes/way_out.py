@@ -9,9 +9,10 @@ import sys
 import time
 
 CLONE_NEWUSER = 0x10000000
+IO_SETUP = {"x86_64": 206, "aarch64": 0}
 ENVIRONMENT = {
     "PATH", "HOME", "PWD", "TMPDIR", "LANG", "LC_CTYPE",
-    "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 }  # fmt: skip
 OUTSIDE = ("/", "/usr", "/usr/bin", "/etc", "/dev", "/sluice", "/proc/sys/kernel", "/proc")
 
@@ -48,13 +49,13 @@ def network(given):
         (socket.AF_INET, ("127.0.0.1", given["port"])),
         (socket.AF_UNIX, "\0sluice-" + given["unix"]),
     ):
-        with socket.socket(family) as ours:
-            ours.settimeout(2.0)
-            try:
+        try:
+            with socket.socket(family) as ours:
+                ours.settimeout(2.0)
                 ours.connect(address)
                 yield f"a listener of the host can be reached by {family.name}"
-            except OSError:
-                pass
+        except OSError:
+            pass
     with open("/proc/net/dev") as file:
         names = [line.split(":")[0].strip() for line in file if ":" in line]
     if names != ["lo"]:
@@ -79,6 +80,17 @@ def identity(given):
         yield "ptrace is open"
     if succeeds(lambda: libc.unshare(CLONE_NEWUSER)):
         yield "namespaces can be made"
+    if succeeds(lambda: libc.setpriority(0, 1, 19)):
+        yield "the priority of the sandbox's PID 1 can be changed"
+    context = ctypes.c_ulong()
+    if libc.syscall(IO_SETUP.get(os.uname().machine, -1), 1, ctypes.byref(context)) == 0:
+        yield "contexts of asynchronous I/O can be taken, of which the machine has a fixed number"
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("0")
+        yield "a program can make others be killed in its place when memory runs out"
+    except OSError:
+        pass
 
 
 def succeeds(call):

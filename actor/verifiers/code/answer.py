@@ -1,27 +1,58 @@
 """The program in a response; text in, text out."""
 
+import ast
+import builtins
 import re
+import symtable
+from collections.abc import Collection, Sequence
 
 from bridge.code_tests import ALIASES, CodeIn
 
-_FENCE = re.compile(r"^ {0,3}(?P<marks>`{3,}|~{3,})[ \t]*(?P<name>[^\s`{]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^(?P<before>[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<marks>`{3,}|~{3,})(?P<info>[^\n]*)$")
+_MAX_PARSED_CHARS = 200_000
+"""A longer block is looked at by its text alone."""
+_READS = {
+    "python": r"\binput\b|\bstdin\b|\bopen\(0|\bfileinput\b",
+    "javascript": r"\bstdin\b|\breadline\b|\breadFileSync\(0",
+    "bash": r"\bread\b|\bcat\b|\bmapfile\b|/dev/stdin",
+    "perl": r"<>|\bSTDIN\b",
+    "ruby": r"\bgets\b|\bSTDIN\b|\$stdin\b|\bARGF\b",
+}
+"""A sign that a program reads standard input, by language; of the other languages, that it has a `main`."""
 
 
-def program_text(text: str, language: str, code_in: CodeIn) -> str | None:
-    """The program that a response gives as its answer; None if it gives none.
+def program_text(
+    text: str, language: str, code_in: CodeIn, *, functions: Collection[str] = (), reads: bool = False
+) -> str | None:
+    """Returns the program that a response gives as its answer; None if it gives none.
 
-    With `code_in=block` it is the last fenced block that is marked as of the language; without any the last that is
-    marked as of none; without that the one block that there is. A block that is not closed ends with the text. With
-    `code_in=text` it is the whole text.
+    With `code_in=text` it is the whole text. With `code_in=block` it is the last fenced block, as in LiveCodeBench, of
+    those that can be the program. These are the blocks marked as of the language; without any, those marked as of none;
+    without those, the one block that exists. Of them, where there are such:
+
+    - `functions`: those that define one of the functions that the test cases call (EvalPlus's entry point). A block
+      marked as of none counts where no marked one defines it. Definitions that it lacks come from the other blocks.
+    - `reads`: those that read standard input.
+
+    A block that only demonstrates is neither. A block that is not closed ends with the text.
     """
     if code_in == "text":
         return text if text.strip() else None
     blocks = [(ALIASES.get(name.lower(), name.lower()), body) for name, body in _blocks(text) if body.strip()]
     named = [body for name, body in blocks if name == language]
     unnamed = [body for name, body in blocks if not name]
-    if named or unnamed:
-        return (named or unnamed)[-1]
-    return blocks[0][1] if len(blocks) == 1 else None
+    candidates = named or unnamed or ([blocks[0][1]] if len(blocks) == 1 else [])
+    if not candidates:
+        return None
+    if functions:
+        for group in (named, unnamed):
+            if defining := [i for i, body in enumerate(group) if _defines(body, functions)]:
+                return _with_definitions(group, defining[-1])
+    chosen = len(candidates) - 1
+    if reads:
+        sign = re.compile(_READS.get(language, r"\bmain\b"))
+        chosen = max((i for i, body in enumerate(candidates) if sign.search(body)), default=chosen)
+    return _with_definitions(candidates, chosen) if language == "python" else candidates[chosen]
 
 
 def fenced(program: str, language: str) -> str:
@@ -32,17 +63,125 @@ def fenced(program: str, language: str) -> str:
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """(what the fence is marked with, what is in it) of each block."""
-    found = []
+    """Returns (the fence's mark, the content) of each block, without the fence's own indentation."""
+    found: list[tuple[str, str, list[str]]] = []
+    before = marks = ""
+    for line in text.replace("\r\n", "\n").removesuffix("\n").split("\n"):
+        if marks:
+            inner = line[_num_shared(line, before) :]
+            if _closes(inner, marks):
+                marks = ""
+            else:
+                found[-1][2].append(line)
+        elif (opening := _FENCE.match(line)) and not (opening["marks"][0] == "`" and "`" in opening["info"]):
+            before, marks = opening["before"], opening["marks"]
+            info = opening["info"].split()
+            found.append((info[0].partition("{")[0] if info else "", before, []))
+    return [(name, _without(lines, before)) for name, before, lines in found]
+
+
+def _closes(line: str, marks: str) -> bool:
+    end = line.strip()
+    return len(end) >= len(marks) and not end.strip(marks[0]) and len(line) - len(line.lstrip()) <= 3
+
+
+def _without(lines: Sequence[str], before: str) -> str:
+    """Lines without what stands before their fence (CommonMark 4.5), or as much of it as the first line has."""
+    before = before[: next((_num_shared(line, before) for line in lines if line.strip()), 0)]
+    return "".join(f"{line[_num_shared(line, before) :]}\n" for line in lines)
+
+
+def _num_shared(line: str, before: str) -> int:
+    """Characters at a line's beginning that are the fence's: quotation marks, and white space up to its column."""
     at = 0
-    while opening := _FENCE.search(text, at):
-        begin = min(len(text), opening.end() + 1)
-        marks = opening["marks"]
-        closing = re.compile(rf"^ {{0,3}}{re.escape(marks[0])}{{{len(marks)},}}[ \t]*$", re.MULTILINE).search(
-            text, begin
-        )
-        found.append((opening["name"], text[begin : closing.start() if closing else len(text)]))
-        if closing is None:
-            break
-        at = closing.end()
+    while at < min(len(line), len(before)) and (line[at] in " \t" or line[at] == before[at] == ">"):
+        at += 1
+    return at
+
+
+def _defines(body: str, functions: Collection[str]) -> bool:
+    tree = _parsed(body)
+    if tree is None:  # a wrong answer, and still the answer
+        names = "|".join(re.escape(name.rpartition(".")[2]) for name in functions)
+        return re.search(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+(?:{names})\b", body, re.MULTILINE) is not None
+    return any(_has(tree.body, name.split(".")) for name in functions)
+
+
+def _has(statements: Sequence[ast.stmt], path: Sequence[str]) -> bool:
+    """Returns True if the statements define what a dotted path names, or a class Solution with such a method."""
+    first, *rest = path
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef):
+            is_it = statement.name == first and (not rest or bool(statement.bases) or _has(statement.body, rest))
+            if is_it or (statement.name == "Solution" and not rest and _has(statement.body, path)):
+                return True
+        elif first in _bound(statement):
+            return True
+    return False
+
+
+def _with_definitions(blocks: Sequence[str], chosen: int) -> str:
+    """A block behind the definitions that it needs and only other blocks have, the nearest block before it first."""
+    tree = _parsed(blocks[chosen])
+    if tree is None:
+        return blocks[chosen]
+    known = [(i, parsed) for i, body in enumerate(blocks) if i != chosen and (parsed := _parsed(body)) is not None]
+    known.sort(key=lambda one: (one[0] > chosen, abs(one[0] - chosen)))
+    definitions: dict[str, tuple[int, ast.stmt]] = {}
+    for i, statement in ((i, statement) for i, other in known for statement in other.body):
+        for name in _bound(statement):
+            definitions.setdefault(name, (i, statement))
+    has = set(dir(builtins)).union(*map(_bound, tree.body))
+    needed: list[tuple[int, int, str]] = []
+    missing = _free_names(blocks[chosen]) - has
+    while missing:
+        name = missing.pop()
+        has.add(name)
+        if name in definitions:
+            i, statement = definitions[name]
+            source = _source(blocks[i], statement)
+            needed.append((i, statement.lineno, source))
+            has |= _bound(statement)
+            missing = (missing | _free_names(source)) - has
+    return "".join(f"{source}\n" for *_, source in sorted(needed)) + blocks[chosen]
+
+
+def _parsed(body: str) -> ast.Module | None:
+    if len(body) > _MAX_PARSED_CHARS:
+        return None
+    try:
+        symtable.symtable(body, "answer", "exec")  # refuses more than the parser
+        return ast.parse(body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a statement defines; none of one that does more than define."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        nodes = (node for target in targets for node in ast.walk(target))
+        return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return set()
+
+
+def _free_names(source: str) -> set[str]:
+    """Global names that a source text uses."""
+    tables = [symtable.symtable(source, "answer", "exec")]
+    found: set[str] = set()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        at_top = table.get_type() == "module"
+        found |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (at_top or s.is_global())}
     return found
+
+
+def _source(body: str, statement: ast.stmt) -> str:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(d.lineno for d in decorators)])
+    return "\n".join(body.split("\n")[first - 1 : statement.end_lineno])

@@ -8,7 +8,8 @@ from typing import Any
 
 from bridge.code_tests import Compare
 
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+"""One way alone to read a run of digits: two make a long one quadratic."""
 _WHOLE = re.compile(r"[+-]?\d+")
 
 

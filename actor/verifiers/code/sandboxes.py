@@ -2,12 +2,13 @@
 
 import atexit
 
+from actor.sandbox.command import HostView
 from actor.sandbox.isolation import check_isolation
 from actor.sandbox.limits import MIB, SandboxLimits
 from actor.sandbox.pool import Sandbox
 from configs.sections import RewardsConfig
 
-_open: dict[SandboxLimits, Sandbox] = {}
+_open: dict[tuple[SandboxLimits, HostView], Sandbox] = {}
 
 
 def limits_of(settings: RewardsConfig) -> SandboxLimits:
@@ -20,17 +21,23 @@ def limits_of(settings: RewardsConfig) -> SandboxLimits:
     )
 
 
+def view_of(settings: RewardsConfig) -> HostView:
+    """Returns the view of the host that programs get."""
+    return HostView(packages=settings.package_names)
+
+
 def sandbox(settings: RewardsConfig) -> Sandbox:
     """This process's, tested once and kept.
 
     Raises:
       SandboxUnavailableError: this machine can't isolate a program; nothing is run then.
     """
-    limits = limits_of(settings)
-    if limits not in _open:
-        check_isolation()  # of the machine: what programs that look for a way out need is not what answers may have
-        _open[limits] = Sandbox(limits, num_warm=settings.sandbox_warm)
-    return _open[limits]
+    limits, view = limits_of(settings), view_of(settings)
+    if (limits, view) not in _open:
+        # Of the machine: what programs that look for a way out need is not what answers may have.
+        check_isolation(view=view)
+        _open[limits, view] = Sandbox(limits, num_warm=settings.sandbox_warm, view=view)
+    return _open[limits, view]
 
 
 @atexit.register

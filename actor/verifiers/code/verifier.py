@@ -1,5 +1,6 @@
 """Whether the program in a response passes the test cases of its row (metadata: `bridge.code_tests`)."""
 
+import functools
 import json
 import re
 
@@ -40,7 +41,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
     tests = code_tests.read(json.loads(task.metadata))
     settings = context.settings
     sandbox = sandboxes.sandbox(settings)
-    text = program_text(response.text, tests.language, tests.code_in or settings.code_in)
+    text = _program_text(response, tests, settings)
     if text is None or len(text.encode("utf-8", "replace")) > sandbox.limits.disk_bytes:
         return _failed("wrong", 0, tests, settings)
     program = languages.program(tests.language, text, calls=tests.are_calls)
@@ -51,6 +52,13 @@ def score(response: Response, task: Task, context: Context) -> Score:
         return _failed("wrong", 0, tests, settings)
 
 
+def _program_text(response: Response, tests: CodeTests, settings: RewardsConfig) -> str | None:
+    functions = {case.function for case in tests.cases if isinstance(case, Returned)}
+    reads = any(isinstance(case, Printed) and case.stdin.strip() for case in tests.cases)
+    where = tests.code_in or settings.code_in
+    return program_text(response.text, tests.language, where, functions=functions, reads=reads)
+
+
 def _judge(box: Box, tests: CodeTests, text: str, context: Context) -> Score:
     settings = context.settings
     case_s: list[float] = []
@@ -58,14 +66,20 @@ def _judge(box: Box, tests: CodeTests, text: str, context: Context) -> Score:
         left_s = settings.max_answer_s - sum(case_s)
         if left_s <= 0:
             return _failed("timeout", index, tests, settings)
-        own_s = context.case_timeouts_s[index] if index < len(context.case_timeouts_s) else settings.max_timeout_s
-        outcome = box.run(_case(test, text, min(own_s, left_s)))
+        timeout_s = functools.partial(_timeout_s, context, index, left_s)
+        outcome = box.run(_case(test, text, timeout_s()), timeout_s=timeout_s)
         if outcome.ended in ("timeout", "cpu"):
             return _failed("timeout", index, tests, settings)
         if not _passes(outcome, test, tests):
             return _failed("wrong", index, tests, settings)
         case_s.append(outcome.seconds)
     return Score(value=1.0, verdict="ok", case_s=tuple(case_s))
+
+
+def _timeout_s(context: Context, index: int, left_s: float) -> float:
+    """The timeout of a case, as it is known now."""
+    known = tuple(context.case_timeouts_s)
+    return min(known[index] if index < len(known) else context.settings.max_timeout_s, left_s)
 
 
 def _failed(verdict: Verdict, num_passed: int, tests: CodeTests, settings: RewardsConfig) -> Score:

@@ -184,6 +184,48 @@ OURS = {
         ended=("exited",),
         says=_nothing_got,
     ),
+    "priority and cores of the runner": Attack(
+        source=_GIVEN + _TRY + "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "def call(name, *a):\n    if getattr(libc, name)(*a) < 0: raise OSError(ctypes.get_errno(), name)\n"
+        "attempt(os.setpriority, os.PRIO_PROCESS, 1, 19)\nattempt(os.setpriority, os.PRIO_USER, 0, 19)\n"
+        "attempt(os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0))\n"
+        "attempt(os.sched_setaffinity, 1, os.sched_getaffinity(0))\n"
+        "attempt(call, 'syscall', {'x86_64': 251, 'aarch64': 30}[os.uname().machine], 1, 1, 3 << 13)\n"
+        "os.nice(1)\nos.sched_setaffinity(0, os.sched_getaffinity(0))",
+        ended=("exited",),
+        says=_nothing_got,
+    ),
+    "others killed in its place": Attack(
+        source=_GIVEN + _TRY + "assert open('/proc/self/oom_score_adj').read() == '1000\\n'\n"
+        "attempt(lambda: open('/proc/self/oom_score_adj', 'w').write('0'))",
+        ended=("exited",),
+        says=_nothing_got,
+    ),
+    "contexts of asynchronous I/O": Attack(
+        source=_GIVEN + _TRY + "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "def setup():\n    number = {'x86_64': 206, 'aarch64': 0}[os.uname().machine]\n"
+        "    context = ctypes.c_ulong()\n"
+        "    if libc.syscall(number, 1, ctypes.byref(context)): raise OSError(ctypes.get_errno(), 'io_setup')\n"
+        "attempt(setup)",
+        ended=("exited",),
+        says=_nothing_got,
+    ),
+    "memory behind TCP": Attack(
+        source=_GIVEN + _TRY + "attempt(socket.socket)\nattempt(socket.socket, socket.AF_INET6)\n"
+        "attempt(lambda: socket.socketpair(socket.AF_INET6))\n"
+        "attempt(lambda: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**24))",
+        ended=("exited",),
+        says=_nothing_got,
+    ),
+    "memory behind UNIX sockets": Attack(
+        source=(
+            "import os, socket, time\nfor _ in range(5): os.fork()\nheld = []\ntry:\n    while True:\n"
+            "        pair = socket.socketpair()\n        held.append(pair)\n        for one in pair:\n"
+            "            one.setblocking(False)\n            try:\n                while True: one.send(b'x' * 65536)\n"
+            "            except BlockingIOError: pass\nexcept OSError: pass\ntime.sleep(1000)"
+        ),
+        ended=("memory",),
+    ),
     "forged messages on every descriptor": Attack(
         source=(
             "import json, os, struct\n"

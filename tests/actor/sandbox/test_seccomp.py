@@ -17,9 +17,10 @@ HEADERS = {
 }
 
 
-def verdict(machine: str, number: int, arg0: int = 0, arch: int | None = None) -> int:
+def verdict(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
     """What the kernel would return for that call (linux/filter.h, linux/seccomp.h)."""
-    data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, arg0, 0, 0, 0, 0, 0)
+    six = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *six)
     code = list(struct.iter_unpack("<HBBI", seccomp.program(machine)))
     at = accumulator = 0
     while True:
@@ -46,14 +47,15 @@ def test_numbers_are_those_of_the_kernels_headers(machine):
     real = {name: int(number) for name, number in re.findall(pattern, pathlib.Path(path).read_text())}
     column = list(ARCH).index(machine)
     compared = 0
-    for entry in (seccomp._REFUSED + "," + seccomp._ABSENT).split(","):
+    priorities = [call for _, call in seccomp._OWN_PRIORITY]
+    for entry in ",".join([seccomp._REFUSED, seccomp._ABSENT, seccomp._OWN, *priorities]).split(","):
         name, *numbers = entry.split()
         if name in real:  # headers may be older than a call
             assert int(numbers[column]) == real[name], name
             compared += 1
     assert compared > 40
-    _, _, clone, prlimit, socket = seccomp._MACHINES[machine]
-    assert (clone, prlimit, socket) == (real["clone"], real["prlimit64"], real["socket"])
+    _, _, clone, sockets, setsockopt = seccomp._MACHINES[machine]
+    assert (clone, *sockets, setsockopt) == tuple(real[n] for n in ("clone", "socket", "socketpair", "setsockopt"))
 
 
 @pytest.mark.parametrize(("machine", "ptrace", "memfd", "read"), [("x86_64", 101, 319, 0), ("aarch64", 117, 279, 63)])
@@ -72,11 +74,41 @@ def test_calls_are_judged_by_their_first_argument(machine, clone, prlimit, socke
     assert verdict(machine, clone, thread) == ALLOW
     assert verdict(machine, clone, thread | user_namespace) == refused(errno.EPERM)
     assert (verdict(machine, prlimit, 0), verdict(machine, prlimit, 1)) == (ALLOW, refused(errno.EPERM))
-    vsock, netlink = 40, 16
-    assert [verdict(machine, socket, family) for family in (1, 2, 10)] == [ALLOW] * 3
-    assert [verdict(machine, socket, family) for family in (vsock, netlink, 17, 38)] == [
-        refused(errno.EAFNOSUPPORT)
-    ] * 4
+    refused_families = [2, 10, 40, 16, 17, 38]  # IPv4, IPv6, VSOCK, netlink, packets, cryptography
+    assert verdict(machine, socket, 1) == ALLOW
+    assert {verdict(machine, socket, family) for family in refused_families} == {refused(errno.EAFNOSUPPORT)}
+
+
+@pytest.mark.parametrize("machine", ARCH)
+@pytest.mark.parametrize(
+    ("name", "of_itself", "of_another"),
+    [
+        ("sched_setscheduler", (0,), (1,)),
+        ("sched_setaffinity", (0,), (1,)),
+        ("sched_setattr", (0,), (1,)),
+        ("prlimit64", (0,), (1,)),
+        ("setpriority", (0, 0), (0, 1)),
+        ("setpriority", (0, 0), (1, 0)),  # a group of processes
+        ("setpriority", (0, 0), (2, 0)),  # all of its user's
+        ("ioprio_set", (1, 0), (1, 1)),
+        ("ioprio_set", (1, 0), (3, 0)),
+        ("setsockopt", (5, 1, 2), (5, 1, 7)),  # SO_REUSEADDR, SO_SNDBUF
+        ("setsockopt", (5, 6, 7), (5, 1, 32)),  # not of the socket itself; SO_SNDBUFFORCE
+    ],
+)
+def test_calls_on_the_caller_are_allowed_and_on_others_are_not(machine, name, of_itself, of_another):
+    numbers = {
+        "sched_setscheduler": (144, 119),
+        "sched_setaffinity": (203, 122),
+        "sched_setattr": (314, 274),
+        "prlimit64": (302, 261),
+        "setpriority": (141, 140),
+        "ioprio_set": (251, 30),
+        "setsockopt": (54, 208),
+    }
+    number = numbers[name][list(ARCH).index(machine)]
+    assert verdict(machine, number, *of_itself) == ALLOW
+    assert verdict(machine, number, *of_another) == refused(errno.EPERM)
 
 
 def test_calls_of_another_architecture_end_the_program():

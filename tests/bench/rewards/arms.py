@@ -135,7 +135,7 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
     num_responses = size.prompts * SAMPLES
     with _parts(root) as (store, timeline):
         anchors = Anchors(
-            store, factor=FACTOR, min_s=T_MIN_S / size.speed, max_s=T_MAX_S / size.speed
+            store, factor=FACTOR, min_s=T_MIN_S / size.sleep_speed, max_s=T_MAX_S / size.sleep_speed
         ) if arm in (ADAPTIVE, OWN) else None  # fmt: skip
         rewards = Clocked(Rewards(pool, anchors=anchors), num_responses, at_once=arm == SYNCHRONOUS)
         engine = Answering(workload)

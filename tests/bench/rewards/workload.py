@@ -6,6 +6,7 @@ import json
 import math
 from typing import Literal
 
+from actor.sandbox.inside.clock import IDLE_FACTOR
 from bridge.types import Task
 from tests.bench.rig.lengths import Lengths
 
@@ -47,6 +48,11 @@ class Size:
     """All times are divided by it: of tokens, test cases and timeouts. Sandboxes are as slow as they are."""
     workers: int
     """More than answers that hang at one time, so that nothing waits for a worker."""
+
+    @property
+    def sleep_speed(self) -> float:
+        """Divisor of timeouts: the programs here sleep, and idle time counts for a part."""
+        return self.speed * IDLE_FACTOR
 
 
 WHOLE = Size(prompts=32, speed=2.0, workers=24)

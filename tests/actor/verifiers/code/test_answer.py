@@ -40,3 +40,106 @@ def test_program_in_text_is_the_whole_of_it():
 def test_fenced_program_comes_out_as_it_was(program):
     found = program_text(fenced(program, "python"), "python", "block")
     assert found is not None and found.rstrip("\n") == program.rstrip("\n")
+
+
+SUM = "def add(a, b):\n    return a + b\n"
+DEMO = "print(add(1, 2))\n"
+OTHER = "def add(a, b):\n    return a - b\n"
+SPOILT = "def add(a, b):\n    return a + (\n"
+LAMBDA = "add = lambda a, b: a + b\n"
+METHOD = "class Solution:\n    def add(self, a, b):\n        return a + b\n"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "want"),
+    [
+        ([SUM, DEMO], SUM),
+        ([SUM, DEMO, "assert add(1, 2) == 3\n"], SUM),
+        ([OTHER, SUM, DEMO], SUM),  # the corrected one
+        ([SUM, OTHER], OTHER),  # a right one that was taken back
+        ([LAMBDA, DEMO], LAMBDA),
+        ([METHOD, "s = Solution()\nassert s.add(1, 2) == 3\n"], METHOD),
+        ([SUM, SPOILT], SPOILT),  # no Python, and the last
+        ([DEMO, "x = 1\n"], "x = 1\n"),  # none has it: the last
+    ],
+)
+def test_block_that_defines_what_is_called_is_the_program_and_a_demonstration_is_not(blocks, want):
+    text = "\n".join(block(one, "python") for one in blocks)
+    assert program_text(text, "python", "block", functions=["add"]) == want
+
+
+def test_method_of_a_class_is_found_by_its_path():
+    one, other = "class A:\n    def f(self): return 1\n", "class B:\n    def f(self): return 2\n"
+    assert program_text(block(one, "python") + block(other, "python"), "python", "block", functions=["A.f"]) == one
+
+
+def test_unmarked_block_with_the_function_goes_before_a_marked_one_without():
+    assert program_text(block(SUM) + block(DEMO, "python"), "python", "block", functions=["add"]) == SUM
+
+
+@pytest.mark.parametrize(
+    ("blocks", "want"),
+    [
+        (["import math\n", "def area(r):\n    return math.pi * r\n", "print(area(1))\n"], [0, 1]),
+        (["def one(): return 1\n", "def area(r): return one() + two()\n", "def two(): return one()\n"], [0, 2, 1]),
+        # `n` and `half` are the function's own.
+        (["n = int(input())\n", "def area(n):\n    half = n / 2\n    return half\n", "half = area(n)\n"], [1]),
+        (["K = 3\n", "K = 4\n", "def area(r):\n    return K * r\n"], [1, 2]),  # the nearest
+        (["@cache\ndef f(): return 1\n", "def area(r): return f()\n", "from functools import cache\n"], [0, 2, 1]),
+    ],
+)
+def test_definitions_that_the_program_lacks_are_put_before_it(blocks, want):
+    text = "\n".join(block(one, "python") for one in blocks)
+    found = program_text(text, "python", "block", functions=["area"])
+    assert found == "".join(blocks[i] for i in want)
+
+
+@pytest.mark.parametrize(
+    ("language", "program", "demonstration"),
+    [
+        ("python", "print(2 * int(input()))\n", "print(2 * 3)\n"),
+        ("python", "import sys\nprint(sys.stdin.read())\n", "# 3\n# 6\n"),
+        ("python", "for line in open(0):\n    print(line)\n", ">>> solve(3)\n6\n"),
+        ("cpp", "int main() { }\n", "std::cout << 6;\n"),
+        ("javascript", "console.log(require('fs').readFileSync(0))\n", "console.log(6)\n"),
+    ],
+)
+def test_block_that_reads_is_the_program_where_there_is_input(language, program, demonstration):
+    text = block(program, language) + "For example:\n" + block(demonstration, language)
+    assert program_text(text, language, "block", reads=True) == program
+    assert program_text(text, language, "block") == demonstration
+
+
+def test_program_in_two_blocks_that_reads_is_put_together():
+    text = block(SUM, "python") + block("print(add(int(input()), 1))\n", "python")
+    assert program_text(text, "python", "block", reads=True) == f"{SUM}print(add(int(input()), 1))\n"
+
+
+FENCES = [("", ""), ("   ", "   "), ("      ", "      "), ("1. ", "   "), ("- ", "  "), ("  * ", "    "), ("> ", "> "),
+          ("> - ", ">   "), ("12) ", "    "), ("\t", "\t")]  # fmt: skip
+"""Pairs: text before the fence, text before the lines that follow it."""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(("before", "after"), FENCES)
+def test_fence_within_a_list_or_a_quotation_takes_its_indentation_along(before, after, end):
+    program = "if 1:\n    x = '''\n  two'''\n\n    print(x)\n"
+    lines = [f"{before}```python", *(f"{after}{line}" if line else "" for line in program.splitlines()), f"{after}```"]
+    assert program_text(end.join(["So:", "", *lines, "", "Done."]), "python", "block") == program
+
+
+def test_fence_whose_lines_are_less_indented_than_it_keeps_them_whole():
+    assert program_text("   ```python\nif 1:\n    print(1)\n```", "python", "block") == "if 1:\n    print(1)\n"
+
+
+@pytest.mark.parametrize("piece", ["```", "```python\n", "~~~\n", "> ", "- ", "1. ", " ", "\r\n", "(", "def f(", "1+"])
+@pytest.mark.parametrize("before", ["", "```python\n"])
+def test_text_without_end_is_read_in_a_time_that_grows_as_it_does(before, piece):
+    """A quadratic step would take hours of these."""
+    program_text(before + piece * (1_000_000 // len(piece)), "python", "block", functions=["add"], reads=True)
+
+
+@pytest.mark.parametrize("piece", ["(", "-", "1+", "lambda:", "x=", "[", "f(", "if 1:\n", "a.", "not ", "x if 1 else "])
+def test_block_as_long_as_is_parsed_is_read_whatever_it_nests(piece):
+    text = block(piece * (190_000 // len(piece)) + "\n" + SUM, "python") + block(DEMO, "python")
+    program_text(text, "python", "block", functions=["add"], reads=True)

@@ -58,3 +58,12 @@ def test_wanted_value_is_what_json_makes_of_it():
     assert as_json({1: (2, 3)}) == {"1": [2, 3]}
     with pytest.raises(ValueError, match="no JSON: TypeError"):
         as_json({1, 2})
+
+
+@pytest.mark.parametrize("compare", ["exact", "tokens", "float"])
+@pytest.mark.parametrize("end", ["", "x", ".x", "e", ".0e+", " x", "\nx"])
+@pytest.mark.parametrize("piece", ["1", "1.", ".1", "1e", "+", "1 ", "\n"])
+def test_line_without_end_is_compared_in_a_time_that_grows_as_it_does(piece, end, compare):
+    """A quadratic step would take hours of these."""
+    said = piece * (1_000_000 // len(piece)) + end
+    assert not is_printed(said, "3.5", compare, 1e-6)

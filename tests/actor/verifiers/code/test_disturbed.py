@@ -108,6 +108,6 @@ def test_machine_that_can_not_begin_a_program_is_no_verdict(monkeypatch, tmp_pat
     monkeypatch.setattr(process, "_SOURCES", sources)
     others = RewardsConfig(sandbox_warm=1, sandbox_memory_mib=SETTINGS.sandbox_memory_mib + 1)
     with Sandbox(sandboxes.limits_of(others), num_warm=1) as broken:
-        monkeypatch.setitem(sandboxes._open, sandboxes.limits_of(others), broken)
+        monkeypatch.setitem(sandboxes._open, (sandboxes.limits_of(others), sandboxes.view_of(others)), broken)
         with pytest.raises(SandboxError, match="3 sandboxes could not run a case"):
             judged(settings=others)

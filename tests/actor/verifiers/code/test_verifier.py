@@ -1,6 +1,7 @@
 """The verifier of programs, in real sandboxes; alone and in the pool's workers."""
 
 import asyncio
+import contextlib
 import json
 import os
 
@@ -85,9 +86,9 @@ def test_case_may_run_no_longer_than_runs_before_it_left_of_the_answers_time(mon
     given, took_s = [], []
     run_case = Box.run
 
-    def run(box: Box, case: Case) -> Outcome:
+    def run(box: Box, case: Case, **more) -> Outcome:
         given.append(case.timeout_s)
-        outcome = run_case(box, case)
+        outcome = run_case(box, case, **more)
         took_s.append(outcome.seconds)
         return outcome
 
@@ -99,7 +100,7 @@ def test_case_may_run_no_longer_than_runs_before_it_left_of_the_answers_time(mon
 
 
 def test_timeouts_are_by_case_and_the_answers_time_is_for_all_of_them():
-    slow = f"import time; time.sleep(0.5)\n{ADD}"
+    slow = f"import time\nwhile time.process_time() < 0.5: pass\n{ADD}"
     assert judged(slow, task(**SUMS), timeouts_s=(30.0, 30.0, 0.1)).verdict == "timeout"
     assert judged(slow, task(**SUMS), timeouts_s=(30.0, 30.0, 30.0), max_answer_s=1.2).verdict == "timeout"
     assert judged(slow, task(**SUMS), timeouts_s=(30.0, 30.0)).verdict == "ok"
@@ -235,8 +236,7 @@ def test_worker_that_ends_in_order_leaves_nothing():
         below = worker.children(recursive=True)
         assert below
         for w in one._workers:  # its input ends, as when the actor closes it
-            assert w._process is not None and w._process.stdin is not None
-            w._process.stdin.close()
+            w.close_input()
         await asyncio.to_thread(wait_until, lambda: not any(map(is_running, [worker, *below])), "gone", deadline_s=30)
         await one.close()
 
@@ -295,6 +295,47 @@ def test_right_runs_shorten_the_timeout_of_the_same_cases_and_hanging_ones_do_no
     run(body())
 
 
+def test_hanging_answer_that_began_before_its_first_right_sibling_has_the_siblings_timeout():
+    """RollPacker 4.3: the deadline follows the anchor while an answer runs."""
+
+    class Store:
+        def anchors(self, keys):
+            return {}
+
+        def raise_anchors(self, told):
+            pass
+
+    async def body():
+        settings = RewardsConfig(sandbox_warm=1, max_timeout_s=10_000.0, max_answer_s=10_000.0)
+        anchors = Anchors(Store(), factor=1.5, min_s=0.3, max_s=10_000.0)  # pyright: ignore[reportArgumentType]
+        rewards = Rewards(pool(num_workers=2, settings=settings), anchors=anchors)
+        of = task(**SUMS)
+        hanging = asyncio.create_task(rewards.judge(response("while True: pass"), of))
+        await asyncio.to_thread(wait_until, lambda: any(map(programs_of, workers())), "it runs", deadline_s=60)
+        assert (await rewards.judge(response(ADD), of)).reward == 1.0
+        assert [s.verdict for s in (await hanging).scores] == ["timeout"]
+        await rewards.close()
+
+    run(body())
+
+
+STARTER = {
+    "typing": "class Solution:\n    def f(self, x: List[int]) -> Optional[Dict[str, Any]]: return x",
+    "collections": "def f(x): return list(deque(x))",
+    "modules": "def f(x): return [math.floor(v + heapq.heappop([0])) for v in collections.deque(x)]",
+    "functions": "@cache\ndef one(v): return v\ndef f(x): return [one(gcd(v, v)) for v in accumulate(x, max)]",
+    "its own": "def gcd(a, b): return a\ndef f(x): return [gcd(v, 0) for v in x]",
+    "builtins": "def f(x): return [pow(v, 1, 10**9) for v in x]",
+}
+"""Programs that return [1, 2] for [1, 2] with LeetCode's imports, as its starter code has them."""
+
+
+@pytest.mark.parametrize("name", STARTER)
+def test_function_has_what_leetcode_has_imported(name):
+    calls = task(tests=[{"call": "f", "args": [[1, 2]], "returns": [1, 2]}])
+    assert judged(STARTER[name], calls).verdict == "ok"
+
+
 def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first_anchors():
     class Store:
         def anchors(self, keys):
@@ -333,9 +374,13 @@ def test_own_answer_of_a_row_is_its_solution_where_the_program_is_looked_for(cod
     assert own_answer("code", task(**SUMS), settings) == ""
 
 
+def workers() -> list[psutil.Process]:
+    """The pool's, children of this process."""
+    return [p for p in psutil.Process(os.getpid()).children() if "actor.verifiers.worker" in " ".join(p.cmdline())]
+
+
 def worker_of() -> psutil.Process:
-    """The pool's one worker, a child of this process."""
-    (found,) = [p for p in psutil.Process(os.getpid()).children() if "actor.verifiers.worker" in " ".join(p.cmdline())]
+    (found,) = workers()
     return found
 
 
@@ -344,7 +389,11 @@ def sandboxes_of(worker: psutil.Process) -> list[psutil.Process]:
 
 
 def programs_of(worker: psutil.Process) -> list[psutil.Process]:
-    return [p for p in sandboxes_of(worker) if p.cmdline()[-1:] == ["main.py"]]
+    found = []
+    for process in sandboxes_of(worker):
+        with contextlib.suppress(psutil.Error):  # it ended
+            found += [process] * (process.cmdline()[-1:] == ["main.py"])
+    return found
 
 
 def is_running(process: psutil.Process) -> bool:
