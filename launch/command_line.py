@@ -16,7 +16,7 @@ from absl import app, flags, logging
 from bridge.files import replace_file
 from bridge.phases import say_phase
 from configs import overrides
-from configs.run_folder import RunFolder, check_run_folder, set_up_run
+from configs.run_folder import RunFolder, check_run_folder, set_up_run, with_template_date
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
 from launch import help
@@ -203,6 +203,7 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
         _overrides.setdefault("run.dir", run_dir)
     config = overrides.apply(config, _overrides)
     check_run_folder(config)
+    config = with_template_date(config)  # what is looked at below is what the run will ask
     _check_tiny_model_fits(config)
     model_folder = (
         pathlib.Path(config.model.path).expanduser().resolve() if config.model.path else cached_tiny_model(config, at)

@@ -153,5 +153,5 @@ def test_read_rendering_takes_the_template_as_the_learner_does(tmp_path):
     chat = read_rendering(tmp_path, "auto").chat
     assert chat is not None and chat.render([user("Q")]) == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
     assert read_rendering(tmp_path, "off").chat is None
-    with pytest.raises(ValueError, match="is no tokenizer"):
+    with pytest.raises(ValueError, match="has no tokenizer.json"):
         read_rendering(tmp_path / "nowhere", "auto")
