@@ -7,6 +7,7 @@ turns what stands on each side of a `BREAK` into tokens by itself.
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,23 +108,29 @@ def control_tokens(
 def turn_end(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, stop_token_ids: Iterable[int]) -> int | None:
     """Returns the added token with which a template ends the assistant's turn, where no stop token ends it.
 
-    Looked at is what follows the assistant's words, at the end of a conversation and, where nothing follows there,
-    before the user's next message. None where a stop token is among it, or text comes first.
+    Looked at is what follows the assistant's words at the end of a conversation (gpt-oss ends only that turn for good),
+    and before the user's next message (Phi-3 writes EOS behind the last turn, which the model never does). None where
+    a stop token ends the turn, or text follows it.
     """
     added, stops = tokenizer.get_added_tokens_decoder(), set(stop_token_ids)
-    for count in (2, 3):
-        try:
-            text = chat.render(_TURNS[:count], add_generation_prompt=False)
-        except ValueError:
-            continue
-        behind = text.rpartition(_ANSWER)[2].partition(_FOLLOW_UP)[0].strip()
-        ids = encode(tokenizer, behind)
-        if stops & set(ids):
-            return None
-        if ids:
-            leading = next((i for i in ids if tokenizer.decode([i], skip_special_tokens=False).strip()), ids[0])
-            return leading if leading in added else None
-    return None
+    at_end, between = (_behind_answer(tokenizer, chat, count) for count in (2, 3))
+    if stops & set(at_end) and (at_end[0] in stops or not between or stops & set(between)):
+        return None
+    if not at_end and stops & set(between):
+        return None
+    leading = next(iter(at_end or between), None)
+    return leading if leading in added else None
+
+
+def _behind_answer(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, count: int) -> list[int]:
+    """The tokens behind the assistant's words in a conversation of so many messages; none if the template refuses."""
+    try:
+        text = chat.render(_TURNS[:count], add_generation_prompt=False)
+    except ValueError:
+        return []
+    ids = encode(tokenizer, text.rpartition(_ANSWER)[2].partition(_FOLLOW_UP)[0].strip())
+    blank = itertools.takewhile(lambda i: not tokenizer.decode([i], skip_special_tokens=False).strip(), ids)
+    return ids[len(list(blank)) :]
 
 
 def beginning(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], bos_token: str) -> str:

@@ -90,24 +90,21 @@ def _missing(key: _Key, shape: str) -> str:
     for i, tool in enumerate(tools):
         if _word("tool", i) not in whole:
             return f"the row's tools ({tool.get('type', 'function')} {i + 1}); remove them, or take another template"
-    source = chat.source_for(tools=bool(tools))
+    known = template_language.names(chat.source_for(tools=bool(tools)))
+    fields: dict[str, str] = {}
     for i, message in enumerate(messages):
         said = f"message {i + 1} (role {message['role']})"
         if text_of(message) and _word("text", i) not in whole:
             return f"{said}; remove it, or take another template"
-        advice = "remove it, or name it in prompts.ignored_fields"
-        for name in _MUST_COUNT:
-            if name in message and same(_without(messages, i, name)):
-                return f"{name} of {said}; {advice}"
+        fields |= {n: said for n in _MUST_COUNT if n in message and same(_without(messages, i, n))}
+        fields |= {n: said for n in _MAY_BE_DROPPED if n in message and n not in known}
         for n, call in enumerate(message.get("tool_calls", ())):
             if any(word not in whole for word in _words_of(call)):
                 return f"a tool call of {said}; remove it, or take another template"
             if "id" in call and same(_without(messages, i, "id", call=n)):
-                return f"the id of a tool call of {said}; {advice} as tool_call_id"
-        for name in _MAY_BE_DROPPED:
-            if name in message and name not in template_language.names(source):
-                return f"{name} of {said}; {advice}"
-    return ""
+                fields["tool_call_id"] = said
+    listed = ", ".join(f"{name} of {said}" for name, said in fields.items())
+    return f"{listed}; remove it, or set prompts.ignored_fields={','.join(fields)}" if fields else ""
 
 
 def _without(messages: list[JsonObject], i: int, name: str, *, call: int | None = None) -> list[JsonObject]:
@@ -129,8 +126,9 @@ def _shapes(messages: Sequence[JsonObject]) -> list[JsonObject]:
     """The messages with words in place of their texts; ids are as long as they were, which a template may check."""
     ids: dict[str, str] = {}
 
-    def id_of(given: str) -> str:
-        return ids.setdefault(given, f"Sq{len(ids)}x".ljust(len(given), "q"))
+    def id_of(given: str, function: str = "", word: str = "") -> str:
+        named = given.replace(function, word) if function and function in given else ""  # an id may name the function
+        return ids.setdefault(given, named or f"Sq{len(ids)}x".ljust(len(given), "q"))
 
     shapes: list[JsonObject] = []
     for i, message in enumerate(messages):
@@ -146,10 +144,10 @@ def _shapes(messages: Sequence[JsonObject]) -> list[JsonObject]:
         if isinstance(message.get("tool_call_id"), str):
             shape["tool_call_id"] = id_of(message["tool_call_id"])
         for n, call in enumerate(shape.get("tool_calls", ())):
+            function, word = call.get("function", call), _word("function", i, n)
             if isinstance(call.get("id"), str):
-                call["id"] = id_of(call["id"])
-            function = call.get("function", call)
-            function["name"] = _word("function", i, n)
+                call["id"] = id_of(call["id"], function["name"], word)
+            function["name"] = word
             given = function.get("arguments")
             words = {_word("argument", i, n): _word("value", i, n)} if given and given != "{}" else {}
             if given is not None:
