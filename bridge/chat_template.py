@@ -3,111 +3,328 @@
 The learner renders prompts and an actor what environments say; a run is right only if both do it alike.
 """
 
+import contextlib
+import copy
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
+
+from bridge import template_files, template_language
 
 Message = dict[str, str]
 """`role` and `content`."""
+JsonObject = dict[str, Any]
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages as a template takes them: a content may be a list of parts, or None beside tool calls."""
 
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+DEFAULT, FOR_TOOLS = "default", "tool_use"
+"""Names of templates, where a model has several: of any conversation, and of one with tools."""
+RENDERED = frozenset({"messages", "tools", "add_generation_prompt", "strftime_now", "raise_exception"})
+"""Variables that a rendering sets itself, so that no template argument may have their name."""
+PROMPT_TEMPLATE = "prompt_template"
+"""Field of an episode's row with the tools and template arguments of its prompt."""
+_STAND_IN = "Sluicestandin"
+
+
+def today() -> str:
+    """Returns the date in UTC, the same in all time zones."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateSettings:
+    """Settings of a run for a model's template: the learner and all actors must have the same."""
+
+    name: str = ""
+    """Name of one of several templates; empty: by the conversation."""
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=JsonObject)
+    """Variables of the template, such as enable_thinking."""
+    date: str = dataclasses.field(default_factory=today)
+    """What `strftime_now` takes for now, YYYY-MM-DD."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplate:
-    """The template of a Hugging Face folder."""
+    """The template of a Hugging Face folder, or its templates by name."""
 
     folder: pathlib.Path
     source: str
-    """Jinja; empty when the folder has none."""
+    """Jinja of the template that renders a conversation without tools; empty where the folder has none, or several of
+    which none is chosen."""
     special_tokens: Mapping[str, str]
-    """What the template may name: bos_token, eos_token, pad_token, unk_token."""
+    """What the template may name: bos_token, eos_token, pad_token, unk_token and their like."""
+    named: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Jinja by name, where the folder has several templates."""
+    settings: TemplateSettings = dataclasses.field(default_factory=TemplateSettings)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Messages in the model's chat format, with the generation prompt up to where the assistant begins to speak.
+    @property
+    def exists(self) -> bool:
+        """True if the folder has a template."""
+        return bool(self.source or self.named)
+
+    def source_for(self, *, tools: bool) -> str:
+        """Returns the Jinja that renders a conversation, with or without tools.
+
+        Raises:
+          ValueError: the folder has no chat template, or several of which none is chosen.
+        """
+        if tools and not self.settings.name and FOR_TOOLS in self.named:
+            return self.named[FOR_TOOLS]
+        if self.source:
+            return self.source
+        if self.named:
+            raise ValueError(
+                f"{self.folder} has the chat templates {', '.join(sorted(self.named))} and none of them is named "
+                f"{DEFAULT}; set prompts.template_name to one of them, or prompts.chat_template=off"
+            )
+        raise ValueError(f"{self.folder} has no chat template; set prompts.chat_template=off")
+
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Raises ValueError if no template of the folder reads an argument, or a rendering sets it itself."""
+        try:
+            read = [template_language.variables(s) for s in {self.source, *self.named.values()}]
+        except jinja2.TemplateError as e:
+            raise self._refused(e) from e
+        wrong = [n for n in arguments if n in RENDERED or not any(n in v for v in read)]
+        if wrong:
+            raise ValueError(
+                f"the chat template of {self.folder} reads no argument {', '.join(wrong)}; remove it from "
+                "prompts.template_arguments, or from the row"
+            )
+
+    def render(
+        self,
+        messages: Conversation,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns messages in the model's chat format, up to where the assistant begins to speak.
+
+        A template that fails on a list of parts is given their texts joined. One that fails on, or quotes, arguments
+        of a tool call as text is given them as an object, and the other way round. One that writes "None" for the
+        content of a message that has only tool calls is given an empty text.
+
+        Args:
+          messages: the conversation.
+          add_generation_prompt: ends with the beginning of the assistant's next message.
+          continue_final_message: ends within the last message, which the assistant continues.
+          tools: JSON schemas of what may be called.
+          arguments: variables of the template, over those of the settings.
 
         Raises:
           ValueError: the folder has no chat template, or the template refuses the messages.
         """
-        if not self.source:
-            raise ValueError(f"{self.folder} has no chat template; set prompts.chat_template=off")
-        try:
-            return _compiled(self.source).render(
-                messages=list(messages),
-                tools=None,  # set, since templates compare it with none
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self.special_tokens,
+        source = self.source_for(tools=bool(tools))
+        given = {**self.settings.arguments, **(arguments or {})}
+        self.check_arguments(given)
+        variables = {
+            "tools": [*map(dict, tools)] if tools else None,  # set, since templates compare it with none
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "strftime_now": functools.partial(_strftime, self.settings.date),
+            **self.special_tokens,
+            **given,
+        }
+        conversation = [dict(m) for m in messages]
+        if not _takes_text(source, self.settings.date, tuple(sorted(self.special_tokens.items()))):
+            conversation = [_as_parts(m) for m in conversation]
+        if not continue_final_message:
+            return self._first(source, conversation, variables)
+        stand_in = _stand_in(conversation)
+        text = self._first(source, _with_end(conversation, f"{stand_in} "), variables)
+        before, found, behind = text.rpartition(stand_in)
+        if not found or _last_text(conversation).strip() not in text:
+            raise ValueError(
+                f"the chat template of {self.folder} does not show the last message as it is, so that the assistant "
+                "cannot continue it"
             )
-        except jinja2.TemplateError as e:
-            raise ValueError(f"the chat template of {self.folder} refuses the messages: {e}") from e
+        return before if behind.startswith(" ") else before.rstrip()
+
+    def _first(self, source: str, messages: list[JsonObject], variables: Mapping[str, Any]) -> str:
+        """The text of the first form of the messages that the template takes.
+
+        Raises:
+          ValueError: it takes none.
+        """
+        refusal: Exception | None = None
+        quoted = ""
+        for form in _forms(messages):
+            try:
+                text = template_language.compiled(source).render(messages=form, **variables)
+            except Exception as e:  # the template is the model's: it may fail by whatever Python raises
+                refusal = refusal or e
+                continue
+            if any(json.dumps(a, ensure_ascii=False) in text for a in _text_arguments(form)):
+                quoted = quoted or text
+                continue  # JSON within JSON: the template writes the arguments as JSON itself
+            blank = [m | {"content": ""} if m.get("content", "") is None else m for m in form]
+            if blank != form and "None" in text:
+                empty = template_language.compiled(source).render(messages=blank, **variables)
+                return empty if empty.count("None") < text.count("None") else text
+            return text
+        if quoted:
+            return quoted
+        raise self._refused(refusal) from refusal
+
+    def _refused(self, error: Exception | None) -> ValueError:
+        said = " ".join(str(error).split())
+        kind = "" if isinstance(error, jinja2.TemplateError) or error is None else f"{type(error).__name__}: "
+        return ValueError(f"the chat template of {self.folder} refuses the messages: {kind}{said}")
 
 
-def read_chat_template(folder: pathlib.Path) -> ChatTemplate:
-    """Reads chat_template.jinja or tokenizer_config.json.
+def read_chat_template(folder: pathlib.Path, settings: TemplateSettings | None = None) -> ChatTemplate:
+    """Reads a folder's templates from all files that may hold them (`bridge.template_files`).
+
+    Args:
+      folder: a Hugging Face folder.
+      settings: the run's.
 
     Raises:
-      ValueError: a file is damaged.
+      ValueError: a file is damaged, or no template has the name that the settings ask for.
     """
-    settings = _read_settings(folder / "tokenizer_config.json")
-    special = {name: text for name in _SPECIAL if (text := _token_text(settings.get(name))) is not None}
-    return ChatTemplate(folder=folder, source=_source(folder, settings), special_tokens=special)
+    settings = settings or TemplateSettings()
+    found = template_files.read_templates(folder)
+    if settings.name and settings.name not in found:
+        there = f"it has {', '.join(sorted(found))}" if found else "it has none"
+        raise ValueError(f"prompts.template_name: {folder} has no chat template {settings.name!r}; {there}")
+    chosen = settings.name or (DEFAULT if DEFAULT in found else next(iter(found)) if len(found) == 1 else "")
+    return ChatTemplate(
+        folder=folder,
+        source=found.get(chosen, ""),
+        special_tokens=template_files.read_special_tokens(folder),
+        named=found if len(found) > 1 else {},
+        settings=settings,
+    )
 
 
-def _source(folder: pathlib.Path, settings: dict[str, Any]) -> str:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template: str | list[dict[str, str]] = settings.get("chat_template") or ""
-    if isinstance(template, list):  # several named templates
-        return next((t["template"] for t in template if t["name"] == "default"), "")
-    return template
+def asks_of(messages: Conversation, *, tools: Conversation, arguments: Mapping[str, Any]) -> JsonObject:
+    """Returns what the row of an episode says of its prompt, so that an actor renders what follows it alike."""
+    extra = {"tools": [*map(dict, tools)], "arguments": {**arguments}}
+    return {"messages": [*map(dict, messages)]} | ({PROMPT_TEMPLATE: extra} if tools or arguments else {})
 
 
-def _token_text(token: str | dict[str, Any] | None) -> str | None:
-    return token["content"] if isinstance(token, dict) else token
+def _strftime(date: str, form: str) -> str:
+    return datetime.datetime.fromisoformat(date).strftime(form)
 
 
-def _read_settings(file: pathlib.Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as e:
-        raise ValueError(f"{file} is not JSON: {e}") from e
+def _forms(messages: list[JsonObject]) -> Iterator[list[JsonObject]]:
+    """The messages as given, and then what a template may take instead."""
+    seen: list[list[JsonObject]] = []
+    for form, other in itertools.product((messages, [_joined(m) for m in messages]), (False, True)):
+        swapped = [_with_other_arguments(m) for m in form] if other else form
+        if swapped not in seen:
+            seen.append(swapped)
+            yield [m | {"content": _Parts(m["content"])} if isinstance(m.get("content"), list) else m for m in swapped]
+
+
+class _Parts(list[Any]):
+    """Parts of a content, which are no text: a template that writes them as one fails."""
+
+    def __str__(self) -> str:
+        raise TypeError("a list of parts is no text")
+
+
+def _parts_of(message: Mapping[str, Any]) -> list[JsonObject] | None:
+    """The parts of a message's content; None where it is a text, or nothing."""
+    content = message.get("content")
+    return cast(list[JsonObject], content) if isinstance(content, list) else None
+
+
+def _as_parts(message: JsonObject) -> JsonObject:
+    content = message.get("content")
+    return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _joined(message: JsonObject) -> JsonObject:
+    """A message whose parts, if all are texts, are one text."""
+    parts = _parts_of(message)
+    if parts is None or not all(isinstance(p.get("text"), str) for p in parts):
+        return message
+    return message | {"content": "".join(p["text"] for p in parts)}
+
+
+def _functions(message: Mapping[str, Any]) -> Iterator[JsonObject]:
+    """The functions that a message calls, each with its arguments."""
+    for call in cast(list[JsonObject], message.get("tool_calls") or []):
+        function: JsonObject = call.get("function", call)
+        if "arguments" in function:
+            yield function
+
+
+def _text_arguments(messages: list[JsonObject]) -> list[str]:
+    found = [f["arguments"] for m in messages for f in _functions(m)]
+    return [a for a in found if isinstance(a, str) and a]
+
+
+def _with_other_arguments(message: JsonObject) -> JsonObject:
+    """A message whose calls have their arguments as objects instead of JSON, or as JSON instead of objects."""
+    if not message.get("tool_calls"):
+        return message
+    message = copy.deepcopy(message)
+    for function in _functions(message):
+        arguments = function["arguments"]
+        if not isinstance(arguments, str):
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+            continue
+        with contextlib.suppress(ValueError):  # what the model wrote was no JSON
+            function["arguments"] = json.loads(arguments)
+    return message
+
+
+def _stand_in(messages: list[JsonObject]) -> str:
+    word, text = _STAND_IN, repr(messages)
+    while word in text:
+        word += "x"
+    return word
+
+
+def _with_end(messages: list[JsonObject], end: str) -> list[JsonObject]:
+    """The messages with more text at the end of the last one."""
+    *others, last = copy.deepcopy(messages)
+    parts = _parts_of(last)
+    if parts is not None:
+        part = next((p for p in reversed(parts) if isinstance(p.get("text"), str)), None)
+        if part is None:
+            raise ValueError("the last message has no text that the assistant could continue")
+        part["text"] += end
+    else:
+        last["content"] = f"{last.get('content') or ''}{end}"
+    return [*others, last]
+
+
+def _last_text(messages: list[JsonObject]) -> str:
+    parts = _parts_of(messages[-1])
+    if parts is not None:
+        return next((p["text"] for p in reversed(parts) if isinstance(p.get("text"), str)), "")
+    return messages[-1].get("content") or ""
 
 
 @functools.cache
-def _compiled(template: str) -> jinja2.Template:
-    """A template in the environment that transformers gives it (`_compile_jinja_template`)."""
+def _takes_text(source: str, date: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """False for a template that shows a message only as a list of parts (of a model that sees images, too)."""
 
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    def shows(content: Any) -> bool:
+        try:
+            text = template_language.compiled(source).render(
+                messages=[{"role": "user", "content": content}],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                strftime_now=functools.partial(_strftime, date),
+                **dict(special_tokens),
+            )
+        except Exception:  # of a template that wants other messages nothing is known
+            return False
+        return _STAND_IN in text
 
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(fmt: str) -> str:
-        return datetime.datetime.now().strftime(fmt)
-
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    env.filters["tojson"] = tojson  # pyright: ignore[reportUnknownMemberType]
-    env.globals["raise_exception"] = raise_exception  # pyright: ignore[reportUnknownMemberType]
-    env.globals["strftime_now"] = strftime_now  # pyright: ignore[reportUnknownMemberType]
-    return env.from_string(template)
+    return shows(_STAND_IN) or not shows([{"type": "text", "text": _STAND_IN}])

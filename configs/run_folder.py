@@ -8,6 +8,7 @@ import re
 import uuid
 from typing import Any, cast
 
+from bridge.chat_template import today
 from bridge.files import replace_file
 from configs.overrides import to_json
 from configs.schema import Config
@@ -175,16 +176,12 @@ def check_run_folder(config: Config) -> None:
     """
     folder = pathlib.Path(config.run_dir)
     file = RunFolder(folder).config_file
-    if file.is_file():
-        try:
-            old = json.loads(file.read_text())
-        except ValueError as e:
-            raise ValueError(f"{file} is not JSON ({e}); choose another --config.run.dir") from e
-        if not isinstance(old, dict):
-            raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
-        differing = _differences(cast(_Json, old), dataclasses.asdict(config))
+    if (old := _set_up_with(file)) is not None:
+        differing = _differences(old, dataclasses.asdict(config))
         differing = [d for d in differing if not d.startswith(_MAY_DIFFER)]
-        if _is_same_store(cast(_Json, old), config):
+        if not (config.prompts.template_date and _template_date(old)):
+            differing = [d for d in differing if not d.startswith("prompts.template_date ")]
+        if _is_same_store(old, config):
             differing = [d for d in differing if not d.startswith(("store ", "store.url "))]
         if differing:
             raise ValueError(
@@ -199,8 +196,43 @@ def check_run_folder(config: Config) -> None:
         raise ValueError(f"{folder} is a file; choose another --config.run.dir")
 
 
+def with_template_date(config: Config) -> Config:
+    """Returns the config with the date that the run's prompts have: its own, its folder's, or else today's in UTC.
+
+    Raises:
+      ValueError: the folder's config can't be read.
+    """
+    if config.prompts.template_date:
+        return config
+    old = _set_up_with(RunFolder(pathlib.Path(config.run_dir)).config_file)
+    date = (_template_date(old) if old else "") or today()
+    return dataclasses.replace(config, prompts=dataclasses.replace(config.prompts, template_date=date))
+
+
+def _set_up_with(file: pathlib.Path) -> _Json | None:
+    """The config in a run folder; None where there is none.
+
+    Raises:
+      ValueError: it can't be read.
+    """
+    if not file.is_file():
+        return None
+    try:
+        old = json.loads(file.read_text())
+    except ValueError as e:
+        raise ValueError(f"{file} is not JSON ({e}); choose another --config.run.dir") from e
+    if not isinstance(old, dict):
+        raise ValueError(f"{file} is no JSON object; choose another --config.run.dir")
+    return cast(_Json, old)
+
+
+def _template_date(old: _Json) -> str:
+    prompts = old.get("prompts")
+    return str(cast(_Json, prompts).get("template_date") or "") if isinstance(prompts, dict) else ""
+
+
 def set_up_run(config: Config) -> pathlib.Path:
-    """Makes or opens the run folder and writes the config into it.
+    """Makes or opens the run folder and writes the config into it, with the date of its prompts.
 
     Raises:
       ValueError: see `check_run_folder`; or the folder can't be made, or written into.
@@ -211,7 +243,7 @@ def set_up_run(config: Config) -> pathlib.Path:
     refusal = OSError if run.model_path_file.is_file() else ValueError
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        replace_file(run.config_file, to_json(config).encode())
+        replace_file(run.config_file, to_json(with_template_date(config)).encode())
         if not run.run_id_file.is_file() or not run.run_id_file.read_text().strip():
             _put_new_id(run)
     except OSError as e:

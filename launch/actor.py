@@ -330,7 +330,7 @@ def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
     return Episodes(
         engine,
         EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
-        read_rendering(joined.model.path, config.prompts.chat_template),
+        read_rendering(joined.model.path, config.prompts.chat_template, config.prompts.template_settings),
         config.environments,
         max_context_tokens=config.model.max_tokens,
     )

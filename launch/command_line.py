@@ -18,7 +18,7 @@ from bridge.files import replace_file
 from bridge.phases import say_phase
 from configs import overrides
 from configs.paths import absolute
-from configs.run_folder import RunFolder, check_run_folder, set_up_run, settle_run_id
+from configs.run_folder import RunFolder, check_run_folder, set_up_run, settle_run_id, with_template_date
 from configs.schema import Config
 from configs.tiny_model import TinyModelRecipe
 from launch import help
@@ -218,6 +218,7 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     # The run's own folder may be moved; what it reads is found from any working directory.
     config = dataclasses.replace(absolute(given, pathlib.Path.cwd()), run=given.run)
     check_run_folder(config)
+    config = with_template_date(config)  # what is looked at below is what the run will ask
     _check_tiny_model_fits(config)
     model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, at)
     at("looking for devices, and trying what is imported")

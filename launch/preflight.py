@@ -48,7 +48,7 @@ def check(config: Config, model_folder: pathlib.Path, *, set_aside: SetAside | N
       ValueError: one line that says what is wrong and what to do.
     """
     tokenizer = check_model(config, model_folder)
-    notes: list[str] = []
+    notes = [*tokenizer.notes]
     own = open_own_sets(config, tokenizer)
     opened = open_sources(config, tokenizer, set_aside=set_aside, evaluated=questions_of(own))
     for looked_at in [one for o in (*own.values(), *opened) for one in o.looked_at]:
@@ -102,10 +102,28 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
             f"model.max_tokens ({config.model.max_tokens}) is more than the model's max_position_embeddings "
             f"({model.max_position_embeddings})"
         )
-    tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size)
-    if config.prompts.chat_template == "on" and not tokenizer.chat_template:
-        raise ValueError(f"{model_folder} has no chat template; set prompts.chat_template=auto or off")
+    tokenizer = load_tokenizer(model_folder, vocab_size=model.vocab_size, template=config.prompts.template_settings)
+    _check_template(config, tokenizer)
     return tokenizer
+
+
+def _check_template(config: Config, tokenizer: Tokenizer) -> None:
+    """Checks that the chat template that prompts ask for is there, can be told from others, and reads its arguments.
+
+    Raises:
+      ValueError: one line that says what is wrong and what to do.
+    """
+    prompts, chat = config.prompts, tokenizer.chat
+    if prompts.chat_template == "off":
+        return
+    if not chat.exists:
+        if prompts.chat_template == "on":
+            raise ValueError(f"{chat.folder} has no chat template; set prompts.chat_template=auto or off")
+        if prompts.template_arguments:
+            raise ValueError(f"prompts.template_arguments has no effect: {chat.folder} has no chat template; remove it")
+        return
+    chat.source_for(tools=False)
+    chat.check_arguments(prompts.template_arguments)
 
 
 def check_engines(config: Config, roles: Collection[str], machine: Machine | None = None) -> list[str]:

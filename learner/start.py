@@ -80,7 +80,9 @@ def open_run(
     """
     say_phase("reading the prompts")
     architecture = Architecture.from_hf(model_folder)
-    tokenizer = load_tokenizer(model_folder, vocab_size=architecture.vocab_size)
+    tokenizer = load_tokenizer(
+        model_folder, vocab_size=architecture.vocab_size, template=config.prompts.template_settings
+    )
     prompts, held_out, sets = _open_prompts(config, folder, tokenizer)
     lead = lead or Lead(OneHost())
     if steps is None:

@@ -108,8 +108,9 @@ class Episodes:
         self, episode: EpisodeRequest, process: EpisodeProcess, turns: Turns, start: wire.Observed
     ) -> Played:
         history, transcript = [*episode.messages, *start.messages], turns.transcript
-        self._rendering.check(history, start.roles)
-        transcript.observe(self._rendering.opening(episode.messages, start.messages))
+        rendering = self._rendering.of_prompt(episode.tools, episode.template_arguments)
+        rendering.check(history, start.roles)
+        transcript.observe(rendering.opening(episode.messages, start.messages))
         infos: list[dict[str, Any]] = []
         if turns.left_tokens <= 0:
             raise EpisodeError(
@@ -123,14 +124,14 @@ class Episodes:
             turn = await turns.take()
             if turn.finish == "length" and turns.left_tokens <= 0:
                 return transcript.end("length", tuple(infos))  # cut off: no action
-            step = await process.step(self._rendering.action(turn.tokens, episode.sampling.stop_token_ids))
+            step = await process.step(rendering.action(turn.tokens, episode.sampling.stop_token_ids))
             transcript.reward(step.reward)
             infos.append(step.info)
             if step.done:
                 return transcript.end("stop", tuple(infos))
             if transcript.num_turns >= self._config.max_turns:
                 return transcript.end("length", tuple(infos))
-            observed = self._rendering.between(history, step.messages, turn=turn.tokens)
+            observed = rendering.between(history, step.messages, turn=turn.tokens)
             if observed.size >= turns.left_tokens:
                 return transcript.end("length", tuple(infos))
             transcript.observe(observed)

@@ -3,22 +3,27 @@
 A chat template is asked for a conversation in which a word of ours stands for the policy's turn, and what it puts
 behind that word is what follows a real turn. So a template that drops or rewrites past turns (Qwen3 takes the thinking
 out of them) changes nothing: those turns are tokens by then.
+
+Control tokens that an environment's messages spell are text: what a tool read ends no turn and begins none.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
 from jaxtyping import Int32
 
 from actor.environments.protocol import EpisodeError
-from bridge.chat_template import ChatTemplate, Message, read_chat_template
+from bridge import text_tokens
+from bridge.chat_template import ChatTemplate, Conversation, Message, TemplateSettings, read_chat_template
 
 _STAND_IN = "Sluicestandin"
 """For a turn of the policy: one word, which no template trims or takes for anything else."""
+_OBSERVED = "Sluiceobserved"
+"""For an observation."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +33,30 @@ class Rendering:
     tokenizer: tokenizers.Tokenizer
     chat: ChatTemplate | None
     """None: prompts and observations are plain text, one behind the other."""
+    control: text_tokens.ControlTokens = text_tokens.ControlTokens(frozenset(), frozenset())
+    """Texts that are control tokens."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Of the prompt, for the template."""
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    """Of the prompt, for the template."""
 
-    def opening(self, messages: Sequence[Message], observed: Sequence[Message]) -> Int32[np.ndarray, " T"]:
+    def of_prompt(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> "Rendering":
+        """Returns the rendering of an episode whose prompt has tools or template arguments of its own."""
+        return dataclasses.replace(self, tools=tools, arguments=arguments) if tools or arguments else self
+
+    def opening(self, messages: Conversation, observed: Sequence[Message]) -> Int32[np.ndarray, " T"]:
         """What follows a prompt of `messages`, rendered without a generation prompt, up to the policy's first turn.
 
         Raises:
-          EpisodeError: the template refuses the messages.
+          EpisodeError: the template refuses the messages, or nobody speaks between two words of the assistant.
         """
         if self.chat is None:
-            return self._encode(_plain(observed))
+            return self._encode(self._plain(observed))
+        if messages and messages[-1]["role"] == "assistant" and not observed:
+            raise EpisodeError(
+                "the prompt ends with the assistant's words, and the environment's reset says nothing behind them",
+                is_final=True,
+            )
         prompt = self._render(messages, ends=False)
         whole = self._render([*messages, *observed], ends=True)
         if not whole.startswith(prompt):
@@ -47,18 +67,23 @@ class Rendering:
             )
         return self._encode(whole[len(prompt) :])
 
-    def check(self, history: Sequence[Message], roles: Collection[str]) -> None:
-        """Tries whether the template takes an observation of each role behind a turn of the policy.
+    def check(self, history: Conversation, roles: Collection[str]) -> None:
+        """Tries whether the template takes an observation of each role behind a turn of the policy, and shows it.
 
         Raises:
           EpisodeError: it doesn't.
         """
-        if self.chat is not None:
-            for role in roles:
-                self._behind_turn(history, [{"role": role, "content": "x"}])
+        for role in roles if self.chat is not None else ():
+            behind = self._behind_turn(history, [{"role": role, "content": _OBSERVED}])
+            if (count := behind.count(_OBSERVED)) != 1:
+                raise EpisodeError(
+                    f"the chat template of {self._folder} shows an observation of role {role!r} {count} times, not "
+                    f"once: {behind!r}; use another role (observation_roles), or another template",
+                    is_final=True,
+                )
 
     def between(
-        self, history: Sequence[Message], observed: Sequence[Message], *, turn: Int32[np.ndarray, " T"]
+        self, history: Conversation, observed: Sequence[Message], *, turn: Int32[np.ndarray, " T"]
     ) -> Int32[np.ndarray, " S"]:
         """What stands between two turns of the policy: the end of one, the observation, the beginning of the next.
 
@@ -70,7 +95,7 @@ class Rendering:
         Raises:
           EpisodeError: the template refuses the messages, or nothing stands there.
         """
-        text = _plain(observed) if self.chat is None else self._behind_turn(history, observed)
+        text = self._plain(observed) if self.chat is None else self._behind_turn(history, observed)
         tokens = self._encode(text)
         if self.chat is None:
             # Two turns must not become one, and that a tool says nothing is the policy's doing.
@@ -86,9 +111,9 @@ class Rendering:
         ids = turn.tolist()
         return self.tokenizer.decode(ids[:-1] if ids[-1] in stop_token_ids else ids, skip_special_tokens=False)
 
-    def _behind_turn(self, history: Sequence[Message], observed: Sequence[Message]) -> str:
-        stand_in = _STAND_IN
-        while any(stand_in in m["content"] for m in [*history, *observed]):
+    def _behind_turn(self, history: Conversation, observed: Sequence[Message]) -> str:
+        stand_in, texts = _STAND_IN, repr([*history, *observed])
+        while stand_in in texts:
             stand_in += "x"
         text = self._render([*history, {"role": "assistant", "content": stand_in}, *observed], ends=True)
         before, found, behind = text.partition(stand_in)
@@ -106,12 +131,17 @@ class Rendering:
             return 0
         return int(found[0]) + 1
 
-    def _render(self, messages: Sequence[Message], *, ends: bool) -> str:
+    def _render(self, messages: Conversation, *, ends: bool) -> str:
         assert self.chat is not None
         try:
-            return self.chat.render(messages, add_generation_prompt=ends)
+            return self.chat.render(
+                self.control.as_text(messages),
+                add_generation_prompt=ends,
+                tools=self.control.values_as_text(self.tools),
+                arguments=self.arguments,
+            )
         except ValueError as e:
-            roles = ", ".join(m["role"] for m in messages)
+            roles = ", ".join(str(m["role"]) for m in messages)
             raise EpisodeError(f"{e} (their roles: {roles})", is_final=True) from e
 
     @property
@@ -119,28 +149,33 @@ class Rendering:
         return self.chat.folder if self.chat is not None else None
 
     def _encode(self, text: str) -> Int32[np.ndarray, " T"]:
-        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        return np.asarray(text_tokens.encode(self.tokenizer, text), np.int32)
+
+    def _plain(self, observed: Sequence[Message]) -> str:
+        return "".join(m["content"] for m in self.control.as_text(observed))
 
     def _decode(self, tokens: Int32[np.ndarray, " T"]) -> str:
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
 
-def read_rendering(folder: pathlib.Path, chat_template: Literal["auto", "on", "off"]) -> Rendering:
+def read_rendering(
+    folder: pathlib.Path, chat_template: Literal["auto", "on", "off"], template: TemplateSettings | None = None
+) -> Rendering:
     """Reads a model folder's tokenizer and chat template; the latter as `prompts.chat_template` says.
+
+    Args:
+      folder: a Hugging Face folder.
+      chat_template: `prompts.chat_template`.
+      template: the run's other settings of the template.
 
     Raises:
       ValueError: a file is missing or damaged, or chat_template=on and there is none.
     """
-    file = folder / "tokenizer.json"
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as e:  # the Rust library raises plain Exception
-        raise ValueError(f"{file} is no tokenizer: {e}") from e
-    chat = read_chat_template(folder)
-    if chat_template == "on" and not chat.source:
+    tokenizer = text_tokens.read_tokenizer(folder)
+    found = read_chat_template(folder, template)
+    if chat_template == "on" and not found.exists:
         raise ValueError(f"{folder} has no chat template; set prompts.chat_template=off")
-    return Rendering(tokenizer=tokenizer, chat=chat if chat.source and chat_template != "off" else None)
-
-
-def _plain(observed: Sequence[Message]) -> str:
-    return "".join(m["content"] for m in observed)
+    chat = found if found.exists and chat_template != "off" else None
+    eos = tokenizer.token_to_id(found.special_tokens.get("eos_token", ""))
+    ends = [] if eos is None else [eos]
+    return Rendering(tokenizer=tokenizer, chat=chat, control=text_tokens.control_tokens(tokenizer, chat, ends=ends))

@@ -10,7 +10,7 @@ from jaxtyping import Int32
 from actor.engine.protocol import Engine, Sample
 from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import Transcript
-from bridge.chat_template import Message
+from bridge.chat_template import PROMPT_TEMPLATE, JsonObject
 from bridge.types import Sampling
 
 
@@ -30,9 +30,19 @@ class EpisodeRequest:
     priority: int
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[JsonObject]:
         """The prompt's."""
         return list(self.row.get("messages", ()))
+
+    @property
+    def tools(self) -> list[JsonObject]:
+        """Schemas of tools in the prompt, for the chat template."""
+        return list(self.row.get(PROMPT_TEMPLATE, {}).get("tools", ()))
+
+    @property
+    def template_arguments(self) -> JsonObject:
+        """The prompt's own arguments for the chat template."""
+        return dict(self.row.get(PROMPT_TEMPLATE, {}).get("arguments", {}))
 
 
 class Turns:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tokenizers
 from blake3 import blake3
 from jaxtyping import Int32
 
 from bridge.snapshots.layout import TensorTable
+from bridge.text_tokens import read_tokenizer
 
 _MAX_HEADER_BYTES = 100 * 2**20  # the safetensors format's own limit
 
@@ -49,13 +49,7 @@ def describe(path: pathlib.Path, tensors: TensorTable) -> ModelFolder:
     Raises:
       ValueError: the tokenizer is missing or unreadable.
     """
-    file = path / "tokenizer.json"
-    if not file.is_file():
-        raise ValueError(f"{path} has no tokenizer.json; save the tokenizer in its fast format")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as e:  # the Rust library raises plain Exception
-        raise ValueError(f"{file} is no tokenizer: {e}") from e
+    tokenizer = read_tokenizer(path)
 
     def decode(tokens: Int32[np.ndarray, " T"]) -> str:
         return tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
@@ -63,7 +57,7 @@ def describe(path: pathlib.Path, tensors: TensorTable) -> ModelFolder:
     return ModelFolder(
         path=path,
         tensors=tensors,
-        tokenizer_hash=blake3(file.read_bytes()).hexdigest(),
+        tokenizer_hash=blake3((path / "tokenizer.json").read_bytes()).hexdigest(),
         decode=decode,
     )
 

@@ -1,9 +1,11 @@
 """Problems and their verifiers."""
 
 import dataclasses
+import datetime
 import re
 from typing import Literal, TypeVar
 
+from bridge.chat_template import RENDERED, TemplateSettings
 from configs import extension
 from configs.checks import Count, CountOrZero, Finite, FractionOrZero, check_ranges
 from configs.paths import LocalPath, expand_home
@@ -13,6 +15,7 @@ from configs.sections.prompt_source import PlainArgs, PromptSource, check_parts,
 Source = TypeVar("Source", bound=PromptSource)
 Truncated = Literal["zero", "keep", "mask"]
 
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _OF_ONE_SOURCE = (
@@ -41,6 +44,14 @@ class PromptsConfig:
     """A row's own verifiers: a list of {name, weight}. Empty: rows have none."""
     metadata_field: str = "metadata"
     """A row's object for its verifiers, such as test cases. Empty: rows have none."""
+    tools_field: str = "tools"
+    """Column with a row's tools: a list of JSON schemas, or JSON of one, for the chat template. Empty: none is read."""
+    template_arguments_field: str = "template_arguments"
+    """Column with a row's own arguments for the chat template: an object, or JSON of one. They replace those of
+    `prompts.template_arguments` by name. Empty: none is read."""
+    ignored_fields: str = ""
+    """Comma-separated fields of messages and rows that prompts leave out on purpose, as in `tool_call_id,name,images`.
+    A row with such a field that the chat template does not show is set aside unless the field is named here."""
     eval_path: LocalPath = ""
     """Held-out problems; empty: one in `held_out_one_in` of the problems, chosen by a hash of the prompt."""
     eval_split: str = ""
@@ -79,10 +90,21 @@ class PromptsConfig:
     environment rewarded stands in all three: of an episode that a budget ended, too; see environments.truncated_reward
     for what that costs."""
     chat_template: Literal["auto", "on", "off"] = "auto"
-    """auto: applied when the tokenizer has one."""
+    """auto: applied when the model's folder has one. on: required. off: prompts are plain text. Where a template is
+    applied, a control token that the text of a message spells is text; in plain prompts it is the token."""
+    template_name: str = ""
+    """Name of the chat template, where the model's folder has several. Empty: `tool_use` for rows with tools if there
+    is one, else `default`."""
+    template_arguments: PlainArgs = dataclasses.field(default_factory=PlainArgs)
+    """Arguments of the chat template by name, as in {"enable_thinking": false}, for prompts and for what environments
+    say. One that the template does not read is refused."""
+    template_date: str = ""
+    """Date that a chat template takes for today (`strftime_now`), YYYY-MM-DD. Empty: the day in UTC on which the run is
+    set up; the run's config.json keeps it, so that all processes and restarts render alike."""
     system_prompt: str = ""
     add_bos: bool = False
-    """Put the tokenizer's BOS token before a prompt that no chat template was applied to."""
+    """True: put the tokenizer's BOS token before a plain prompt. False: only where the tokenizer itself does so, by its
+    post-processor or `add_bos_token`. A prompt that begins with the token gets no second one."""
     max_bad_share: FractionOrZero = 0.1
     """Largest share of the rows of one file or data set that may be set aside as malformed, as too long, or for their
     own answer. With more a run does not start. 1: any share."""
@@ -115,6 +137,7 @@ class PromptsConfig:
         if self.held_out_one_in < 2:
             raise ValueError(f"prompts.held_out_one_in must be >= 2, got {self.held_out_one_in}")
         check_pattern("prompts.pattern", self.pattern)
+        self._check_template()
         self._check_mixture()
         for name, source in self.sources.items():
             source.check(f"prompts.mixture.{name}" if name else "prompts")
@@ -124,6 +147,19 @@ class PromptsConfig:
                 "leave it out, or take math"
             )
         self._check_curriculum()
+
+    def _check_template(self) -> None:
+        if self.template_date and not _DATE.fullmatch(self.template_date):
+            raise ValueError(f"prompts.template_date: expected YYYY-MM-DD, got {self.template_date!r}")
+        try:
+            self.template_settings  # noqa: B018 (a day that no month has is refused)
+        except ValueError as e:
+            raise ValueError(f"prompts.template_date: {e}, got {self.template_date!r}") from e
+        for name in RENDERED & self.template_arguments.keys():
+            raise ValueError(f"prompts.template_arguments: {name} is set by the renderer; remove it")
+        given = {f: getattr(self, f) for f in ("template_arguments", "template_name") if getattr(self, f)}
+        if self.chat_template == "off" and given:
+            raise ValueError(f"prompts.{next(iter(given))} has no effect with prompts.chat_template=off; leave one out")
 
     def _check_mixture(self) -> None:
         for name in self.mixture:
@@ -152,6 +188,17 @@ class PromptsConfig:
             raise ValueError("prompts.curriculum=stages needs sources of different stages (prompts.mixture.NAME.stage)")
         if self.curriculum != "stages" and any(s.stage for s in self.mixture.values()):
             raise ValueError("prompts.mixture.NAME.stage needs prompts.curriculum=stages")
+
+    @property
+    def template_settings(self) -> TemplateSettings:
+        """Settings of the chat template, the same for the learner and for actors."""
+        date = {"date": datetime.date.fromisoformat(self.template_date).isoformat()} if self.template_date else {}
+        return TemplateSettings(name=self.template_name, arguments=self.template_arguments, **date)
+
+    @property
+    def ignored_names(self) -> tuple[str, ...]:
+        """Names in `ignored_fields`."""
+        return tuple(name for text in self.ignored_fields.split(",") if (name := text.strip()))
 
     @property
     def sources(self) -> dict[str, PromptSource]:

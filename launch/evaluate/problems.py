@@ -25,7 +25,7 @@ def open_problems(config: Config, model: pathlib.Path) -> Problems:
     Raises:
       ValueError: a source or the model's tokenizer is unusable, or a set has no problem.
     """
-    tokenizer = load_tokenizer(model, vocab_size=settings.vocab_size(model))
+    tokenizer = load_tokenizer(model, vocab_size=settings.vocab_size(model), template=config.prompts.template_settings)
     own = open_own_sets(config, tokenizer)
     for looked_at in [found for one in own.values() for found in one.looked_at]:
         looked_at.check_num_bad(config.prompts.max_bad_share)

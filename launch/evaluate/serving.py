@@ -109,7 +109,9 @@ class Job:
                 episodes = Episodes(
                     engine,
                     EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
-                    read_rendering(pathlib.Path(config.model.path), config.prompts.chat_template),
+                    read_rendering(
+                        pathlib.Path(config.model.path), config.prompts.chat_template, config.prompts.template_settings
+                    ),
                     config.environments,
                     max_context_tokens=config.model.max_tokens,
                 )

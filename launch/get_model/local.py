@@ -28,7 +28,8 @@ class FromFolder:
     @property
     def identity(self) -> dict[str, Any]:
         """The folder, and its files by their sizes and times: other ones are another model."""
-        files = {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in model_files(self.folder)}
+        found = {str(p.relative_to(self.folder)): p.stat() for p in model_files(self.folder)}
+        files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
         return {"folder": str(self.folder.resolve()), "is_linked": self.is_linked, "files": files}
 
     def find_config(self, folder: pathlib.Path) -> pathlib.Path:
@@ -42,7 +43,8 @@ class FromFolder:
           ValueError: a file can't be read, or there is no room.
         """
         for path in model_files(self.folder):
-            target = folder / path.name
+            target = folder / path.relative_to(self.folder)
+            target.parent.mkdir(exist_ok=True)
             target.unlink(missing_ok=True)
             try:
                 if self.is_linked:

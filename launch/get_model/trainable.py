@@ -10,7 +10,8 @@ from learner.model.config import Architecture
 PATTERNS = (
     *("config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors"),
     "model.safetensors.index.json",
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "chat_template.json", "processor_config.json", "additional_chat_templates/*.jinja"),
     *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model"),
     *("LICENSE*", "LICENCE*", "README.md", "NOTICE*"),
 )

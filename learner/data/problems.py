@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
+from bridge.chat_template import JsonObject
 from bridge.types import RewardPart, Task
-from learner.data.tokenizer import Message
 
 Answer = str | int | float | decimal.Decimal
 
@@ -36,13 +36,17 @@ class RawProblem:
     """A problem before tokenization."""
 
     question: str
-    messages: tuple[Message, ...]
+    messages: tuple[JsonObject, ...]
     """Set when the row holds a conversation; else the question is the prompt."""
     task: Task
     row: int = 0
     """The row of the file it came from, counted from 1; 0 for a procedural problem."""
     environment: str = ""
     """Name of the environment that it is an episode of."""
+    tools: tuple[JsonObject, ...] = ()
+    """Schemas of what may be called, for the chat template."""
+    template_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    """Variables of the chat template, over those of `prompts.template_arguments`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,13 @@ import math
 from typing import Any
 
 from bridge import code_tests
+from bridge.chat_template import JsonObject
 from bridge.types import MAX_REWARD_PARTS
 from configs import extension
 from configs.sections import PromptsConfig
 from configs.sections.prompt_source import VERIFIERS, PromptSource
+from learner.data.conversations import MEDIA_FIELDS, NotAPromptError, is_unicode, read_prompt, read_tools
 from learner.data.problems import Answer, RawProblem, task_of
-from learner.data.tokenizer import Message
 
 _NEED_NO_ANSWER = frozenset({"code", "judge", "format"})
 """Verifiers that find what they need in the row's metadata, or in the response alone."""
@@ -29,6 +30,10 @@ class RowFormat:
     source: PromptSource
     rewards_field: str
     metadata_field: str
+    tools_field: str = ""
+    template_arguments_field: str = ""
+    ignored_fields: frozenset[str] = frozenset()
+    """Of messages and rows, left out of prompts on purpose."""
     verifiers: frozenset[str]
     """Those that a row may name: ours, and the user's own that the config names. A file can't have code imported."""
 
@@ -39,21 +44,25 @@ class RowFormat:
             source=source,
             rewards_field=prompts.rewards_field,
             metadata_field=prompts.metadata_field,
+            tools_field=prompts.tools_field,
+            template_arguments_field=prompts.template_arguments_field,
+            ignored_fields=frozenset(prompts.ignored_names),
             verifiers=frozenset((*VERIFIERS, *prompts.own_verifiers, *filter(extension.is_own, source.parts))),
         )
 
     @property
     def columns(self) -> list[str]:
         """The fields that are looked at."""
-        fields = (self.source.prompt_field, self.source.answer_field, self.rewards_field, self.metadata_field)
-        return [f for f in fields if f]
+        source = self.source
+        fields = (source.prompt_field, source.answer_field, self.rewards_field, self.metadata_field)
+        return [f for f in (*fields, self.tools_field, self.template_arguments_field, *MEDIA_FIELDS) if f]
 
 
 def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem | str:
     """The problem of row `number`, or why it is none.
 
-    A prompt is text, or a conversation (a list of {role, content}); an answer is text or a number. What verifiers need
-    besides is in the row's metadata, and a row's own verifiers in its rewards.
+    A prompt is text, or a conversation (a list of {role, content}, also as JSON text); an answer is text or a number.
+    What verifiers need besides is in the row's metadata, and a row's own verifiers in its rewards.
     """
     try:
         return problem_of(number, row, form)
@@ -78,7 +87,7 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
             f"(fields: {', '.join(sorted(map(str, row)))})"
         )
     answer = _answer(row.get(source.answer_field), source.answer_field, needs_answer)
-    metadata = _metadata(row, form)
+    metadata = _object(row, form.metadata_field)
     if "reasoning_gym" in parts and not _is_entry(metadata):
         raise NotARowError("verifier reasoning_gym needs the library's entry as metadata (metadata.source_dataset)")
     if "code" in parts:
@@ -86,11 +95,12 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
             code_tests.read(metadata)
         except ValueError as e:
             raise NotARowError(str(e)) from e
-    question, messages = _prompt(row[source.prompt_field], source.prompt_field)
+    question, messages, tools = _prompt(row, form)
     if "judge" in parts:  # it is told what was asked
         metadata = {"question": question, **(metadata or {})}
     task = task_of(answer, parts, answer_in=source.answer_in, metadata=metadata, environment=source.environment)
-    return RawProblem(question, messages, task, number, source.environment)
+    arguments = _object(row, form.template_arguments_field)
+    return RawProblem(question, messages, task, number, source.environment, tools, arguments)
 
 
 def _is_missing(value: Any) -> bool:
@@ -106,32 +116,25 @@ def _answer(answer: Any, field: str, is_needed: bool) -> Answer:
         raise NotARowError(f"{field!r} must be text or a number, got {answer!r}")
     if isinstance(answer, float | decimal.Decimal) and not math.isfinite(answer):
         raise NotARowError(f"{field!r} must be finite, got {answer!r}")
-    if not _is_unicode(str(answer)):
+    if not is_unicode(str(answer)):
         raise NotARowError(f"{field!r} is no Unicode text: {answer!r}")
     return answer
 
 
-def _prompt(prompt: Any, field: str) -> tuple[str, tuple[Message, ...]]:
-    """(the question, the conversation if it is one)."""
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise NotARowError(f"{field!r} is empty")
-        if not _is_unicode(prompt):
-            raise NotARowError(f"{field!r} is no Unicode text")
-        return prompt, ()
-    if not isinstance(prompt, list) or not prompt:
-        raise NotARowError(f"{field!r} must be text or a list of messages, got {type(prompt).__name__}")
-    for message in prompt:
-        if not (
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-        ):
-            raise NotARowError(f"{field!r}: every message needs a role and a content")
-        if not _is_unicode(message["role"] + message["content"]):
-            raise NotARowError(f"{field!r} is no Unicode text")
-    messages = tuple({"role": m["role"], "content": m["content"]} for m in prompt)
-    return "\n".join(m["content"] for m in messages), messages
+def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject, ...], tuple[JsonObject, ...]]:
+    """(the question, the conversation if it is one, its tools)."""
+    field, ignored = form.source.prompt_field, form.ignored_fields
+    if media := [n for n in MEDIA_FIELDS if n not in ignored and n != field and row.get(n)]:
+        raise NotARowError(
+            f"the row has {media[0]!r}, and only text is read; remove the column, or name it in prompts.ignored_fields"
+        )
+    tools = row.get(form.tools_field) if form.tools_field and form.tools_field not in ignored else None
+    try:
+        question, messages = read_prompt(row[field], field, ignored=ignored)
+        read = read_tools(tools, form.tools_field) if tools and tools != "[]" else ()
+    except NotAPromptError as e:
+        raise NotARowError(str(e)) from e
+    return question, messages, read
 
 
 def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
@@ -166,9 +169,9 @@ def _counts(weight: float) -> bool:
         return False
 
 
-def _metadata(row: dict[str, Any], form: RowFormat) -> dict[str, Any]:
-    """The row's object; also where a column of text holds it as JSON."""
-    given = row.get(form.metadata_field) if form.metadata_field else None
+def _object(row: dict[str, Any], field: str) -> dict[str, Any]:
+    """The object in a row's field, also where a column of text holds it as JSON; empty where there is none."""
+    given = row.get(field) if field else None
     if given is None:
         return {}
     found: Any = given
@@ -178,7 +181,7 @@ def _metadata(row: dict[str, Any], form: RowFormat) -> dict[str, Any]:
         except ValueError:
             found = None
     if not isinstance(found, dict):
-        raise NotARowError(f"{form.metadata_field!r} must be an object, or JSON of one, got {_short(given)}")
+        raise NotARowError(f"{field!r} must be an object, or JSON of one, got {_short(given)}")
     return found
 
 
@@ -190,12 +193,3 @@ def _is_entry(metadata: dict[str, Any]) -> bool:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _is_unicode(text: str) -> bool:
-    """False for half a surrogate pair, which JSON can spell and neither a hash nor a tokenizer can take."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -1,7 +1,6 @@
 """The model folder's tokenizer, without torch: `tokenizers` for the text, `bridge.chat_template` for conversations."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,9 @@ import tokenizers
 from blake3 import blake3
 from jaxtyping import Int32
 
-from bridge.chat_template import ChatTemplate, Message, read_chat_template
+from bridge import text_tokens
+from bridge.chat_template import ChatTemplate, Conversation, TemplateSettings, read_chat_template
+from bridge.template_files import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +23,22 @@ class Tokenizer:
     backend: tokenizers.Tokenizer
     chat: ChatTemplate
     stop_token_ids: tuple[int, ...]
-    """End-of-sequence tokens of generation_config.json, config.json and tokenizer_config.json together."""
+    """End-of-sequence tokens of generation_config.json, config.json and tokenizer_config.json together, and the token
+    with which the chat template ends a turn."""
     fingerprint: str
     """Hash of tokenizer.json: what the learner and an actor must agree on."""
+    beginning: str = ""
+    """Text of the tokens that the tokenizer itself puts before a text, such as BOS."""
+    control: text_tokens.ControlTokens = text_tokens.ControlTokens(frozenset(), frozenset())
+    """Texts that are control tokens."""
+    beyond: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    """Added tokens whose ids the model has no embedding for, by their texts: no prompt may have them."""
+    notes: tuple[str, ...] = ()
+    """What the folder's files disagree on, a line each."""
 
     def encode(self, text: str) -> Int32[np.ndarray, " T"]:
         """Token ids of a text, with nothing added."""
-        return np.asarray(self.backend.encode(text, add_special_tokens=False).ids, np.int32)
+        return np.asarray(text_tokens.encode(self.backend, text), np.int32)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens left out."""
@@ -40,11 +50,14 @@ class Tokenizer:
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has; on all cores, in a fraction of the time of as many `encode`."""
-        return [len(e.ids) for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        pieces = [text.split(text_tokens.BREAK) for text in texts]
+        flat = [piece for of_text in pieces for piece in of_text]
+        sizes = iter([len(e.ids) for e in self.backend.encode_batch_fast(flat, add_special_tokens=False)])
+        return [sum(next(sizes) for _ in of_text) for of_text in pieces]
 
     @property
     def chat_template(self) -> str:
-        """Its Jinja text; empty when the folder has none."""
+        """Its Jinja text; empty when the folder has none, or several of which none is the default."""
         return self.chat.source
 
     @property
@@ -52,72 +65,148 @@ class Tokenizer:
         """The texts of bos_token, eos_token, pad_token and unk_token, where the folder names them."""
         return self.chat.special_tokens
 
-    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Conversation,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """Messages in the model's chat format, with the generation prompt up to where the assistant begins to speak.
+
+        Control tokens that a message spells are text: `bridge.text_tokens.BREAK` stands in them, as `encode` reads it.
+        The arguments are those of `bridge.chat_template.ChatTemplate.render`.
 
         Raises:
           ValueError: the folder has no chat template, or the template refuses the messages.
         """
-        return self.chat.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.chat.render(
+            self.control.as_text(messages),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=self.control.values_as_text(tools),
+            arguments=arguments,
+        )
 
 
-def load_tokenizer(folder: str | pathlib.Path, *, vocab_size: int) -> Tokenizer:
+def load_tokenizer(
+    folder: str | pathlib.Path, *, vocab_size: int, template: TemplateSettings | None = None
+) -> Tokenizer:
     """Reads a model folder's tokenizer and checks it against the model.
 
+    Added tokens beyond the model's vocabulary are kept: the model can't sample them, and a prompt that has one is
+    refused by itself (`Tokenizer.beyond`).
+
+    Args:
+      folder: a Hugging Face folder.
+      vocab_size: the model's.
+      template: the run's settings for the chat template.
+
     Raises:
-      ValueError: tokenizer.json is missing or unreadable, or it has ids that the model has no embedding for.
+      ValueError: tokenizer.json is missing or unreadable, its vocabulary has ids that the model has no embedding for,
+        or no end of a sequence is named.
     """
     folder = pathlib.Path(folder)
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise ValueError(
-            f"{folder} has no tokenizer.json; save the tokenizer in its fast format "
-            "(tokenizer.save_pretrained of a fast tokenizer writes it)"
-        )
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as e:  # the Rust library raises plain Exception
-        raise ValueError(f"{file} is no tokenizer: {e}") from e
-    largest = max(backend.get_vocab(with_added_tokens=True).values())
-    if largest >= vocab_size:
+    backend = text_tokens.read_tokenizer(folder)
+    added = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    largest = max(vocabulary.values())
+    if any(i >= vocab_size for text, i in vocabulary.items() if text not in added):
         raise ValueError(
             f"the tokenizer of {folder} does not match its model: it has token id {largest}, "
             f"the model's vocab_size is {vocab_size}"
         )
-    chat = read_chat_template(folder)
-    special = chat.special_tokens
-    stops = set()
-    for source in ("generation_config.json", "config.json"):
-        ids = _read_json(folder / source).get("eos_token_id")
-        stops.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    if "eos_token" in special:
-        eos = backend.token_to_id(special["eos_token"])
-        if eos is None:
-            raise ValueError(
-                f"{folder}: tokenizer_config.json names eos_token {special['eos_token']!r}, "
-                "which tokenizer.json does not have"
-            )
-        stops.add(eos)
-    if not stops:
+    chat = read_chat_template(folder, template)
+    named = _named_ends(folder, chat, backend)
+    if not named:
         raise ValueError(f"{folder} names no end-of-sequence token in config.json or tokenizer_config.json")
+    stops = {i for ids in named.values() for i in ids}
     if max(stops) >= vocab_size:
         raise ValueError(
-            f"the tokenizer of {folder} does not match its model: end-of-sequence id {max(stops)}, "
+            f"the tokenizer of {folder} does not match its model: it has token id {largest}, end-of-sequence id "
+            f"{max(stops)}, "
             f"the model's vocab_size is {vocab_size}"
         )
+    settings = read_json(folder / "tokenizer_config.json")
+    beginning = text_tokens.beginning(backend, settings, chat.special_tokens.get("bos_token", ""))
+    notes = _disagreements(folder, chat, backend, named, beginning)
+    end = text_tokens.turn_end(backend, chat, stops) if chat.source else None
+    if end is not None and end < vocab_size:
+        said = ", ".join(f"{backend.id_to_token(i)!r} ({i})" for i in sorted(stops))
+        notes.append(
+            f"warning: the chat template of {folder} ends a turn with {backend.id_to_token(end)!r} ({end}), which is "
+            f"none of the end-of-sequence tokens that its files name: {said}; generation stops at either"
+        )
+        stops.add(end)
     return Tokenizer(
         folder=folder,
         backend=backend,
         chat=chat,
         stop_token_ids=tuple(sorted(stops)),
-        fingerprint=blake3(file.read_bytes()).hexdigest(),
+        fingerprint=blake3((folder / "tokenizer.json").read_bytes()).hexdigest(),
+        beginning=beginning,
+        control=text_tokens.control_tokens(backend, chat if chat.source else None, ends=stops),
+        beyond={text: i for text, i in added.items() if i >= vocab_size},
+        notes=tuple(notes),
     )
 
 
-def _read_json(file: pathlib.Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as e:
-        raise ValueError(f"{file} is not JSON: {e}") from e
+def _named_ends(folder: pathlib.Path, chat: ChatTemplate, backend: tokenizers.Tokenizer) -> dict[str, set[int]]:
+    """By file, the end-of-sequence ids that it names.
+
+    Raises:
+      ValueError: the eos_token of the tokenizer is none of its tokens.
+    """
+    named: dict[str, set[int]] = {}
+    for source in ("generation_config.json", "config.json"):
+        ids = read_json(folder / source).get("eos_token_id")
+        if ids is not None and ids != []:
+            named[source] = set(ids) if isinstance(ids, list) else {ids}
+    if "eos_token" in chat.special_tokens:
+        eos = backend.token_to_id(chat.special_tokens["eos_token"])
+        if eos is None:
+            raise ValueError(
+                f"{folder}: tokenizer_config.json names eos_token {chat.special_tokens['eos_token']!r}, "
+                "which tokenizer.json does not have"
+            )
+        named["tokenizer_config.json"] = {eos}
+    return named
+
+
+def _disagreements(
+    folder: pathlib.Path,
+    chat: ChatTemplate,
+    backend: tokenizers.Tokenizer,
+    named: Mapping[str, set[int]],
+    beginning: str,
+) -> list[str]:
+    """A line for each thing on which the folder's files disagree."""
+    notes: list[str] = []
+    of_model = {i for file, ids in named.items() if file != "tokenizer_config.json" for i in ids}
+    of_tokenizer = named.get("tokenizer_config.json", set())
+    if of_model and not of_tokenizer <= of_model:
+        notes.append(
+            f"warning: the files of {folder} disagree on the end of a sequence: "
+            + "; ".join(f"{file} {sorted(ids)}" for file, ids in named.items())
+            + "; generation stops at any of them"
+        )
+    bos = chat.special_tokens.get("bos_token")
+    bos_id, of_config = backend.token_to_id(bos) if bos else None, read_json(folder / "config.json").get("bos_token_id")
+    if bos_id is not None and isinstance(of_config, int) and of_config != bos_id:
+        notes.append(
+            f"warning: the files of {folder} disagree on the BOS token: config.json {of_config}, "
+            f"tokenizer_config.json {bos!r} ({bos_id}); prompts have the latter, where they have one"
+        )
+    if chat.source and beginning:
+        try:
+            begun = chat.render([{"role": "user", "content": "x"}]).startswith(beginning)
+        except ValueError:  # other messages are wanted; nothing is known
+            begun = True
+        if not begun:
+            notes.append(
+                f"warning: the tokenizer of {folder} puts {beginning!r} before a text, and its chat template does not; "
+                "prompts have none, as with transformers.apply_chat_template"
+            )
+    return notes

@@ -217,6 +217,10 @@ class Architecture:
         return raw
 
 
+_OWN_CODE = ("AutoModel", "AutoConfig")
+"""Beginnings of entries of auto_map whose code computes a model; those of tokenizers and processors compute none."""
+
+
 def _key(family: Family, name: str) -> str:
     """What config.json calls a field of `Architecture`."""
     owned = {name: field.key for name, field in family.fields.items()}
@@ -252,6 +256,9 @@ def _refuse_what_is_not_computed(raw: Mapping[str, Any], family: Family) -> None
         refuse(family.activation_key, activation, repr(family.activation_name))
     if raw.get("architectures") and raw["architectures"] != [family.architecture]:
         refuse("architectures", raw["architectures"], f"[{family.architecture!r}]")
+    own = {name: code for name, code in (raw.get("auto_map") or {}).items() if name.startswith(_OWN_CODE)}
+    if own:
+        refuse("auto_map", own, f"no code of a model's own; remove it if it computes a {family.architecture} alike")
     if raw.get("attention_dropout"):
         refuse("attention_dropout", raw["attention_dropout"], "0")
     if raw.get("partial_rotary_factor", 1.0) != 1.0:

@@ -10,6 +10,7 @@ from bridge import codec, versions
 from bridge.adapter_names import TensorNames
 from bridge.published import CardFile, RunCard
 from bridge.snapshots.tensors import lay_out
+from bridge.template_files import named_template_files
 from bridge.weights_digest import BASE_FILE
 
 ENGINE_FILES = (
@@ -23,6 +24,8 @@ ENGINE_FILES = (
     "merges.txt",
     "tokenizer.model",
     "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
 )
 """What an engine and a tokenizer read of a model's folder, besides the weights; no code."""
 
@@ -56,7 +59,7 @@ def make_card(
     """
     blobs: dict[str, bytes] = {}
     files: list[CardFile] = []
-    found = {file: model_folder / file for file in ENGINE_FILES}
+    found = {file: model_folder / file for file in ENGINE_FILES} | named_template_files(model_folder)
     contents = {file: path.read_bytes() for file, path in found.items() if path.is_file()}
     if base:
         contents[BASE_FILE] = json.dumps({"blake3": base}).encode()

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from configs import overrides, run_folder
-from configs.run_folder import RunFolder, check_run_folder, run_id, set_up_run, settle_run_id, snapshot_folder
+from configs.run_folder import (
+    RunFolder,
+    check_run_folder,
+    run_id,
+    set_up_run,
+    settle_run_id,
+    snapshot_folder,
+    with_template_date,
+)
 from configs.schema import Config
 from configs.sections import ActorConfig, PromptsConfig, PublishConfig, RunConfig, StoreConfig, SupervisionConfig
 
@@ -63,11 +71,29 @@ def in_folder(folder: pathlib.Path, **fields: Any) -> Config:
 def test_open_run_writes_the_config_and_opens_again(tmp_path):
     config = in_folder(tmp_path / "a" / "run")
     folder = set_up_run(config)
-    assert overrides.from_dict(json.loads((folder / "config.json").read_text())) == config
+    assert overrides.from_dict(json.loads((folder / "config.json").read_text())) == with_template_date(config)
     first_id = run_id(folder)
     assert set_up_run(config) == folder
     assert run_id(folder) == first_id
     assert not [p.name for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_open_run_keeps_the_date_of_its_prompts_and_refuses_another(tmp_path, monkeypatch):
+    def set_up(day, date=""):
+        monkeypatch.setattr("configs.run_folder.today", lambda: day)
+        config = in_folder(tmp_path / "run")
+        set_up_run(dataclasses.replace(config, prompts=PromptsConfig(template_date=date)))
+        return json.loads((tmp_path / "run" / "config.json").read_text())["prompts"]["template_date"]
+
+    assert set_up("2026-01-31") == "2026-01-31"
+    assert set_up("2026-02-01") == "2026-01-31"  # begun again after midnight
+    with pytest.raises(ValueError, match=r"prompts.template_date was '2026-01-31', now '2025-12-24'"):
+        set_up("2026-02-01", "2025-12-24")
+    file = tmp_path / "run" / "config.json"
+    old = json.loads(file.read_text())
+    del old["prompts"]["template_date"]  # of an older build
+    file.write_text(json.dumps(old))
+    assert set_up("2026-02-02") == "2026-02-02"
 
 
 def test_open_run_longer_is_accepted_and_recorded(tmp_path):

@@ -127,6 +127,43 @@ def test_check_chat_template_on_needs_one(folder):
     assert "no chat template" not in refusal(folder, config)  # these prompts are too long now
 
 
+TEMPLATE = "{% for m in messages %}{{ m.content }}<pad>{% endfor %}{% if enable_thinking %}t{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompts", "said"),
+    [
+        (TEMPLATE, dict(template_arguments={"enable_thinkin": True}), "reads no argument enable_thinkin; remove it"),
+        (
+            "",
+            dict(template_arguments={"enable_thinking": True}),
+            "template_arguments has no effect: .*no chat template",
+        ),
+        (TEMPLATE, dict(template_name="rag"), "has no chat template 'rag'; it has default"),
+    ],
+)
+def test_check_settings_of_a_template_that_can_not_take_them_are_refused(folder, template, prompts, said):
+    (folder / "chat_template.jinja").write_text(template)
+    config = config_of(prompts=sections.PromptsConfig(task_args={"max_terms": 2}, **prompts))
+    with pytest.raises(ValueError, match=said):
+        preflight.check_model(config, folder)
+
+
+def test_check_several_templates_without_a_default_want_a_name_unless_none_is_applied(folder):
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("a", "b"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(TEMPLATE)
+    assert "has the chat templates a, b and none of them is named default" in refusal(folder)
+    preflight.check_model(config_of(prompts=sections.PromptsConfig(chat_template="off")), folder)
+    preflight.check_model(config_of(prompts=sections.PromptsConfig(template_name="a")), folder)
+
+
+def test_check_says_which_end_of_a_turn_is_in_none_of_the_files(folder):
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    notes = preflight.check(config_of(), folder)
+    assert "ends a turn with '<pad>' (96)" in notes[0] and notes[0].startswith("warning: ")
+
+
 @pytest.mark.parametrize(
     ("prompts", "said"),
     [

@@ -79,12 +79,12 @@ class ArrowRows:
         return self._table.num_rows
 
     def __getitem__(self, index: int) -> Row | str | None:
-        return self._table.slice(index, 1).to_pylist()[0]
+        return _as_given(self._table.slice(index, 1).to_pylist()[0])
 
     def batches(self) -> Iterator[Sequence[Row | str | None]]:
         """All of them in order, some at a time."""
         for batch in self._table.to_batches(max_chunksize=BATCH_ROWS):
-            yield batch.to_pylist()
+            yield [_as_given(row) for row in batch.to_pylist()]
 
 
 def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
@@ -124,6 +124,17 @@ def decode_json(line: bytes) -> Row | str:
     except (ValueError, RecursionError) as e:
         return f"not JSON: {e}"
     return row if isinstance(row, dict) else f"not a JSON object but {type(row).__name__}"
+
+
+def _as_given(row: Row) -> Row:
+    """A row without the nulls that Arrow puts where one object of a list lacks a field that another has."""
+    return {name: _without_nulls(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _line_starts(data: mmap.mmap | bytes) -> np.ndarray:

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from bridge.names import check_same_names, flatten
+from bridge.template_files import FOLDER as TEMPLATES
 from learner.model.config import Architecture
 from learner.model.decoder import Params, abstract_params
 from learner.model.hf.safetensors_file import DTYPES, Spec, in_file_order, write
@@ -39,6 +40,7 @@ _TOKENIZER_FILES = [
     "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",
     "generation_config.json",
 ]
 
@@ -212,6 +214,11 @@ def _write_the_rest(
         if source.is_file():
             shutil.copyfile(source, folder / name)
             _flush(folder / name)
+    templates = pathlib.Path(tokenizer_from or "") / TEMPLATES
+    for source in sorted(templates.glob("*.jinja")) if tokenizer_from is not None else ():
+        (folder / TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(source, folder / TEMPLATES / source.name)
+        _flush(folder / TEMPLATES / source.name)
     _flush(folder)
 
 

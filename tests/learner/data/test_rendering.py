@@ -1,8 +1,14 @@
-import pytest
+import json
 
+import pytest
+import tokenizers
+
+from bridge.chat_template import asks_of
 from configs import sections
 from learner.data.problems import RawProblem, task_of
 from learner.data.rendering import tokenize
+from learner.data.tokenizer import load_tokenizer
+from tests.bridge import published
 
 TASK = task_of("1", {"exact": 1.0}, answer_in="conclusion")
 CHAT = ({"role": "system", "content": "S"}, {"role": "user", "content": "U"})
@@ -31,6 +37,37 @@ def test_tokenize_episode_ends_before_the_generation_prompt(chat_tokenizer, toke
     raw = RawProblem("Q", (), TASK, environment="guess")
     assert prompt_text(raw, chat_tokenizer) == "[user]Q"
     assert prompt_text(raw, tokenizer) == "Q"
+
+
+def test_tokenize_plain_prompt_begins_as_the_tokenizer_begins_a_text_and_only_once(tmp_path):
+    made = tokenizers.Tokenizer.from_str(published.tokenizer().to_str())
+    special = [("<s>", made.token_to_id("<s>"))]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=special)
+    folder = published.make_folder(tmp_path / "m")
+    made.save(str(folder / "tokenizer.json"))
+    one = load_tokenizer(folder, vocab_size=1024)
+    plain = load_tokenizer(published.make_folder(tmp_path / "plain"), vocab_size=1024)
+
+    def ids(text, tokenizer, **fields):
+        prompts = sections.PromptsConfig(**fields)
+        return tokenize(RawProblem(text, (), TASK), tokenizer, prompts).prompt_tokens.tolist()
+
+    for text in ("q", "<s>q"):  # the oracle is the tokenizer itself
+        wanted = made.encode("q", add_special_tokens=True).ids
+        assert ids(text, one) == ids(text, one, add_bos=True) == ids(text, plain, add_bos=True) == wanted
+    assert ids("q", plain) == wanted[1:]
+
+
+def test_tokenize_episode_keeps_what_its_prompt_is_rendered_with(chat_tokenizer):
+    raw = RawProblem("Q", (), TASK, environment="guess", template_arguments={"go": 1})
+    with pytest.raises(ValueError, match="reads no argument go"):
+        tokenize(raw, chat_tokenizer, sections.PromptsConfig())
+    row = json.loads(
+        tokenize(RawProblem("Q", (), TASK, environment="guess"), chat_tokenizer, sections.PromptsConfig()).task.metadata
+    )
+    assert row == {"messages": [{"role": "user", "content": "Q"}]}
+    asked = asks_of(row["messages"], tools=[{"name": "f"}], arguments={"a": 1})
+    assert asked["prompt_template"] == {"tools": [{"name": "f"}], "arguments": {"a": 1}}
 
 
 def test_num_tokens_of_a_batch_are_those_of_each(tokenizer):

@@ -102,7 +102,7 @@ def test_parse_row_conversation_is_kept_as_messages():
     chat = [{"role": "system", "content": "S"}, {"role": "user", "content": "U", "name": "someone"}]
     raw = parsed({"prompt": chat, "answer": "1"})
     assert raw.question == "S\nU"
-    assert raw.messages == ({"role": "system", "content": "S"}, {"role": "user", "content": "U"})
+    assert raw.messages == tuple(chat)
 
 
 @pytest.mark.parametrize("metadata", [{"tests": [1, "ä"]}, '{"tests": [1, "\\u00e4"]}'])

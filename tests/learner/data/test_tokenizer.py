@@ -68,6 +68,52 @@ def test_load_ids_beyond_the_models_vocabulary_are_refused(folder):
         load(folder, vocab_size=97)
 
 
+def test_load_added_tokens_beyond_the_models_vocabulary_are_kept_apart(folder):
+    """Gemma 3 1B names a token of images, CodeLlama a padding token, that the model has no embedding for."""
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    raw["added_tokens"] += [{"id": 98, "content": "<image>", "special": True, **flags}]
+    raw["added_tokens"] += [{"id": 99, "content": "<extra>", "special": False, **flags}]
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    tokenizer = load(folder, vocab_size=98)
+    assert tokenizer.beyond == {"<image>": 98, "<extra>": 99} and tokenizer.stop_token_ids == (EOS,)
+    assert load(folder, vocab_size=100).beyond == {}
+
+
+NOTED = {
+    "turn end": (dict(), "<|turn|>", "ends a turn with '<|turn|>' (98), which is none of the end-of-sequence tokens"),
+    "eos": (
+        dict(eos_token_id=96),
+        "<eos>",
+        "disagree on the end of a sequence: config.json [96]; tokenizer_config.json [97]",
+    ),
+    "bos": (
+        dict(bos_token_id=3),
+        "<eos>",
+        "disagree on the BOS token: config.json 3, tokenizer_config.json '<pad>' (96)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_load_notes_what_the_files_disagree_on(folder, case):
+    config, end, said = NOTED[case]
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["added_tokens"] += [raw["added_tokens"][-1] | {"id": 98, "content": "<|turn|>"}]
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    edit(folder / "config.json", **config)
+    edit(folder / "tokenizer_config.json", bos_token="<pad>" if case == "bos" else None)
+    (folder / "chat_template.jinja").write_text(f"{{% for m in messages %}}{{{{ m.content }}}}{end}{{% endfor %}}")
+    tokenizer = load(folder)
+    (note,) = tokenizer.notes
+    assert note.startswith("warning: ") and said in note
+    assert tokenizer.stop_token_ids == {"turn end": (97, 98), "eos": (96, 97), "bos": (97,)}[case]
+
+
+def test_load_notes_nothing_of_files_that_agree(tmp_path):
+    assert load(make_model_folder(tmp_path / "model", chat_template=CHAT_TEMPLATE, bos_token_id=None)).notes == ()
+
+
 def test_load_stop_id_beyond_the_models_vocabulary_is_refused(folder):
     edit(folder / "config.json", eos_token_id=500)
     with pytest.raises(ValueError, match="end-of-sequence id 500"):

@@ -28,6 +28,13 @@ from tests.learner.model.published import (
         (QWEN3, {"model_type": "gpt2"}, r"model_type: got 'gpt2', wanted one of \['gemma2', 'gemma3_text', 'llama', "),
         (QWEN3, {"model_type": "gemma3"}, "model_type: got 'gemma3', .*save its text part alone, as gemma3_text"),
         (QWEN3, {"model_type": "llama"}, r"architectures: got .*wanted \['LlamaForCausalLM'\]"),
+        (
+            QWEN3,
+            {"auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}},
+            "auto_map: got .*no code of a model's own",
+        ),
+        (QWEN3, {"auto_map": {"AutoConfig": "them/repo--configuration_x.X", "AutoModel": "m.X"}}, "auto_map: got"),
+        (LLAMA, {"auto_map": {"AutoConfig": "configuration_x.X"}}, "auto_map: got .*a LlamaForCausalLM alike"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act: got 'gelu', wanted 'silu'"),
         (LLAMA, {"qkv_bias": True}, "qkv_bias: got True, wanted None or absent .vLLM would"),
         (LLAMA, {"sliding_window": 4096}, "sliding_window: got 4096, wanted None or absent .vLLM would"),
@@ -163,3 +170,8 @@ def test_from_hf_missing_or_broken_file_is_one_clear_error(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="wanted an object"):
         Architecture.from_hf(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("named", [None, {}, {"AutoTokenizer": ["mine.Slow", None]}, {"AutoProcessor": "mine.P"}])
+def test_own_code_of_a_tokenizer_is_no_reason_to_refuse_a_model(named):
+    assert Architecture.from_hf(QWEN3 | {"auto_map": named}).family == "qwen3"

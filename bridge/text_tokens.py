@@ -1,0 +1,179 @@
+"""Text to tokens by a model folder's tokenizer.json; the texts that are control tokens, and how to take that from them.
+
+Text of a user or a tool may spell a control token, such as `<|im_end|>`. Where a chat template is applied such text
+must stay text, or it would end its turn and forge another. `ControlTokens.as_text` puts `BREAK` into it, and `encode`
+turns what stands on each side of a `BREAK` into tokens by itself.
+"""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import tokenizers
+
+from bridge.chat_template import ChatTemplate
+
+BREAK = "\ufdd0"
+"""A Unicode noncharacter, which no text for interchange has: no token spans it, and it is no part of the text."""
+_ANSWER, _FOLLOW_UP = "Sluiceanswer", "Sluicefollowup"
+_TURNS = (
+    {"role": "user", "content": "Sluicequestion"},
+    {"role": "assistant", "content": _ANSWER},
+    {"role": "user", "content": _FOLLOW_UP},
+)
+"""What a template writes around these messages it writes around all."""
+_THINKING = re.compile(r"</?think(ing)?>|\[/?THINK\]")
+"""Marks that some templates write beside each turn, and that the assistant writes itself."""
+
+T = TypeVar("T")
+
+
+def read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
+    """Reads tokenizer.json without the truncation and padding that it may have been saved with.
+
+    Raises:
+      ValueError: the file is missing or unreadable.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(
+            f"{folder} has no tokenizer.json; save the tokenizer in its fast format "
+            "(tokenizer.save_pretrained of a fast tokenizer writes it)"
+        )
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as e:  # the Rust library raises plain Exception
+        raise ValueError(f"{file} is no tokenizer: {e}") from e
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Returns the token ids of a text, with nothing added; none of them spans a `BREAK`."""
+    pieces = [p for p in text.split(BREAK) if p]
+    return [i for e in tokenizer.encode_batch_fast(pieces, add_special_tokens=False) for i in e.ids]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ControlTokens:
+    """The texts that a tokenizer turns into control tokens."""
+
+    of_turns: frozenset[str]
+    """Ends of sequences, and what the chat template writes around messages: in no message a token."""
+    special: frozenset[str]
+    """All that the tokenizer calls special: tokens in what the assistant said, such as marks of its thinking."""
+
+    def as_text(self, messages: Iterable[Mapping[str, T]]) -> list[dict[str, T]]:
+        """Returns the messages with a `BREAK` in each control token that their texts spell."""
+        return [
+            {k: v if k == "role" else self._broken(v, is_assistant=m.get("role") == "assistant") for k, v in m.items()}
+            for m in messages
+        ]
+
+    def values_as_text(self, value: T) -> T:
+        """Returns a text, or all texts in lists and objects, with a `BREAK` in each control token."""
+        return self._broken(value, is_assistant=False)
+
+    def _broken(self, value: Any, *, is_assistant: bool) -> Any:
+        tokens = self.of_turns if is_assistant else self.of_turns | self.special
+        pattern = _pattern(tokens)
+        return value if pattern is None else _map_texts(value, lambda text: _break(text, pattern))
+
+
+def control_tokens(
+    tokenizer: tokenizers.Tokenizer, chat: ChatTemplate | None, *, ends: Iterable[int] = ()
+) -> ControlTokens:
+    """Returns the control tokens of a tokenizer and its chat template.
+
+    Args:
+      tokenizer: the model's.
+      chat: the template; None where none is applied.
+      ends: ids that end a sequence.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    of_turns = {added[i].content for i in ends if i in added}
+    if chat is not None:
+        names = {t.content for t in added.values()}
+        of_turns |= names & set(chat.special_tokens.values())
+        written = {added[i].content for i in encode(tokenizer, _turns(chat)) if i in added}
+        of_turns |= {text for text in written if not _THINKING.fullmatch(text)}
+    return ControlTokens(frozenset(of_turns), frozenset(t.content for t in added.values() if t.special))
+
+
+def turn_end(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, stop_token_ids: Iterable[int]) -> int | None:
+    """Returns the added token with which a template ends the assistant's turn, where no stop token ends it.
+
+    Looked at is what follows the assistant's words at the end of a conversation (gpt-oss ends only that turn for good),
+    and before the user's next message (Phi-3 writes EOS behind the last turn, which the model never does). None where
+    a stop token ends the turn, or text follows it.
+    """
+    added, stops = tokenizer.get_added_tokens_decoder(), set(stop_token_ids)
+    at_end, between = (_behind_answer(tokenizer, chat, count) for count in (2, 3))
+    if stops & set(at_end) and (at_end[0] in stops or not between or stops & set(between)):
+        return None
+    if not at_end and stops & set(between):
+        return None
+    leading = next(iter(at_end or between), None)
+    return leading if leading in added else None
+
+
+def _behind_answer(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, count: int) -> list[int]:
+    """The tokens behind the assistant's words in a conversation of so many messages; none if the template refuses."""
+    try:
+        text = chat.render(_TURNS[:count], add_generation_prompt=False)
+    except ValueError:
+        return []
+    ids = encode(tokenizer, text.rpartition(_ANSWER)[2].partition(_FOLLOW_UP)[0].strip())
+    blank = itertools.takewhile(lambda i: not tokenizer.decode([i], skip_special_tokens=False).strip(), ids)
+    return ids[len(list(blank)) :]
+
+
+def beginning(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], bos_token: str) -> str:
+    """Returns the text of the tokens that the tokenizer itself puts before a text; empty where it puts none.
+
+    They are those of its post-processor, or the BOS token where tokenizer_config.json says `add_bos_token`.
+    """
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    is_special = whole.special_tokens_mask
+    leading = whole.ids[: is_special.index(0)] if 0 in is_special else []
+    if leading:
+        return tokenizer.decode(leading, skip_special_tokens=False)
+    return bos_token if settings.get("add_bos_token") is True else ""
+
+
+def _turns(chat: ChatTemplate) -> str:
+    """Three messages rendered, or the first of them where the template takes no more."""
+    for count in (3, 1):
+        try:
+            return chat.render(_TURNS[:count], add_generation_prompt=False)
+        except ValueError:
+            continue
+    return ""
+
+
+@functools.cache
+def _pattern(tokens: frozenset[str]) -> re.Pattern[str] | None:
+    longest_first = sorted((t for t in tokens if len(t) > 1), key=lambda t: (-len(t), t))
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _break(text: str, pattern: re.Pattern[str]) -> str:
+    text = text.replace(BREAK, "\ufffd")
+    while (broken := pattern.sub(lambda m: m[0][0] + BREAK + m[0][1:], text)) != text:
+        text = broken  # one token may be within another
+    return text
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {k: _map_texts(v, change) for k, v in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_map_texts(v, change) for v in cast(Sequence[Any], value)]
+    return value

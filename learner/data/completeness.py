@@ -1,0 +1,168 @@
+"""A check that a chat template leaves out nothing of a conversation, by words that must come back.
+
+A conversation of the same shape, each text of which is a word of its own, is rendered by the same template. A template
+may well drop the thinking of earlier turns, which is no field or text by itself.
+"""
+
+import copy
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from bridge import template_language
+from bridge.chat_template import ChatTemplate, JsonObject
+from learner.data.conversations import text_of
+
+_MUST_COUNT = ("function_call", "tool_call_id", "name")
+"""Fields without which a message says something else: a template that ignores one renders the same without it."""
+_MAY_BE_DROPPED = ("reasoning_content", "reasoning", "thinking", "tool_plan")
+"""Fields that templates drop from earlier turns on purpose: it is enough that the template knows them."""
+
+
+def check_complete(
+    chat: ChatTemplate,
+    messages: Sequence[JsonObject],
+    *,
+    tools: Sequence[JsonObject] = (),
+    arguments: JsonObject | None = None,
+    continues: bool = False,
+) -> None:
+    """Raises ValueError if the template leaves out a message, a field of one, a tool call or a tool.
+
+    Args:
+      chat: the model's template.
+      messages: the conversation.
+      tools: schemas of its tools.
+      arguments: variables of the template, of this row.
+      continues: True if the assistant continues the last message.
+    """
+    shape = {
+        "messages": _shapes(messages),
+        "tools": [_tool_shape(i, t) for i, t in enumerate(tools)],
+        "arguments": arguments or {},
+        "continues": continues,
+    }
+    if missing := _missing(_Key(chat), json.dumps(shape, sort_keys=True, default=str)):
+        raise ValueError(f"the chat template of {chat.folder} leaves out {missing}")
+
+
+class _Key:
+    """A template by its identity: it holds mappings, which have no hash."""
+
+    def __init__(self, chat: ChatTemplate) -> None:
+        self.chat = chat
+
+    def __hash__(self) -> int:
+        return id(self.chat)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.chat is self.chat
+
+
+@functools.lru_cache(4096)
+def _missing(key: _Key, shape: str) -> str:
+    """The first thing that does not come back; empty where all does."""
+    chat, given = key.chat, json.loads(shape)
+    messages: list[JsonObject] = given["messages"]
+    tools: list[JsonObject] = given["tools"]
+
+    def text(of: list[JsonObject]) -> str:
+        continues = given["continues"]
+        return chat.render(
+            of,
+            tools=tools,
+            arguments=given["arguments"],
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+        )
+
+    def same(changed: list[JsonObject]) -> bool:
+        try:
+            return text(changed) == whole
+        except ValueError:  # the template misses what is gone
+            return False
+
+    try:
+        whole = text(messages)
+    except ValueError:
+        return ""  # it takes no such words in place of these texts; of what it does with others nothing is known
+    for i, tool in enumerate(tools):
+        if _word("tool", i) not in whole:
+            return f"the row's tools ({tool.get('type', 'function')} {i + 1}); remove them, or take another template"
+    known = template_language.names(chat.source_for(tools=bool(tools)))
+    fields: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        said = f"message {i + 1} (role {message['role']})"
+        if text_of(message) and _word("text", i) not in whole:
+            return f"{said}; remove it, or take another template"
+        fields |= {n: said for n in _MUST_COUNT if n in message and same(_without(messages, i, n))}
+        fields |= {n: said for n in _MAY_BE_DROPPED if n in message and n not in known}
+        for n, call in enumerate(message.get("tool_calls", ())):
+            if any(word not in whole for word in _words_of(call)):
+                return f"a tool call of {said}; remove it, or take another template"
+            if "id" in call and same(_without(messages, i, "id", call=n)):
+                fields["tool_call_id"] = said
+    listed = ", ".join(f"{name} of {said}" for name, said in fields.items())
+    return f"{listed}; remove it, or set prompts.ignored_fields={','.join(fields)}" if fields else ""
+
+
+def _without(messages: list[JsonObject], i: int, name: str, *, call: int | None = None) -> list[JsonObject]:
+    """The messages without a field of message i, or of one of its tool calls."""
+    changed = copy.deepcopy(messages)
+    del (changed[i] if call is None else changed[i]["tool_calls"][call])[name]
+    return changed
+
+
+def _words_of(call: JsonObject) -> list[str]:
+    """The words that stand for a call's function, and for the names and values of its arguments."""
+    function = call.get("function", call)
+    given = function.get("arguments") or {}
+    arguments = json.loads(given) if isinstance(given, str) else given
+    return [function["name"], *(word for pair in arguments.items() for word in pair)]
+
+
+def _shapes(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """The messages with words in place of their texts; ids are as long as they were, which a template may check."""
+    ids: dict[str, str] = {}
+
+    def id_of(given: str, function: str = "", word: str = "") -> str:
+        named = given.replace(function, word) if function and function in given else ""  # an id may name the function
+        return ids.setdefault(given, named or f"Sq{len(ids)}x".ljust(len(given), "q"))
+
+    shapes: list[JsonObject] = []
+    for i, message in enumerate(messages):
+        shape = copy.deepcopy(message)
+        content = message.get("content")
+        if isinstance(content, list):
+            shape["content"] = [p | {"text": _word("text", i)} if "text" in p else p for p in content]
+        elif content and content.strip():
+            shape["content"] = _word("text", i)
+        for name in ("name", *_MAY_BE_DROPPED):
+            if isinstance(message.get(name), str):
+                shape[name] = _word(name, i)
+        if isinstance(message.get("tool_call_id"), str):
+            shape["tool_call_id"] = id_of(message["tool_call_id"])
+        for n, call in enumerate(shape.get("tool_calls", ())):
+            function, word = call.get("function", call), _word("function", i, n)
+            if isinstance(call.get("id"), str):
+                call["id"] = id_of(call["id"], function["name"], word)
+            function["name"] = word
+            given = function.get("arguments")
+            words = {_word("argument", i, n): _word("value", i, n)} if given and given != "{}" else {}
+            if given is not None:
+                function["arguments"] = json.dumps(words) if isinstance(given, str) else words
+        shapes.append(shape)
+    return shapes
+
+
+def _tool_shape(i: int, tool: JsonObject) -> JsonObject:
+    shape = copy.deepcopy(tool)
+    function = shape.get("function", shape)
+    if isinstance(function, dict):
+        function["name"] = _word("tool", i)
+    return shape
+
+
+def _word(*parts: Any) -> str:
+    return "Sluice" + "x".join(map(str, parts)).replace("_", "") + "end"

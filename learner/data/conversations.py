@@ -1,0 +1,176 @@
+"""Conversations in rows: lists of messages, or such lists as JSON text, checked and in one form."""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+from bridge.chat_template import JsonObject
+
+MEDIA_FIELDS = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns of rows, and fields of messages, that hold what no model here sees."""
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_OTHER_PARTS = frozenset({"thinking", "reasoning"})
+"""Parts that a template may know; they have no field `text`."""
+_ROLE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_LOOKS_LIKE_ONE = re.compile(r"""\s*\[?\s*\{\s*['"](role|from|content)['"]\s*:""")
+
+
+class NotAPromptError(ValueError):
+    """Reason for which a prompt can't be asked."""
+
+
+def read_prompt(prompt: Any, field: str, *, ignored: Collection[str] = ()) -> tuple[str, tuple[JsonObject, ...]]:
+    """Returns (the question, the messages if the prompt is a conversation).
+
+    Args:
+      prompt: text, a message, a list of messages, or one of the latter as JSON text.
+      field: the row's, for errors.
+      ignored: fields of messages that are left out (`prompts.ignored_fields`).
+
+    Raises:
+      NotAPromptError: it is none of them, has no text, or has what no model here sees.
+    """
+    if isinstance(prompt, str):
+        _check_unicode(prompt, field)
+        found = _from_json(prompt, field)
+        if found is None:
+            if not prompt.strip():
+                raise NotAPromptError(f"{field!r} is empty")
+            return prompt, ()
+        prompt = found
+    if isinstance(prompt, dict):
+        prompt = [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise NotAPromptError(f"{field!r} must be text or a list of messages, got {type(prompt).__name__}")
+    messages = tuple(_message(m, field, ignored) for m in prompt)
+    asked = [m for m in messages if m["role"] not in ("system", "developer")] or messages
+    if not any(text_of(m).strip() for m in asked):
+        raise NotAPromptError(f"{field!r} is empty: no message has text")
+    if messages[-1].get("tool_calls") or messages[-1].get("function_call"):
+        raise NotAPromptError(f"{field!r} ends with tool calls, and no tool answers them")
+    return "\n".join(map(text_of, messages)), messages
+
+
+def read_tools(tools: Any, field: str) -> tuple[JsonObject, ...]:
+    """Returns the JSON schemas of a row's tools.
+
+    Raises:
+      NotAPromptError: they are no list of objects, nor JSON of one.
+    """
+    found = _list_of_objects(tools)
+    if found is None:
+        raise NotAPromptError(f"{field!r} must be a list of tools, each a JSON schema, got {_short(tools)}")
+    _check_unicode(json.dumps(found, ensure_ascii=False), field)
+    return tuple(found)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Returns the text of a message's content."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(p.get("text", "") for p in content if isinstance(p.get("text", ""), str))
+    return content or ""
+
+
+def _from_json(text: str, field: str) -> list[Any] | None:
+    """The messages in a text that is JSON of them; None for any other text."""
+    if not _LOOKS_LIKE_ONE.match(text):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        if not text.lstrip().startswith("["):
+            return None  # a question about JSON, or a program
+        raise NotAPromptError(f"{field!r} looks like a conversation, and is not JSON: {e}") from e
+    found = [found] if isinstance(found, dict) else found
+    is_one = all(isinstance(m, dict) and ("role" in m or "from" in m) for m in found)
+    return found if is_one else None
+
+
+def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:
+    if not isinstance(given, dict):
+        raise NotAPromptError(f"{field!r}: every message needs a role and a content")
+    message = {k: v for k, v in cast(JsonObject, given).items() if v is not None and k not in ignored}
+    role, content = message.get("role"), message.get("content")
+    for name in ("tool_calls", "function_call"):
+        if message.get(name) in ([], {}, "", "[]"):
+            del message[name]
+    calls = "tool_calls" in message or "function_call" in message
+    if not isinstance(role, str) or (content is None and not calls):
+        raise NotAPromptError(f"{field!r}: every message needs a role and a content")
+    if not _ROLE.fullmatch(role):
+        raise NotAPromptError(f"{field!r}: a role is made of letters, digits, _, ., : and -, got {_short(role)}")
+    if content is not None and not isinstance(content, str | list):
+        raise NotAPromptError(f"{field!r}: every message needs a role and a content, text or parts of text")
+    if media := [n for n in MEDIA_FIELDS if message.get(n)]:
+        raise NotAPromptError(f"{field!r}: a message of role {role} has {media[0]}, and only text is read")
+    message["content"] = [_part(p, field) for p in content] if isinstance(content, list) else content
+    if "tool_calls" in message:
+        message["tool_calls"] = _calls(message["tool_calls"], field, ignored)
+    _check_unicode(json.dumps(message, ensure_ascii=False), field)
+    return message
+
+
+def _part(given: Any, field: str) -> JsonObject:
+    """A part of a content, which is text, or something that a template may know.
+
+    Raises:
+      NotAPromptError: it is an image, a sound, or no part.
+    """
+    if isinstance(given, str):
+        return {"type": "text", "text": given}
+    part = {k: v for k, v in cast(JsonObject, given).items() if v is not None} if isinstance(given, dict) else {}
+    kind = part.get("type", "text")
+    if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+        return part | {"type": "text"}
+    if kind in _OTHER_PARTS:
+        return part
+    raise NotAPromptError(f"{field!r}: a content has a part that is no text, and only text is read: {_short(given)}")
+
+
+def _calls(given: Any, field: str, ignored: Collection[str]) -> list[JsonObject]:
+    calls = _list_of_objects(given)
+    if calls is None:
+        raise NotAPromptError(f"{field!r}: tool_calls must be a list of {{function: {{name, arguments}}}}")
+    found: list[JsonObject] = []
+    for call in calls:
+        call = {k: v for k, v in call.items() if v is not None}
+        if "tool_call_id" in ignored:
+            call.pop("id", None)
+        if isinstance(call.get("function"), dict):
+            call["function"] = {k: v for k, v in call["function"].items() if v is not None}
+        if not isinstance(call.get("function", call).get("name"), str):
+            raise NotAPromptError(f"{field!r}: a tool call needs a function with a name, got {_short(call)}")
+        found.append(call)
+    return found
+
+
+def _list_of_objects(given: Any) -> list[JsonObject] | None:
+    """A list of objects, also where it, or an object of it, is JSON text."""
+    found: Any = given
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+        found = [json.loads(x) if isinstance(x, str) else x for x in found] if isinstance(found, list) else [found]
+    except (ValueError, RecursionError):
+        return None
+    return found if all(isinstance(x, dict) for x in found) else None
+
+
+def _check_unicode(text: str, field: str) -> None:
+    if not is_unicode(text):
+        raise NotAPromptError(f"{field!r} is no Unicode text")
+
+
+def is_unicode(text: str) -> bool:
+    """Returns False for half a surrogate pair, which JSON can spell and neither a hash nor a tokenizer can take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

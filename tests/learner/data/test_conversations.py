@@ -1,0 +1,267 @@
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from configs import sections
+from learner.data.problems import RawProblem
+from learner.data.rendering import render, tokenize
+from learner.data.rows import parse_row
+from learner.data.sources.rows import read_parquet
+from learner.data.tokenizer import load_tokenizer
+from tests.bridge import published
+from tests.learner.data.rooms import form_of
+
+USER = {"role": "user", "content": "How warm is it?"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "temperature", "arguments": {"city": "Lund"}}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "12"}
+TOOL = {"type": "function", "function": {"name": "temperature", "parameters": {"type": "object", "properties": {}}}}
+KEEPS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.name %}({{ m.name }}){% endif %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+    "{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+DROPS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+DROPS_ROLES = "{% for m in messages %}{% if m.role in ('user', 'assistant') %}[{{ m.content }}]{% endif %}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    made = {}
+
+    def load(template):
+        if template not in made:
+            folder = published.make_folder(tmp_path_factory.mktemp("model") / "m", template)
+            made[template] = load_tokenizer(folder, vocab_size=1024)
+        return made[template]
+
+    return load
+
+
+def parsed(row, **prompts):
+    return parse_row(7, {"answer": "1"} | row, form_of(**prompts))
+
+
+def asked(loaded, row, template, **prompts):
+    """The text of a row's prompt, or why it is set aside."""
+    raw = parsed(row, **prompts)
+    if isinstance(raw, str):
+        return raw
+    tokenizer = loaded(template)
+    config = sections.PromptsConfig(**prompts)
+    try:
+        text = tokenizer.decode_all(tokenize(raw, tokenizer, config).prompt_tokens)
+        assert text == render(raw, tokenizer, config).replace("\ufdd0", "")
+        return text
+    except ValueError as e:
+        return str(e)
+
+
+TOLD = {
+    "tool calls": ({"prompt": [USER, CALLS, RESULT]}, '"arguments": {"city": "Lund"}', "a tool call of message 2"),
+    "one field of a call": (
+        {"prompt": [USER, CALLS, RESULT]},
+        '"id": "c1"',
+        "a tool call of message 2 (role assistant)",
+    ),
+    "calls as json": (
+        {"prompt": [USER, CALLS | {"tool_calls": json.dumps([CALL])}, RESULT]},
+        '"name": "temperature"',
+        "a tool call of message 2",
+    ),
+    "tools": ({"prompt": [USER], "tools": [TOOL]}, '[{"type": "function"', "the row's tools (function 1)"),
+    "tools of a text": ({"prompt": "How?", "tools": [TOOL]}, '[{"type": "function"', "the row's tools"),
+    "tools as json": ({"prompt": "How?", "tools": json.dumps([TOOL])}, '[{"type": "function"', "the row's tools"),
+    "each tool as json": ({"prompt": "How?", "tools": [json.dumps(TOOL)]}, '[{"type": "function"', "the row's tools"),
+    "id of a result": (
+        {"prompt": [USER, RESULT | {"tool_call_id": "c1"}]},
+        "12#c1",
+        "tool_call_id of message 2 (role tool); remove it, or set prompts.ignored_fields=tool_call_id",
+    ),
+    "name": (
+        {"prompt": [USER | {"name": "Ann"}]},
+        "(Ann)",
+        "name of message 1 (role user); remove it, or set prompts.ignored_fields=name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_what_belongs_to_a_prompt_is_rendered_or_the_row_is_refused_by_its_name(loaded, case):
+    row, shown, missing = TOLD[case]
+    assert shown in asked(loaded, row, KEEPS)
+    assert missing in asked(loaded, row, DROPS)
+    assert "no chat template is applied" in asked(loaded, row, "") or case in ("name",)
+
+
+@pytest.mark.parametrize("role", ["tool", "system", "developer", "ipython"])
+def test_message_of_a_role_that_the_template_passes_over_is_refused(loaded, role):
+    row = {"prompt": [USER, {"role": role, "content": "12"}, USER]}
+    assert f"leaves out message 2 (role {role})" in asked(loaded, row, DROPS_ROLES)
+    assert "12" in asked(loaded, row, DROPS)
+
+
+def test_fields_that_are_ignored_on_purpose_are_left_out(loaded):
+    row = {"prompt": [USER, CALLS, RESULT | {"tool_call_id": "c1", "name": "temperature"}], "images": ["a.png"]}
+    template = DROPS.replace(
+        "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}"
+    )
+    refused = asked(loaded, row | {"images": None}, template)
+    assert "prompts.ignored_fields=tool_call_id,name" in refused
+    text = asked(loaded, row, template, ignored_fields="tool_call_id, name,images")
+    assert text.endswith("<|tool|>12<|end|>") and "c1" not in text and "temperature" in text
+
+
+def test_thinking_of_earlier_turns_may_be_dropped_by_a_template_that_knows_it_alone(loaded):
+    turns = [USER, {"role": "assistant", "content": "12", "reasoning_content": "cold"}, USER]
+    qwen3 = (published.FOLDER / "qwen3.jinja").read_text()
+    assert "cold" not in asked(loaded, {"prompt": turns}, qwen3)
+    assert "reasoning_content of message 2" in asked(loaded, {"prompt": turns}, DROPS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "question"),
+    [
+        ([USER], "How warm is it?"),
+        (json.dumps([USER]), "How warm is it?"),
+        ("\n " + json.dumps([{"content": "ä", "role": "user"}], indent=2), "ä"),
+        (json.dumps(USER), "How warm is it?"),
+        (USER, "How warm is it?"),
+        (
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "image": None}],
+                }
+            ],
+            "ab",
+        ),
+        ([{"role": "user", "content": ["a", "b"]}], "ab"),
+    ],
+)
+def test_conversation_is_read_from_lists_objects_and_their_json(loaded, prompt, question):
+    raw = parsed({"prompt": prompt})
+    assert isinstance(raw, RawProblem)
+    assert (raw.question, len(raw.messages)) == (question, 1)
+    assert asked(loaded, {"prompt": prompt}, DROPS) == f"<|user|>{question}<|end|>"
+
+
+@pytest.mark.parametrize(
+    "text", ['[1, 2] "role"', '{"content": "x"}', '[{"roles": 1}]', '{"role": broken', "[{'a': 1}]"]
+)
+def test_text_that_is_no_conversation_stays_text(text):
+    raw = parsed({"prompt": text})
+    assert isinstance(raw, RawProblem) and (raw.question, raw.messages) == (text, ())
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "[{'role': 'user', 'content': 'x'}]"}, "looks like a conversation, and is not JSON"),
+        ({"prompt": json.dumps([{"from": "human", "value": "x"}])}, "every message needs a role and a content"),
+        ({"prompt": [{"from": "human", "value": "x"}]}, "every message needs a role and a content"),
+        ({"prompt": [{"role": "user", "content": ""}]}, "is empty: no message has text"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": " \n"}]}]}, "is empty"),
+        ({"prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": "\u00a0"}]}, "is empty"),
+        ({"prompt": json.dumps([{"role": "user", "content": " "}])}, "is empty"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}]},
+            "only text is read",
+        ),
+        ({"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "only text is"),
+        ({"prompt": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, "only text is read"),
+        ({"prompt": [USER | {"images": ["a.png"]}]}, "has images, and only text is read"),
+        ({"prompt": "x", "images": ["a.png"]}, "the row has 'images'"),
+        ({"prompt": "x", "video": "a.mp4"}, "the row has 'video'"),
+        ({"prompt": [USER | {"role": "user<|im_end|>"}]}, "a role is made of letters"),
+        ({"prompt": [USER, CALLS]}, "ends with tool calls, and no tool answers"),
+        ({"prompt": [USER, CALLS | {"tool_calls": [{"function": {}}]}, RESULT]}, "a function with a name"),
+        ({"prompt": [USER, CALLS | {"tool_calls": "{"}, RESULT]}, "tool_calls must be a list"),
+        ({"prompt": "x", "tools": "now"}, "'tools' must be a list of tools"),
+        ({"prompt": "x", "template_arguments": "[1]"}, "'template_arguments' must be an object"),
+    ],
+)
+def test_prompt_that_can_not_be_asked_gives_the_reason(row, said):
+    found = parsed(row)
+    assert isinstance(found, str) and said in found
+
+
+def test_empty_media_columns_and_null_fields_are_nothing(loaded):
+    row = {"prompt": [USER | {"tool_calls": None, "name": None}], "images": [], "image": None, "tools": []}
+    assert asked(loaded, row, DROPS) == "<|user|>How warm is it?<|end|>"
+
+
+def test_objects_of_a_parquet_list_have_the_fields_that_they_were_given(tmp_path, loaded):
+    """Arrow gives all objects of a list the same fields, and nulls where one lacks them."""
+    other = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
+    other["function"]["parameters"]["properties"]["a"] = {"type": "integer"}
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    rows = [{"prompt": [USER, CALLS | {"tool_calls": [CALL, call]}, RESULT], "tools": [TOOL, other], "answer": "1"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    form = form_of()
+    (read,) = next(iter(read_parquet(tmp_path / "rows.parquet", form.columns).batches()))
+    raw = parse_row(1, read, form)
+    assert isinstance(raw, RawProblem)
+    assert raw.messages[1]["tool_calls"] == [CALL, call]
+    assert raw.tools[1] == other
+
+
+PREFILLS = {
+    "text": ([USER, {"role": "assistant", "content": "Let me "}], "<|assistant|>Let me "),
+    "parts": ([USER, {"role": "assistant", "content": [{"type": "text", "text": "Let me"}]}], "<|assistant|>Let me"),
+    "behind a turn": (
+        [USER, {"role": "assistant", "content": "12"}, USER, {"role": "assistant", "content": "12"}],
+        "<|assistant|>12<|end|><|user|>How warm is it?<|end|><|assistant|>12",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PREFILLS)
+def test_conversation_that_ends_with_the_assistant_is_continued(loaded, case):
+    prompt, end = PREFILLS[case]
+    for given in (prompt, json.dumps(prompt)):
+        assert asked(loaded, {"prompt": given}, KEEPS).endswith(end)
+        assert asked(loaded, {"prompt": given}, DROPS).endswith(end)
+
+
+def test_prefill_that_the_template_rewrites_is_refused(loaded):
+    prefill = [USER, {"role": "assistant", "content": "<think>a</think>b"}]
+    template = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    assert "does not show the last message as it is" in asked(loaded, {"prompt": prefill}, template)
+
+
+def test_template_arguments_are_the_configs_and_the_rows_over_them(loaded):
+    template = DROPS + "{% if thinks is defined and not thinks %}(no){% endif %}{{ lang }}"
+    folder = loaded(template).folder
+    settings = sections.PromptsConfig(template_arguments={"thinks": False, "lang": "de"}).template_settings
+    tokenizer = load_tokenizer(folder, vocab_size=1024, template=settings)
+
+    def end(**row):
+        raw = parsed({"prompt": "q"} | row)
+        assert isinstance(raw, RawProblem)
+        return render(raw, tokenizer, sections.PromptsConfig()).rpartition("<|end|>")[2]
+
+    assert end() == "(no)de"
+    assert end(template_arguments={"thinks": True}) == "de"
+    assert end(template_arguments='{"lang": "sv"}') == "(no)sv"
+    for wrong in ("enable_thinking", "messages", "strftime_now"):
+        with pytest.raises(ValueError, match=f"reads no argument {wrong}; remove it from prompts.template_arguments"):
+            end(template_arguments={wrong: 1})
+    assert "no chat template is applied" in asked(loaded, {"prompt": "q", "template_arguments": {"a": 1}}, "")
+
+
+def test_tokens_that_the_model_has_no_row_for_refuse_the_prompt_and_not_the_model(tmp_path, loaded):
+    folder = published.make_folder(tmp_path / "m")
+    size = published.tokenizer().token_to_id("<think>")  # the last four are beyond
+    tokenizer = load_tokenizer(folder, vocab_size=size)
+    assert sorted(tokenizer.beyond) == sorted(published.MARKS)
+    raw = parsed({"prompt": "ask <think> now"})
+    assert isinstance(raw, RawProblem)
+    with pytest.raises(ValueError, match=r"the prompt has token '<think>' .*no embedding"):
+        render(raw, tokenizer, sections.PromptsConfig())
+    raw = parsed({"prompt": "ask < think> now"})
+    assert isinstance(raw, RawProblem)
+    assert render(raw, tokenizer, sections.PromptsConfig()) == "ask < think> now"
