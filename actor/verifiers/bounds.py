@@ -10,6 +10,8 @@ MAX_CHARS = 2000
 """Of an answer, or four times the gold one's where that is more."""
 MAX_DEPTH = 60
 """Of brackets within brackets."""
+MAX_FRACTIONS = 20
+"""Divisions of an answer, or twice the gold one's where that is more: the algebra system nests them."""
 MAX_EXPONENT = 10_000
 """A larger power of numbers, or of a sum, is not computed; nor is the factorial of a larger number."""
 _EXPONENT = re.compile(r"\^\s*\{?\s*[-+]?\s*(\d+)")
@@ -32,10 +34,15 @@ def is_too_large(answer: str, gold: str) -> bool:
         is_too_long(answer, gold)
         or bool(_SIGNS.search(answer))
         or _depths(answer) > MAX_DEPTH
+        or _num_fractions(answer) > max(MAX_FRACTIONS, 2 * _num_fractions(gold))
         or _has_large_power(answer)
         or _has_large_factorial(answer)
         or (bool(_LOOPS.search(answer)) and _largest_number(answer) > MAX_EXPONENT)
     )
+
+
+def _num_fractions(text: str) -> int:
+    return text.count("/") + text.count("frac")
 
 
 def _depths(text: str) -> int:

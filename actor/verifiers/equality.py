@@ -114,7 +114,8 @@ def _as_expressions(gold: str, stated: str) -> bool:
 
 def are_equal_objects(gold: Any, stated: Any) -> bool:
     """Returns True if two objects of the algebra system are equal, numbers to six digits."""
-    return expression.are_equal(gold, stated) and not expression.computed(lambda: _differ_as_numbers(gold, stated))
+    are_equal = expression.computed(lambda: expression.are_equal(gold, stated)) is True
+    return are_equal and not expression.computed(lambda: _differ_as_numbers(gold, stated))
 
 
 def _differ_as_numbers(gold: Any, stated: Any) -> bool:

@@ -52,6 +52,10 @@ def elements(text: str) -> list[str]:
 @functools.lru_cache(maxsize=64)
 def read(text: str) -> Any:
     """Returns the sympy object that a whole text states, or None; relations joined by words or commas are one set."""
+    return computed(lambda: _read(text))
+
+
+def _read(text: str) -> Any:
     if _RELATION.search(text) and len(parts := _parts(text, _JOINT)) > 1:
         return _joined_relations(parts)
     if _EITHER_SIGN.search(text):

@@ -98,6 +98,24 @@ def test_no_expression_makes_the_verifier_fail(text, answer_in):
     assert judged(rf"\boxed{{{text}}}", gold=text, answer_in=answer_in) == 1.0
 
 
+@pytest.mark.parametrize("length", [90, 1_900])
+@pytest.mark.parametrize("unit", ["1/2", "/2", r"\frac{1}{2}"])
+def test_chain_of_divisions_is_not_computed(unit, length, monkeypatch):
+    monkeypatch.setattr(expression, "latex2sympy", lambda *_, **__: pytest.fail("was read"))
+    chain = "1" + unit * 25 * (length // 90)
+    assert not equality.are_equal("8128", chain)
+
+
+def test_failure_of_the_algebra_system_is_no_equality(monkeypatch):
+    def fails(*_, **__):
+        raise RecursionError
+
+    monkeypatch.setattr(expression, "_parsed", fails)
+    expression.read.cache_clear()
+    assert judged(r"\boxed{8127 + 2}", gold="8129") == 0.0
+    expression.read.cache_clear()
+
+
 def test_what_is_read_is_read_whole():
     for text in (
         r"\text{undefined } 3",
