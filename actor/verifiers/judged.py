@@ -66,7 +66,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: RewardsConfig = RewardsConfig()
     case_timeouts_s: Sequence[float] = ()
-    """Timeouts by test case of the task, in seconds; those that have none here have `settings.max_timeout_s`. In a worker it is
+    """Timeouts by test case of the task, in seconds; the others have `settings.max_timeout_s`. A worker hands over
     `worker.LiveTimeouts`: read it again while a case runs."""
 
 

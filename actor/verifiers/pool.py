@@ -125,13 +125,13 @@ class VerifierPool:
         """
         self._check_allowed(name)
         num_hangs = num_failures = 0
-        follow = case_timeouts_s if name in TIMES_CASES else None
         while True:
             one = await self._idle.get()
             context = Context(settings=self.settings, case_timeouts_s=case_timeouts_s())
             question = Question(verifier=name, task=task, response=response, context=context)
+            one.timeouts_s = case_timeouts_s if name in TIMES_CASES else None
             try:
-                return await self._attempt(one, question, follow)
+                return await self._attempt(one, question)
             except VerifierError as e:
                 self.num_failures += 1
                 logging.warning("verifier failed verifier=%s problem=%r", name, str(e))
@@ -184,13 +184,12 @@ class VerifierPool:
         """Ends the workers."""
         await asyncio.gather(*(w.kill() for w in self._workers))
 
-    async def _attempt(
-        self, one: WorkerProcess, question: Question, follow: Callable[[], tuple[float, ...]] | None = None
-    ) -> Score:
+    async def _attempt(self, one: WorkerProcess, question: Question) -> Score:
         try:
             await self._load(one, question.verifier)
-            own_s = BEFORE_CASES_S + MAX_ANSWERS * self.settings.max_answer_s if follow else 0.0
-            score = await self._ask(one, question, self._timeout_s + own_s, follow)
+            is_timed = question.verifier in TIMES_CASES
+            own_s = BEFORE_CASES_S + MAX_ANSWERS * self.settings.max_answer_s if is_timed else 0.0
+            score = await self._ask(one, question, self._timeout_s + own_s)
         except asyncio.CancelledError:
             await one.kill()  # its next answer would be to a question nobody asks any more
             raise
@@ -207,16 +206,10 @@ class VerifierPool:
             raise VerifierError(f"loading it: {e}") from e
         one.loaded.add(name)
 
-    async def _ask(
-        self,
-        one: WorkerProcess,
-        question: Question,
-        timeout_s: float,
-        follow: Callable[[], tuple[float, ...]] | None = None,
-    ) -> Score | None:
+    async def _ask(self, one: WorkerProcess, question: Question, timeout_s: float) -> Score | None:
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await one.ask(question, follow)
+                answer = await one.ask(question)
         except TimeoutError as e:
             is_stopped = one.is_stopped
             await one.kill()

@@ -43,13 +43,11 @@ class WorkerProcess:
         self._command = command
         self._running: _Running | None = None
         self.loaded: set[str] = set()
+        self.timeouts_s: Callable[[], tuple[float, ...]] | None = None
+        """Timeouts of the test cases that are judged, as they are known now; None: it judges none."""
 
-    async def ask(self, question: Question, follow: Callable[[], tuple[float, ...]] | None = None) -> Answer:
-        """Returns its answer.
-
-        Args:
-          question: what it is asked.
-          follow: gives the timeouts of test cases; whenever they change, it is told.
+    async def ask(self, question: Question) -> Answer:
+        """Returns its answer; while it judges, `timeouts_s` is followed.
 
         Raises:
           OSError, asyncio.IncompleteReadError: it ended.
@@ -66,8 +64,10 @@ class WorkerProcess:
         try:
             while not answer.done() and not running.exited.done():
                 waits: list[asyncio.Future[object]] = [answer, running.exited]  # pyright: ignore[reportAssignmentType]
-                await asyncio.wait(waits, timeout=FOLLOW_S if follow else None, return_when=asyncio.FIRST_COMPLETED)
-                if follow and not answer.done() and (now := follow()) != sent:
+                await asyncio.wait(
+                    waits, timeout=FOLLOW_S if self.timeouts_s else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self.timeouts_s and not answer.done() and (now := self.timeouts_s()) != sent:
                     sent = now
                     running.writer.write(worker.frame(Timeouts(case_timeouts_s=now)))
             if not answer.done():  # what it wrote before it ended

@@ -142,7 +142,7 @@ def test_hang_of_programs_without_one_that_is_known_to_be_right_is_no_reward(tmp
 def test_timeouts_of_a_response_that_waits_for_a_worker_are_those_that_are_known_when_it_is_free(monkeypatch):
     given = []
 
-    async def attempt(pool, one, question, follow):
+    async def attempt(pool, one, question):
         given.append(question.context.case_timeouts_s)
         if len(given) == 1:
             await until(lambda: bool(pool._idle._getters), "the other waits for the worker")
