@@ -32,7 +32,7 @@ command_line.run(main)
 """
 
 
-def start(tmp_path, **streams: Any) -> "subprocess.Popen[bytes]":
+def start(tmp_path, **streams: Any) -> "subprocess.Popen[Any]":
     command = [sys.executable, "-c", WRITER, f"--config={tmp_path / 'done'}"]
     return subprocess.Popen(command, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)}, **streams)
 
