@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ command_line.run(main)
 """
 
 
-def start(tmp_path, **streams) -> subprocess.Popen[bytes]:
+def start(tmp_path, **streams: Any) -> "subprocess.Popen[Any]":
     command = [sys.executable, "-c", WRITER, f"--config={tmp_path / 'done'}"]
     return subprocess.Popen(command, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)}, **streams)
 
@@ -46,9 +47,10 @@ def test_console_without_a_width_has_80_columns(monkeypatch, sizes):
     for name, value in sizes.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((0, 0)))
-    console = make_console(file=io.StringIO())
+    said = io.StringIO()
+    console = make_console(file=said)
     console.print("step 1/4 reward 0.500")
-    assert console.width == 80 and console.file.getvalue() == "step 1/4 reward 0.500\n"
+    assert console.width == 80 and said.getvalue() == "step 1/4 reward 0.500\n"
 
 
 def test_console_takes_the_width_that_the_environment_names(monkeypatch):
