@@ -27,8 +27,8 @@ PAPER = PaperSize(
 # The paper has a reference model (section 6) and gives no coefficient of its penalty: here it is off (loss.kl_coef).
 
 ELASTIC = {"elastic": True, "tensor_parallel_size": 2, "max_tensor_parallel_size": 4}
-"""The 14B model's rollout begins with TP = 2 (section 6); its largest is 4 (Figure 12(a)), and each engine's devices
-are reserved for that."""
+"""The 14B model's rollout begins with TP = 2 (section 6); its largest is 4 (Figure 12(a)), and each engine's
+devices are reserved for that."""
 
 
 def get_config(size: str = "paper") -> Config:

@@ -70,7 +70,7 @@ METRICS: dict[str, str] = {
     "lag/ess_4-7": "effective sample size over the tokens of lag 4 to 7, 0 to 1; NaN if there is none",
     "lag/ess_8_up": "effective sample size over the tokens of lag 8 and more, 0 to 1; NaN if there is none",
     "mismatch_kl": "nats, mean of log mu - log pi (k1)",
-    "mismatch_kl_k3": "nats, Schulman's k3 estimate of KL(mu, pi)",
+    "mismatch_kl_k3": "nats, Schulman's k3 estimate of KL(mu, pi), linear where pi / mu passes e^20",
     "reference_kl": "nats, mean of the configured KL estimate against the reference; 0 without one",
     "max_abs_dlogprob": "nats, largest |log pi - log mu|",
     "max_abs_dlogprob_lag0": "nats, the same over tokens of the current weights: engine against learner",

@@ -20,9 +20,8 @@ class ActorConfig:
     tensor_parallel_size: Count = 1
     """Devices that one engine is spread over; on a CPU, processes."""
     elastic: bool = False
-    """Adapts how many sequences run at once, and restarts an engine whose preemptions, or responses that nearly fill
-    its KV cache, ask for another tensor parallel size (RollPacker section 4.2); the rules are in
-    `actor/engine/elastic.py`."""
+    """Adapts how many sequences run at once, and restarts an engine at another tensor parallel size when preemptions,
+    or responses that nearly fill its KV cache, ask for it (RollPacker section 4.2; `actor/engine/elastic.py`)."""
     max_tensor_parallel_size: CountOrZero = 0
     """With elastic: devices that one engine may take, all reserved for it from its start on, whatever it takes just
     then; 0 means tensor_parallel_size."""

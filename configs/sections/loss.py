@@ -51,6 +51,8 @@ OWN_LOSS = extension.Signature(
     returns="(loss, clipped)",
 )
 """A user's own loss: like those of learner/objective/losses.py, with the constants of `LossConfig` that it takes."""
+OPTIONAL_INPUTS = ("proximal_logprobs", "sequence_log_ratio")
+"""Fields of a loss's inputs that are computed on request: a user's own loss names them in an attribute `needs`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,8 +173,10 @@ class LossConfig:
     def _refuse_unread(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         standardized = f"loss.advantage={' or '.join(_STANDARDIZED)}"
+        # What a user's own loss reads is known once it is imported (`optional_inputs`).
+        may_be_proximal = self.name in PROXIMAL_LOSSES or extension.is_own(self.name)
         for name, is_read, reader in (
-            ("proximal", self.name in PROXIMAL_LOSSES, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
+            ("proximal", may_be_proximal, f"loss.name of {', '.join(PROXIMAL_LOSSES)}"),
             ("advantage_eps", self.advantage in _STANDARDIZED, standardized),
             ("advantage_std", self.advantage in _STANDARDIZED, standardized),
             ("turn_discount", self.advantage == "turn_grpo", "loss.advantage=turn_grpo"),
@@ -202,6 +206,29 @@ class LossConfig:
             if value is not None:
                 values[name] = float(value)
         return values
+
+    @property
+    def optional_inputs(self) -> frozenset[str]:
+        """Those of `OPTIONAL_INPUTS` that the chosen loss reads.
+
+        Raises:
+          ValueError: a user's own loss can't be loaded or names another input, or loss.proximal is set and not read.
+        """
+        if not extension.is_own(self.name):
+            read = {"proximal_logprobs": self.name in PROXIMAL_LOSSES, "sequence_log_ratio": self.name == "gspo"}
+            return frozenset(name for name, is_read in read.items() if is_read)
+        named: Any = getattr(extension.load("loss.name", self.name, OWN_LOSS), "needs", ())
+        if not isinstance(named, (tuple, list, set, frozenset)) or not set(named) <= set(OPTIONAL_INPUTS):
+            raise ValueError(
+                f"loss.name={self.name}: its attribute `needs` must be a tuple of some of "
+                f"{', '.join(OPTIONAL_INPUTS)}, got {named!r}"
+            )
+        if "proximal_logprobs" not in named and self.proximal != "batch":
+            raise ValueError(
+                f"loss.proximal={self.proximal} has no effect with loss.name={self.name}, which does not name "
+                "proximal_logprobs in its attribute `needs`; add it or leave loss.proximal out"
+            )
+        return frozenset(named)
 
     @property
     def given_clips(self) -> dict[str, float]:

@@ -1,12 +1,13 @@
 """Advantages from the rewards of one complete group; numpy in float64, float32 out."""
 
+import copy
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from beartype import beartype
-from jaxtyping import Float32, Float64, jaxtyped  # pyright: ignore[reportUnknownVariableType]
+from jaxtyping import Float32, Float64, Int, jaxtyped  # pyright: ignore[reportUnknownVariableType]
 
 from configs import extension
 from configs.sections import LossConfig
@@ -16,8 +17,19 @@ AdvantageFn = Callable[[Float64[np.ndarray, " K"], LossConfig], Float64[np.ndarr
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
 """Relative difference up to which two rewards are one that was rounded, in float32 where a verifier computes in it."""
 
-OWN_ADVANTAGE = extension.Signature(takes=("rewards", "config"), returns="advantages")
-"""A user's own: like those below, an `AdvantageFn`."""
+OWN_ADVANTAGE = extension.Signature(
+    takes=("rewards", "config"), constants=("num_tokens", "turn_rewards"), returns="advantages"
+)
+"""A user's own: like those below, an `AdvantageFn`, which gets fields of `Responses` that it takes by name."""
+
+
+class Responses(NamedTuple):
+    """Facts of a group's K responses that a user's own advantage may ask for beside their rewards."""
+
+    num_tokens: Int[np.ndarray, " K"]
+    """Tokens that the policy sampled."""
+    turn_rewards: list[Float32[np.ndarray, " N"]]
+    """Of each response its environment's rewards, one a turn; empty where it gave none by turn."""
 
 
 def grpo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
@@ -62,8 +74,15 @@ def has_signal(rewards: Float64[np.ndarray, " K"]) -> bool:
 
 
 @jaxtyped(typechecker=beartype)
-def group_advantages(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float32[np.ndarray, " K"]:
+def group_advantages(
+    rewards: Float64[np.ndarray, " K"], config: LossConfig, responses: Responses | None = None
+) -> Float32[np.ndarray, " K"]:
     """The advantages of a group's K responses, or of all their turns; exactly zero for a zero-variance group.
+
+    Args:
+      rewards: of the responses, or the returns of their turns.
+      config: the advantage and its constants.
+      responses: for a user's own advantage that asks for more.
 
     Raises:
       ValueError: a reward is not finite; or a user's own function can't be loaded, or does not return K finite floats.
@@ -73,7 +92,7 @@ def group_advantages(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> 
         # R - mean R may be one rounding error away from 0, which eps would then magnify.
         return np.zeros(rewards.shape, np.float32)
     if extension.is_own(config.advantage):
-        return _own(rewards, config)
+        return _own(rewards, config, responses)
     return ADVANTAGES[config.advantage](rewards, config).astype(np.float32)
 
 
@@ -82,11 +101,15 @@ def _load(name: str) -> Callable[..., Any]:
     return extension.load("loss.advantage", name, OWN_ADVANTAGE)
 
 
-def _own(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float32[np.ndarray, " K"]:
+def _own(
+    rewards: Float64[np.ndarray, " K"], config: LossConfig, responses: Responses | None
+) -> Float32[np.ndarray, " K"]:
     function = _load(config.advantage)
     wanted = f"loss.advantage={config.advantage} must return a numpy array of {rewards.size} finite floats"
     # A copy, since what it does to its argument must not reach the metrics.
-    returned: object = function(rewards.copy(), config)
+    known = copy.deepcopy({} if responses is None else responses._asdict())
+    taken = extension.constant_defaults(function, OWN_ADVANTAGE)
+    returned: object = function(rewards.copy(), config, **{name: known[name] for name in taken if name in known})
     if not isinstance(returned, np.ndarray):
         raise ValueError(f"{wanted}, got {type(returned).__name__}")
     array = cast("np.ndarray[Any, np.dtype[Any]]", returned)

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float
 
 from configs import extension
 from configs.sections import LossConfig
-from learner.objective.advantages import group_advantages
-from learner.objective.losses import TokenInputs, token_loss
+from learner.objective.advantages import Responses, group_advantages
+from learner.objective.losses import TokenInputs, needs, token_loss
 
 _OfTokens = Callable[[Array, TokenInputs], Array]
 _LOG_RATIOS = (0.0, 0.0, -0.3, 0.3, 3.0, -3.0, 0.0, 0.0)
@@ -42,7 +42,11 @@ def check(config: LossConfig, *, group_size: int) -> None:
     """
     if extension.is_own(config.advantage):
         try:
-            group_advantages(np.linspace(0.0, 1.0, max(2, group_size)), config)
+            num = max(2, group_size)
+            responses = Responses(
+                num_tokens=np.arange(1, num + 1), turn_rewards=[np.zeros(i % 2, np.float32) for i in range(num)]
+            )
+            group_advantages(np.linspace(0.0, 1.0, num), config, responses)
         except Exception as e:
             raise _of(f"loss.advantage={config.advantage} fails on a group of rewards from 0 to 1", e) from e
     if extension.is_own(config.name):
@@ -60,12 +64,15 @@ def _of(what: str, error: Exception) -> ValueError:
 
 
 def _check_loss(config: LossConfig) -> None:
+    wanted = needs(config)
     logprobs = jnp.linspace(-5.0, -0.1, len(_LOG_RATIOS), dtype=jnp.float32)
     inputs = TokenInputs(
         behavior_logprobs=logprobs - jnp.array(_LOG_RATIOS, jnp.float32),
         advantages=jnp.array(_ADVANTAGES, jnp.float32),
         loss_mask=jnp.ones(logprobs.shape, jnp.bool_),
-        reference_logprobs=logprobs - 0.1 if config.kl_coef > 0 else None,
+        reference_logprobs=logprobs - 0.1 if wanted.reference else None,
+        proximal_logprobs=logprobs - 0.2 if wanted.proximal else None,
+        sequence_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.sequence_ratio else None,
     )
 
     def losses(logprobs: Float[Array, " T"], inputs: TokenInputs) -> Float[Array, " T"]:

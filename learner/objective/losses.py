@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, jaxtyped  # pyright: ignore[reportUnkn
 
 from configs import extension
 from configs.sections import LossConfig
-from configs.sections.loss import OWN_LOSS, PROXIMAL_LOSSES
+from configs.sections.loss import OWN_LOSS
 from learner.objective.kl import KL_ESTIMATORS, MAX_LOG_RATIO
 
 
@@ -71,9 +71,9 @@ class Needs:
 def needs(config: LossConfig) -> Needs:
     """Which optional fields of `TokenInputs` must be there."""
     return Needs(
-        proximal=config.name in PROXIMAL_LOSSES,
+        proximal="proximal_logprobs" in config.optional_inputs,
         reference=config.kl_coef > 0,
-        sequence_ratio=config.name == "gspo",
+        sequence_ratio="sequence_log_ratio" in config.optional_inputs,
     )
 
 
@@ -243,7 +243,7 @@ def effective_constants(
     """
     used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
     if needs(config).proximal:
-        if steps_per_proximal == 1:
+        if steps_per_proximal == 1 and not extension.is_own(config.name):
             used = {name: value for name, value in used.items() if "clip" not in name}
         used["proximal"] = config.proximal
     used["advantage"] = config.advantage

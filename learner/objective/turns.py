@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float32, Float64, Int, jaxtyped  # pyright: ignore[r
 
 from bridge.types import Rollout
 from configs.sections import LossConfig
-from learner.objective.advantages import group_advantages
+from learner.objective.advantages import Responses, group_advantages
 
 
 @jaxtyped(typechecker=beartype)
@@ -77,7 +77,11 @@ def token_advantages(
     Raises:
       ValueError: what `group_advantages` does.
     """
-    advantages = group_advantages(credited(rollouts, rewards, config), config)
+    responses = Responses(
+        num_tokens=np.array([np.count_nonzero(r.loss_mask) for r in rollouts]),
+        turn_rewards=[r.turn_rewards for r in rollouts],
+    )
+    advantages = group_advantages(credited(rollouts, rewards, config), config, responses)
     if config.advantage != "turn_grpo":
         return [np.full(r.tokens.size, a, np.float32) for r, a in zip(rollouts, advantages, strict=True)]
     sizes = [max(1, r.turn_rewards.size) for r in rollouts]

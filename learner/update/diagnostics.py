@@ -18,12 +18,15 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Int, Int32, jaxtyped
 
+from learner.objective.kl import k3
 from learner.update import moments
 from learner.update.histogram import NUM_BINS, count_log_ratios, quantile
 from learner.update.moments import Moments
 from learner.update.packing import PackedBatch
 from learner.update.segments import segment_sums
 
+MAX_EXPONENT = 88.0
+"""Of a mean ratio that is shown: e^88 is the last power that float32 holds."""
 LAG_BUCKETS: dict[str, int] = {"0": 0, "1": 1, "2-3": 2, "4-7": 4, "8_up": 8}
 """Name of each lag bucket -> its lowest lag, in steps."""
 
@@ -79,7 +82,7 @@ class Stats:
     entropy_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
     log_w_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
     k3_sum: Float[Array, ""] = dataclasses.field(metadata=_SUM)
-    """Sum of w - 1 - log w."""
+    """Sum of w - 1 - log w, where w passes e^20 of its tangent there."""
     log_sum_w: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
     """log of the sum of w over tokens; -inf of none."""
     log_sum_w2: Float[Array, ""] = dataclasses.field(metadata=_LOG_SUM)
@@ -159,8 +162,7 @@ def measure(
         lag_max=jnp.max(lag),
         entropy_sum=jnp.sum(jnp.where(mask, entropy, 0.0)),
         log_w_sum=jnp.sum(log_w),
-        # expm1 keeps the digits that exp(x) - 1 loses at x near 0, where an on-policy run lives.
-        k3_sum=jnp.sum(jnp.expm1(log_w) - log_w),
+        k3_sum=jnp.sum(k3(-log_w)),
         log_sum_w=log_sum(log_w, mask),
         log_sum_w2=log_sum(2 * log_w, mask),
         num_sequences=count(is_sequence),
@@ -194,7 +196,8 @@ def finalize(stats: Stats) -> dict[str, Array]:
     `ess` is (sum w)^2 / (N sum w^2) over the update's tokens, `ess_sequence` the same over sequences with
     w = prod_t w_t (PipelineRL, eq. 6); 1 on-policy. The learner-engine mismatch is KL(mu || pi), estimated
     from mu's samples: `mismatch_kl` (k1) is mean(log mu - log pi), unbiased; `mismatch_kl_k3` is
-    mean(w - 1 - log w), never negative and of lower variance (Schulman's note). `max_abs_dlogprob_lag0` looks
+    mean(w - 1 - log w), never negative and of lower variance (Schulman's note), with w linear beyond e^20, so that it
+    is finite. `max_abs_dlogprob_lag0` looks
     at tokens of the current weights only, so it shows the engine's error without the policy's change; NaN
     if there are none.
     """
@@ -207,7 +210,7 @@ def finalize(stats: Stats) -> dict[str, Array]:
         "packing/fill": stats.num_real_tokens / jnp.maximum(stats.num_slots, 1),
         "ess": _ess(stats.num_tokens, stats.log_sum_w, stats.log_sum_w2),
         "ess_sequence": _ess(stats.num_sequences, stats.log_sum_sequence_w, stats.log_sum_sequence_w2),
-        "ratio/mean": jnp.exp(stats.log_sum_w - jnp.log(tokens)),
+        "ratio/mean": jnp.exp(jnp.minimum(stats.log_sum_w - jnp.log(tokens), MAX_EXPONENT)),
         "ratio/p01": jnp.exp(quantile(stats.num_tokens_by_log_w, 1)),
         "ratio/p50": jnp.exp(quantile(stats.num_tokens_by_log_w, 50)),
         "ratio/p99": jnp.exp(quantile(stats.num_tokens_by_log_w, 99)),

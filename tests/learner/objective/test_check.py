@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bridge.types import Rollout
 from configs.sections import LossConfig
-from learner.objective.advantages import group_advantages
+from learner.objective.advantages import Responses, group_advantages
 from learner.objective.check import check
-from learner.objective.losses import effective_constants
+from learner.objective.losses import Needs, effective_constants, needs
+from learner.objective.turns import token_advantages
 from tests.learner.objective.test_losses import inputs_of, run
 
 HERE = __name__
@@ -88,6 +90,44 @@ def raises(rewards, config):
 def in_place(rewards, config):
     rewards -= rewards.mean()
     return rewards
+
+
+def clipped_from_proximal(logprobs, inputs, *, clip_low=0.2, clip_high=0.28, max_weight=5.0):
+    """The registry's decoupled_ppo, as a user would write it."""
+    ratio = jnp.exp(logprobs - inputs.proximal_logprobs)
+    free, held = ratio * inputs.advantages, jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * inputs.advantages
+    log_rho = inputs.proximal_logprobs - inputs.behavior_logprobs
+    rho = jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_rho), max_weight))
+    return -rho * jnp.minimum(free, held), (held < free) | (log_rho > jnp.log(max_weight))
+
+
+clipped_from_proximal.needs = ("proximal_logprobs",)
+
+
+def of_sequences(logprobs, inputs, *, clip_low=3e-4, clip_high=4e-4):
+    """The registry's gspo, as a user would write it."""
+    ratio = jnp.exp(inputs.sequence_log_ratio + logprobs - jax.lax.stop_gradient(logprobs))
+    free, held = ratio * inputs.advantages, jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * inputs.advantages
+    return -jnp.minimum(free, held), held < free
+
+
+of_sequences.needs = ("sequence_log_ratio",)
+
+
+def asks_for_weather(logprobs, inputs):
+    return logprobs, logprobs > 0
+
+
+asks_for_weather.needs = ("weather",)
+
+
+def by_length(rewards, config, *, num_tokens, turn_rewards):
+    return (rewards - rewards.mean()) / num_tokens + np.array([len(r) for r in turn_rewards])
+
+
+def spoils_its_arguments(rewards, config, *, num_tokens):
+    num_tokens[:] = 0
+    return rewards - rewards.mean()
 
 
 def own(loss=None, advantage=None, **fields):
@@ -170,6 +210,66 @@ def test_token_loss_of_ones_own_equals_the_built_in_of_its_equation():
     np.testing.assert_allclose(grad, want_grad, rtol=1e-6)
     np.testing.assert_array_equal(got.clipped, want.clipped)
     assert got.clipped.any() and not got.clipped.all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "built_in", "wanted"),
+    [
+        ("truncated", LossConfig(name="truncated_is", max_weight=2.0), Needs(False, False, False)),
+        ("clipped_from_proximal", LossConfig(name="decoupled_ppo", clip_high=0.28), Needs(True, False, False)),
+        ("of_sequences", LossConfig(name="gspo"), Needs(False, False, True)),
+    ],
+)
+def test_loss_of_ones_own_gets_what_it_names_and_equals_the_built_in(loss, built_in, wanted):
+    mine = own(loss)
+    check(mine, group_size=4)
+    assert needs(mine) == needs(built_in) == wanted
+    rng = np.random.default_rng(0)
+    logprobs, mu, proximal = rng.uniform(-4, -0.5, (3, 40)).astype(np.float32)
+    adv, seq = rng.normal(size=(2, 40)).astype(np.float32)
+    inputs = inputs_of(mine, mu, adv, np.ones(40, bool), prox=proximal, seq=seq * 1e-3)
+    (got, got_slope), (want, want_slope) = (run(logprobs, inputs, config) for config in (mine, built_in))
+    np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got_slope, want_slope, rtol=1e-5, atol=1e-6)
+
+
+def test_loss_of_ones_own_that_asks_for_what_there_is_not_is_refused_by_name():
+    with pytest.raises(
+        ValueError, match="its attribute `needs` must be a tuple of some of proximal_logprobs, sequence"
+    ):
+        check(own("asks_for_weather"), group_size=4)
+    with pytest.raises(ValueError, match="loss.proximal=round has no effect with .*truncated, which does not name"):
+        check(own("truncated", proximal="round"), group_size=4)
+    check(own("clipped_from_proximal", proximal="round"), group_size=4)
+
+
+def test_effective_constants_of_ones_own_keep_a_clip_that_it_may_read_of_any_ratio():
+    got = effective_constants(own("clipped_from_proximal"), temperature=1.0)
+    assert (got["clip_low"], got["clip_high"], got["proximal"]) == (0.2, 0.28, "batch")
+
+
+def test_advantage_of_ones_own_gets_the_sampled_tokens_and_the_turns_that_it_names():
+    def response(reward, mask, turns):
+        return Rollout(
+            tokens=np.arange(len(mask), dtype=np.int32),
+            loss_mask=np.array(mask, bool),
+            behavior_logprobs=np.zeros(len(mask), np.float32),
+            token_versions=np.zeros(len(mask), np.int32),
+            finish="stop",
+            reward=reward,
+            turn_rewards=np.array(turns, np.float32),
+        )
+
+    group = [response(1.0, [1, 1, 1, 1], []), response(0.0, [1, 0, 1], [0.0, 0.0])]
+    config = own(advantage="by_length")
+    check(config, group_size=2)
+    got = token_advantages(group, np.array([1.0, 0.0]), config)
+    np.testing.assert_allclose(got[0], [0.5 / 4] * 4)
+    np.testing.assert_allclose(got[1], [-0.5 / 2 + 2] * 3)
+    spoiled = own(advantage="spoils_its_arguments")
+    responses = Responses(num_tokens=np.array([4, 2]), turn_rewards=[])
+    group_advantages(np.array([1.0, 0.0]), spoiled, responses)
+    assert responses.num_tokens.tolist() == [4, 2]
 
 
 def test_effective_constants_name_ones_own_functions():

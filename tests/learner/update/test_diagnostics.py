@@ -120,6 +120,20 @@ def test_ratio_quantiles_match_numpy_to_the_stated_resolution(log_w):
         assert off <= RELATIVE_ERROR * 1.01 * abs(want) + 2.5e-5
 
 
+@pytest.mark.parametrize("log_w", [[88.5], [89.0, 0.1], [1000.0, 0.0, -3.0], [20.5], [19.0, -50.0]])
+def test_mismatch_of_any_ratio_is_finite_and_exact_where_float32_holds_it(log_w):
+    (micro,) = pack(config_of(), [group("a", rollout([1] * len(log_w), [STEP] * len(log_w), 0.0))])
+    mu = np.zeros(micro.batch.tokens.shape, np.float32)
+    mu[micro.batch.loss_mask] = np.log(1 / 8) - np.array(log_w)
+    got = finalize(measured(dataclasses.replace(micro.batch, behavior_logprobs=mu)))
+    x = np.array(log_w)
+    low = np.minimum(x, 20.0)
+    want = np.mean(np.expm1(low) - low + np.expm1(20.0) * (x - low))  # the tangent at 20, from there on
+    np.testing.assert_allclose(got["mismatch_kl_k3"], want, rtol=1e-4)
+    for name in ("mismatch_kl", "mismatch_kl_k3", "ratio/mean", "ratio/p99", "ess", "max_abs_dlogprob"):
+        assert np.isfinite(got[name]), name
+
+
 def test_ratio_median_on_policy_is_exactly_one():
     (micro,) = pack(config_of(), [group("a", rollout([1, 1, 1], [6, 6, 6], 0.0))])
     assert float(finalize(measured(micro.batch))["ratio/p50"]) == 1.0
