@@ -19,7 +19,7 @@ from bridge.checks import is_array
 from bridge.published import Announcement, RunCard, WeightManifest
 from bridge.types import MAX_REWARD_PARTS, MAX_SAMPLES, Group, Heartbeat, RewardScore, Rollout, Task, Ticket
 
-FORMATS = {Ticket: 3, Group: 4, WeightManifest: 4, Heartbeat: 4, Announcement: 2, RunCard: 1}
+FORMATS = {Ticket: 3, Group: 5, WeightManifest: 4, Heartbeat: 4, Announcement: 2, RunCard: 1}
 """What travels, and the version of its form.
 
 A type's number goes up with every change of its fields. What a store or a checkpoint then holds of that type is read by
@@ -120,11 +120,17 @@ def _older_struct(type_: type, **other: Any) -> type[msgspec.Struct]:
 
 _TASK_2 = _older_struct(Task, rewards=None, environment=None, verifier=msgspec.Raw)
 _TICKET_2 = _older_struct(Ticket, task=_TASK_2)
-_ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None)
+_NO_THINKING: dict[str, Any] = {"num_thinking_tokens": None, "is_thinking_finished": None}
+_ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None, **_NO_THINKING)
 _GROUP_2 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)])
 _SCORE_3 = _older_struct(RewardScore, answer=None)
-_ROLLOUT_3 = _older_struct(Rollout, scores=Annotated[list[_SCORE_3], msgspec.Meta(max_length=MAX_REWARD_PARTS)])
+_ROLLOUT_3 = _older_struct(
+    Rollout, scores=Annotated[list[_SCORE_3], msgspec.Meta(max_length=MAX_REWARD_PARTS)], **_NO_THINKING
+)
 _GROUP_3 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_3], msgspec.Meta(max_length=MAX_SAMPLES)])
+_ROLLOUT_4 = _older_struct(Rollout, **_NO_THINKING)
+_GROUP_4 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_4], msgspec.Meta(max_length=MAX_SAMPLES)])
+_THINKING_5: dict[str, Any] = {"num_thinking_tokens": 0, "is_thinking_finished": True}
 
 
 def _ticket_2(body: msgspec.Raw) -> bytes:
@@ -138,7 +144,7 @@ def _ticket_2(body: msgspec.Raw) -> bytes:
 def _group_2(body: msgspec.Raw) -> bytes:
     """A group of a build whose rollouts had one turn, and a reward without its parts."""
     fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_2))
-    new: dict[str, Any] = {"scores": [], "turn_rewards": _Array("<f4", b"")}
+    new: dict[str, Any] = {"scores": [], "turn_rewards": _Array("<f4", b""), **_THINKING_5}
     rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) | new for rollout in fields["rollouts"]]
     return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
 
@@ -149,6 +155,14 @@ def _group_3(body: msgspec.Raw) -> bytes:
     rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) for rollout in fields["rollouts"]]
     for rollout in rollouts:
         rollout["scores"] = [msgspec.structs.asdict(score) | {"answer": None} for score in rollout["scores"]]
+        rollout |= _THINKING_5
+    return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
+
+
+def _group_4(body: msgspec.Raw) -> bytes:
+    """A group of a build that did not tell thinking from answers."""
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_4))
+    rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) | _THINKING_5 for rollout in fields["rollouts"]]
     return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
 
 
@@ -156,6 +170,7 @@ _OLDER: dict[tuple[type, int], Callable[[msgspec.Raw], bytes]] = {
     (Ticket, 2): _ticket_2,
     (Group, 2): _group_2,
     (Group, 3): _group_3,
+    (Group, 4): _group_4,
 }
 """Older forms that are read: from a body of theirs to one of today's. A run goes on that an older build began."""
 

@@ -14,8 +14,10 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int32
 
+from actor.engine.turn_text import TurnReader, TurnText, turn_reader
 from actor.environments.protocol import EpisodeError
 from bridge.chat_template import ChatTemplate, Message, read_chat_template
+from bridge.thinking import DEFAULT, ThinkingFormat
 
 _STAND_IN = "Sluicestandin"
 """For a turn of the policy: one word, which no template trims or takes for anything else."""
@@ -28,6 +30,8 @@ class Rendering:
     tokenizer: tokenizers.Tokenizer
     chat: ChatTemplate | None
     """None: prompts and observations are plain text, one behind the other."""
+    thinking: ThinkingFormat = DEFAULT
+    """The marks of the model's thinking."""
 
     def opening(self, messages: Sequence[Message], observed: Sequence[Message]) -> Int32[np.ndarray, " T"]:
         """What follows a prompt of `messages`, rendered without a generation prompt, up to the policy's first turn.
@@ -81,10 +85,11 @@ class Rendering:
             raise EpisodeError(f"an observation must be at least one token, got {list(observed)}", is_final=True)
         return tokens
 
-    def action(self, turn: Int32[np.ndarray, " T"], stop_token_ids: Collection[int]) -> str:
-        """What the policy wrote, special tokens as their text, without the token that ended it."""
-        ids = turn.tolist()
-        return self.tokenizer.decode(ids[:-1] if ids[-1] in stop_token_ids else ids, skip_special_tokens=False)
+    def read(
+        self, context: Int32[np.ndarray, " C"], turn: Int32[np.ndarray, " T"], stop_token_ids: Collection[int]
+    ) -> TurnText:
+        """A turn of the policy as text (`TurnReader.read`)."""
+        return TurnReader(tokenizer=self.tokenizer, thinking=self.thinking).read(context, turn, stop_token_ids)
 
     def _behind_turn(self, history: Sequence[Message], observed: Sequence[Message]) -> str:
         stand_in = _STAND_IN
@@ -125,7 +130,9 @@ class Rendering:
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
 
-def read_rendering(folder: pathlib.Path, chat_template: Literal["auto", "on", "off"]) -> Rendering:
+def read_rendering(
+    folder: pathlib.Path, chat_template: Literal["auto", "on", "off"], *, thinking_marks: str = "auto"
+) -> Rendering:
     """Reads a model folder's tokenizer and chat template; the latter as `prompts.chat_template` says.
 
     Raises:
@@ -139,7 +146,11 @@ def read_rendering(folder: pathlib.Path, chat_template: Literal["auto", "on", "o
     chat = read_chat_template(folder)
     if chat_template == "on" and not chat.source:
         raise ValueError(f"{folder} has no chat template; set prompts.chat_template=off")
-    return Rendering(tokenizer=tokenizer, chat=chat if chat.source and chat_template != "off" else None)
+    return Rendering(
+        tokenizer=tokenizer,
+        chat=chat if chat.source and chat_template != "off" else None,
+        thinking=turn_reader(tokenizer, chat, thinking_marks).thinking,
+    )
 
 
 def _plain(observed: Sequence[Message]) -> str:

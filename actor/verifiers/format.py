@@ -1,4 +1,4 @@
-"""Whether a response has the form that was asked for."""
+"""The form of a response, thinking and special tokens included."""
 
 import functools
 import json
@@ -9,7 +9,9 @@ from bridge.types import Task
 
 
 def score(response: Response, task: Task, context: Context) -> float:
-    """1 if the whole response, stripped, matches the pattern, else 0.
+    """Returns 1 if the assistant's whole message, stripped, matches the pattern, else 0.
+
+    The message begins with what the prompt opened, such as `<think>`, and shows special tokens as text.
 
     The pattern is the row's own (metadata "format"), or `rewards.format_pattern`.
 
@@ -19,7 +21,7 @@ def score(response: Response, task: Task, context: Context) -> float:
     pattern = json.loads(task.metadata).get("format") or context.settings.format_pattern
     if not pattern:
         raise ValueError("verifier=format needs rewards.format_pattern, or a row's metadata with a pattern (format)")
-    return float(_compiled(pattern).fullmatch(response.text.strip()) is not None)
+    return float(_compiled(pattern).fullmatch(response.message.strip()) is not None)
 
 
 @functools.cache

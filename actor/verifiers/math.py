@@ -45,11 +45,11 @@ def score(response: Response, task: Task, context: Context) -> Score:
     if not parsed:
         raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
     is_cut = response.finish == "length"
-    stated = conclusion(response.text, is_cut=is_cut)
+    stated = conclusion(response.answer, is_cut=is_cut)
     answer_in = json.loads(task.metadata).get("answer_in")
     wants_number = answer_in == "number" and notation.is_number(conclusion(gold) or gold)
     if stated is None and wants_number:
-        stated = last_number(response.text[-bounds.MAX_CHARS :], is_cut=is_cut)
+        stated = last_number(response.answer[-bounds.MAX_CHARS :], is_cut=is_cut)
     if stated is not None:
         stated = notation.plain(stated, has_e=notation.names_e(gold))
         if wants_number and not notation.is_worked_out(stated):
@@ -58,7 +58,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
         is_right = _are_equal(gold, parsed, stated)
         return Score.of(float(is_right), answer=_key(gold, gold if is_right else stated))  # right ones vote as one
     if answer_in == "text":
-        found = _parse(response.text[-bounds.MAX_CHARS :])
+        found = _parse(response.answer[-bounds.MAX_CHARS :])
         is_right = _verify(parsed, found)
         return Score.of(float(is_right), answer=_key(gold, gold) if is_right else canonical("", found))
     return Score.of(0.0, answer="")

@@ -32,9 +32,9 @@ def score(response: Response, task: Task, context: Context) -> Score:
         raise ValueError("Task.metadata holds no reasoning-gym entry (metadata.source_dataset is missing)")
     for grid in _GRIDS.get(family, ()):
         entry["metadata"][grid] = tuple(map(tuple, entry["metadata"][grid]))
-    stated = extract_answer(response.text)
+    stated = extract_answer(response.answer)
     if stated is None:
-        stated = response.text.strip()
+        stated = response.answer.strip()
     value = float(_score_answer(family)(stated, entry))
     return Score(value=value, verdict="ok" if value >= 1 else "wrong", answer=answer_key(stated))
 

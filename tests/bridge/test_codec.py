@@ -363,6 +363,7 @@ def in_form_2(message: Ticket | Group) -> bytes:
     else:
         for rollout in body["rollouts"]:
             del rollout["scores"], rollout["turn_rewards"]
+            del rollout["num_thinking_tokens"], rollout["is_thinking_finished"]
     return msgspec.msgpack.encode([2, name, body])
 
 
@@ -377,12 +378,27 @@ def test_group_of_the_form_whose_scores_have_no_answers_is_read():
     group = make_group(make_ticket(num_samples=1), rollouts=(make_rollout(scores=(score,)),))
     _, name, body = msgspec.msgpack.decode(codec.encode(group))
     for rollout in body["rollouts"]:
+        del rollout["num_thinking_tokens"], rollout["is_thinking_finished"]
         for old in rollout["scores"]:
             assert old.pop("answer") is None
     assert as_plain(codec.decode(Group, msgspec.msgpack.encode([3, name, body]))) == as_plain(group)
     body["rollouts"][0]["scores"][0] = {"name": 7}
     with pytest.raises(ValueError, match="malformed"):
         codec.decode(Group, msgspec.msgpack.encode([3, name, body]))
+
+
+def test_group_of_the_form_that_tells_no_thinking_is_read_as_without_any():
+    thinks = make_rollout(num_thinking_tokens=2, is_thinking_finished=False)
+    group = make_group(make_ticket(num_samples=1), rollouts=(thinks,))
+    assert as_plain(codec.decode(Group, codec.encode(group))) == as_plain(group)
+    _, name, body = msgspec.msgpack.decode(codec.encode(group))
+    for rollout in body["rollouts"]:
+        assert (rollout.pop("num_thinking_tokens"), rollout.pop("is_thinking_finished")) == (2, False)
+    (read,) = codec.decode(Group, msgspec.msgpack.encode([4, name, body])).rollouts
+    assert (read.num_thinking_tokens, read.is_thinking_finished) == (0, True)
+    assert as_plain(read) == as_plain(make_rollout())
+    with pytest.raises(ValueError, match="num_thinking_tokens must be in"):
+        make_rollout(num_thinking_tokens=10_000)
 
 
 def test_answers_travel_and_a_long_one_is_refused():
@@ -415,7 +431,7 @@ def test_formats_of_what_old_stores_hold_stay_as_they_were():
     """Tickets and groups are read from stores, manifests from folders, that an older build wrote."""
     assert {t.__name__: f for t, f in codec.FORMATS.items()} == {
         "Ticket": 3,
-        "Group": 4,
+        "Group": 5,
         "WeightManifest": 4,
         "Heartbeat": 4,
         "Announcement": 2,

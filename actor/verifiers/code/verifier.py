@@ -40,7 +40,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
     tests = code_tests.read(json.loads(task.metadata))
     settings = context.settings
     sandbox = sandboxes.sandbox(settings)
-    text = program_text(response.text, tests.language, tests.code_in or settings.code_in)
+    text = program_text(response.answer, tests.language, tests.code_in or settings.code_in)
     if text is None or len(text.encode("utf-8", "replace")) > sandbox.limits.disk_bytes:
         return _failed("wrong", 0, tests, settings)
     program = languages.program(tests.language, text, calls=tests.are_calls)
