@@ -87,7 +87,9 @@ class ThinkingFormat:
         self.marks, self.header = marks, header
         openings = [_named(f"o{i}", m.opening_pattern, m.opening) for i, m in enumerate(marks)]
         closings = [_named(f"c{i}", m.closing_pattern, m.closing) for i, m in enumerate(marks)]
-        self._any = _compiled("|".join([*openings, *closings, f"(?P<code>{_CODE})"]))
+        firsts = "".join({re.escape(text[0]) for m in marks for text in (m.opening, m.closing)} | {"`"})
+        # The first characters before all the alternatives: most places of a text begin none of them.
+        self._any = _compiled(f"(?=[{firsts}])(?:{'|'.join([*openings, *closings, f'(?P<code>{_CODE})'])})")
         self._closings = [
             _compiled(f"{closing}|{m.interrupts}" if m.interrupts else closing)
             for closing, m in zip(closings, marks, strict=True)

@@ -146,9 +146,9 @@ _FORMS = {
 }
 _OPENING = re.compile(r"<\s*tool_call\s*>", re.IGNORECASE)
 _CLOSING = re.compile(r"<\s*/\s*tool_call\s*>", re.IGNORECASE)
-_AFTER_JSON = re.compile(r"\s*(?:```)?\s*<\s*/\s*tool_call\s*>", re.IGNORECASE)
+_AFTER_JSON = re.compile(r"\s*(?:```\s*)?<\s*/\s*tool_call\s*>", re.IGNORECASE)
 _FENCE = re.compile(r"\s*(?:```\w*)?\s*")
-_WHOLE_FENCE = re.compile(r"```\w*\s*(.*?)\s*```", re.DOTALL)
+_WHOLE_FENCE = re.compile(r"```\w*(.*?)```", re.DOTALL)
 _DECODER = json.JSONDecoder()
 _MAX_FAILURES = 64
 """Brackets that begin no JSON: of a text with more of them the rest is not looked at."""
@@ -170,7 +170,7 @@ def _refuse_other_forms(parser: str, text: str, tools: Collection[str]) -> list[
     alone = _unfenced(text.strip())
     others = (
         _OTHER_MARKS.search(text),
-        re.search(rf"<\s*/?\s*(?:{names})\b[^<>\n]{{0,200}}>", text, re.IGNORECASE),
+        re.search(rf"<\s*(?:/\s*)?(?:{names})(?:\s+\w+\s*=[^<>\n]{{0,200}}|\s*(?:/\s*)?)>", text, re.IGNORECASE),
         re.search(rf"""["'](?:name|function|tool|tool_name|action)["']\s*:\s*["'](?:{names})["']""", text),
         re.match(rf"(?:print\s*\(|\[)?\s*(?:{names})\s*(?:\.\w+\s*)?\(", alone),
         next(_objects(text, tools), None),
@@ -182,7 +182,7 @@ def _refuse_other_forms(parser: str, text: str, tools: Collection[str]) -> list[
 
 def _unfenced(text: str) -> str:
     fenced = _WHOLE_FENCE.fullmatch(text)
-    return fenced.group(1) if fenced else text
+    return fenced.group(1).strip() if fenced else text
 
 
 def _objects(text: str, tools: Collection[str]) -> Iterator[Any]:
