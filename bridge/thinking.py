@@ -100,8 +100,9 @@ class ThinkingFormat:
     def split(self, text: str, *, begun: str | None = None) -> Parts:
         """The thinking and the answer of a response.
 
-        A closing mark without an opening one ends thinking that the prompt opened. After the first block, marks within
-        code are text. Everything before an unmatched closing mark is thinking.
+        A closing mark without an opening one ends thinking that the prompt opened. Marks within code are text outside
+        the thinking; but after an unknown prompt the first closing mark counts wherever it stands. Everything before an
+        unmatched closing mark is thinking.
 
         Args:
           text: the response, special tokens as text.
@@ -115,7 +116,8 @@ class ThinkingFormat:
         while at < len(whole) and (found := self._any.search(whole, at)) is not None:
             kind, number = _kind(found)
             if kind == "code":
-                closing = None if blocks or not self._any_closing else self._any_closing.search(found.group())
+                is_text = bool(blocks) or begun is not None or self._any_closing is None
+                closing = None if is_text else self._any_closing.search(found.group())
                 if closing is None:
                     at = found.end()
                     continue

@@ -105,6 +105,8 @@ def test_split_of_a_text_alone(text, thinking, answer):
         ("</think>", "b<think>c</think>d", "b\nd"),
         ("", "b", "b"),
         ("", "a</think>b", "b"),
+        ("", "```\ns.split('</think>')\n```", "```\ns.split('</think>')\n```"),
+        ("<think>\n", "```\nwrong()\n</think>\n```\nright()\n```", "```\nright()\n```"),
         (ANALYSIS, f"a{NEXT}{FINAL}b", "b"),
         ("[THINK]", "a</think>b", UNFINISHED),
     ],

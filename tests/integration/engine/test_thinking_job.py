@@ -46,15 +46,16 @@ def test_run_on_a_model_that_thinks_learns_answers_behind_its_thinking_and_tells
     finally:
         job.end()
     steps, evaluations = job.rows("step"), job.rows("eval")
-    assert evaluations[-1]["eval/reward"] > evaluations[0]["eval/reward"] + 0.05
-    # A partial sum of two terms of one digit, its mark: two or three tokens, where nothing is mistyped.
-    assert all(1.5 < s["response/thinking_tokens"] < 6 for s in (*steps,))
-    assert all(1.5 < e["eval/thinking_tokens"] < 6 for e in evaluations)
-    assert any(s["response/thinking_unfinished"] > 0 for s in steps)
-    assert evaluations[-1]["eval/thinking_unfinished"] <= evaluations[0]["eval/thinking_unfinished"]
-    responses = [
-        r for line in (job.folder / "samples.jsonl").read_text().splitlines() for r in json.loads(line)["responses"]
-    ]
-    unfinished = [r for r in responses if "</think>" not in r["text"]]
-    assert all(r["reward"] == 0 for r in unfinished)
-    assert any(r["reward"] == 1 and r["thinking_tokens"] for r in responses)
+    rewards = [s["reward/mean"] for s in steps]
+    assert sum(rewards[-6:]) / 6 > sum(rewards[:4]) / 4 + 0.1
+    assert evaluations[-1]["eval/reward"] > evaluations[0]["eval/reward"]
+    # A partial sum of two terms of one digit and its mark: two or three tokens, where nothing is mistyped.
+    assert all(1.5 < s["response/thinking_tokens"] < 5 for s in steps)
+    assert all(1.5 < e["eval/thinking_tokens"] < 5 for e in evaluations)
+    assert evaluations[-1]["eval/thinking_unfinished"] < evaluations[0]["eval/thinking_unfinished"]
+    lines = (job.folder / "samples.jsonl").read_text().splitlines()
+    responses = [response for line in lines for response in json.loads(line)["responses"]]
+    assert all(
+        r["reward"] == 0 and r["tokens"] - r["thinking_tokens"] <= 1 for r in responses if "</think>" not in r["text"]
+    )
+    assert any(r["reward"] == 1 and 0 < r["thinking_tokens"] < r["tokens"] for r in responses)
