@@ -116,8 +116,9 @@ class ThinkingFormat:
         while at < len(whole) and (found := self._any.search(whole, at)) is not None:
             kind, number = _kind(found)
             if kind == "code":
-                is_text = bool(blocks) or begun is not None or self._any_closing is None
-                closing = None if is_text else self._any_closing.search(found.group())
+                closing = None
+                if not blocks and begun is None and self._any_closing is not None:
+                    closing = self._any_closing.search(found.group())
                 if closing is None:
                     at = found.end()
                     continue

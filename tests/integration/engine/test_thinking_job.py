@@ -13,9 +13,6 @@ from tests.integration.support import jobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
 
-SIZES = dict(model__max_tokens=64, sampling__max_response_tokens=12, packing__row_tokens=256)
-"""Room for the turns' marks, and for the thinking."""
-
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,7 +36,9 @@ def test_run_on_a_model_that_thinks_learns_answers_behind_its_thinking_and_tells
         packing__rows=4,
         checkpoint__every_n_steps=24,
         evaluation__num_problems=128,
-        **SIZES,
+        model__max_tokens=64,
+        sampling__max_response_tokens=12,
+        packing__row_tokens=256,
     )
     try:
         job.finish()
