@@ -7,6 +7,7 @@ import numpy as np
 
 from actor.engine.protocol import Episode, Sample
 from actor.rewards.scheduler import Judgement
+from actor.verifiers.judged import Response
 from bridge.types import Group, Rollout, Ticket, Version, newest_of_each
 
 
@@ -18,15 +19,15 @@ class GroupBuilder:
         self._ticket = ticket
         self._actor = actor
         self._started_s = started_s
-        self._members: dict[int, tuple[Sample, Judgement]] = {}
+        self._members: dict[int, tuple[Sample, Judgement, Response | None]] = {}
 
     @property
     def is_complete(self) -> bool:
         """Whether K samples have their rewards."""
         return len(self._members) == self._ticket.num_samples
 
-    def add(self, index: int, sample: Sample, judged: Judgement) -> None:
-        """Books the sample of request `index`.
+    def add(self, index: int, sample: Sample, judged: Judgement, response: Response | None = None) -> None:
+        """Books the sample of request `index`, and how much of it the response that it is says is thinking.
 
         Raises:
           ValueError: no such index, twice the same, or a reward that is no number.
@@ -35,7 +36,7 @@ class GroupBuilder:
             raise ValueError(f"ticket {self._ticket.id}: sample {index} is out of range, here already or one too many")
         if not math.isfinite(judged.reward):
             raise ValueError(f"ticket {self._ticket.id}: sample {index} has reward {judged.reward}")
-        self._members[index] = (sample, judged)
+        self._members[index] = (sample, judged, response)
 
     def build(self, *, finished_s: float) -> Group:
         """The complete group, its rollouts in order of request.
@@ -53,7 +54,7 @@ class GroupBuilder:
             round=self._ticket.round,
             order=self._ticket.order,
             prompt_tokens=self._ticket.prompt_tokens,
-            rollouts=tuple(_rollout(sample, judged) for sample, judged in members),
+            rollouts=tuple(_rollout(*member) for member in members),
             incarnation=newest.incarnation,
             older_versions=tuple(older),
             actor=self._actor,
@@ -69,7 +70,7 @@ def _ends_of_incarnations(sample: Sample) -> Sequence[Version]:
     return versions if is_mixed else versions[-1:]
 
 
-def _rollout(sample: Sample, judged: Judgement) -> Rollout:
+def _rollout(sample: Sample, judged: Judgement, response: Response | None) -> Rollout:
     episode = sample.episode or Episode(
         sampled=np.ones(sample.tokens.size, np.bool_), turn_rewards=np.zeros(0, np.float32)
     )
@@ -82,4 +83,6 @@ def _rollout(sample: Sample, judged: Judgement) -> Rollout:
         reward=judged.reward + float(episode.turn_rewards.sum(dtype=np.float64)),
         scores=judged.scores,
         turn_rewards=episode.turn_rewards,
+        num_thinking_tokens=response.num_thinking_tokens if response is not None else 0,
+        is_thinking_finished=response is None or response.is_thinking_finished,
     )

@@ -9,12 +9,9 @@ import collections
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int32
-
 from actor.admission import Admission
 from actor.bell import Bell
-from actor.engine.protocol import Engine
+from actor.engine.protocol import Engine, Sample
 from actor.environments.episode import Episodes
 from actor.fence import Fence
 from actor.holdings import Holdings
@@ -22,6 +19,7 @@ from actor.limits import Limits
 from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
 from actor.serving import Serving, Tally
+from actor.verifiers.judged import Response
 from actor.weights.client import WeightClient
 from bridge.store.protocol import TOPICS, ActorStore, FencedError, StoreLostError, Topic
 from bridge.timeline import Timeline
@@ -48,7 +46,7 @@ class Actor:
         engine: Engine,
         weights: WeightClient,
         rewards: Rewards,
-        decode: Callable[[Int32[np.ndarray, " T"]], str],
+        read: Callable[[Ticket, Sample], Response],
         admission: Admission,
         timeline: Timeline,
         limits: Limits,
@@ -64,7 +62,7 @@ class Actor:
           engine: what samples.
           weights: keeps up with what is published.
           rewards: judges.
-          decode: from tokens to text.
+          read: from a ticket's sample to the response that verifiers get.
           admission: which tickets are in service.
           timeline: where groups and weight updates are marked.
           limits: how long things may take.
@@ -87,7 +85,7 @@ class Actor:
             actor=name,
             sampler=self.sampler,
             rewards=rewards,
-            decode=decode,
+            read=read,
             admission=admission,
             holdings=self.holdings,
             fence=self.fence,

@@ -5,12 +5,11 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-import numpy as np
 from absl import logging
-from jaxtyping import Int32
 
 from actor.admission import Admission
 from actor.bell import Bell
+from actor.engine.protocol import Sample
 from actor.environments.protocol import EpisodeError
 from actor.fence import Fence
 from actor.group_builder import GroupBuilder
@@ -46,7 +45,8 @@ class Serving:
     """The actor's name, which its groups bear."""
     sampler: Sampler
     rewards: Rewards
-    decode: Callable[[Int32[np.ndarray, " T"]], str]
+    read: Callable[[Ticket, Sample], Response]
+    """A sample as verifiers get it."""
     admission: Admission
     holdings: Holdings
     fence: Fence
@@ -97,8 +97,8 @@ class Serving:
             for loser in losers:
                 requests[loser].cancel()
             self._book_ended(ticket, 1 + len(losers))
-            response = Response(text=self.decode(sample.last_turn), finish=sample.finish, num_tokens=sample.num_sampled)
-            builder.add(index, sample, await self.rewards.judge(response, ticket.task))
+            response = self.read(ticket, sample)
+            builder.add(index, sample, await self.rewards.judge(response, ticket.task), response)
 
         lane, is_recorded = self._lanes.take(), False
         begin(self.timeline, ticket, lane=lane, time_s=start_s)

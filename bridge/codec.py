@@ -120,17 +120,24 @@ def _older_struct(type_: type, **other: Any) -> type[msgspec.Struct]:
 
 _TASK_2 = _older_struct(Task, rewards=None, environment=None, verifier=msgspec.Raw)
 _TICKET_2 = _older_struct(Ticket, task=_TASK_2)
-_ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None)
+_NO_THINKING: dict[str, Any] = {"num_thinking_tokens": None, "is_thinking_finished": None}
+_ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None, **_NO_THINKING)
 _GROUP_2 = _older_struct(
     Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)]
 )
 _SCORE_3 = _older_struct(RewardScore, answer=None)
-_ROLLOUT_3 = _older_struct(Rollout, scores=Annotated[list[_SCORE_3], msgspec.Meta(max_length=MAX_REWARD_PARTS)])
+_ROLLOUT_3 = _older_struct(
+    Rollout, scores=Annotated[list[_SCORE_3], msgspec.Meta(max_length=MAX_REWARD_PARTS)], **_NO_THINKING
+)
 _GROUP_3 = _older_struct(
     Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_3], msgspec.Meta(max_length=MAX_SAMPLES)]
 )
+_ROLLOUT_4 = _older_struct(Rollout, **_NO_THINKING)
+_GROUP_4 = _older_struct(
+    Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_4], msgspec.Meta(max_length=MAX_SAMPLES)]
+)
+_THINKING_5: dict[str, Any] = {"num_thinking_tokens": 0, "is_thinking_finished": True}
 
-_GROUP_4 = _older_struct(Group, older_versions=None)
 _MANIFEST_4 = _older_struct(WeightManifest, base_steps=None)
 _ANNOUNCEMENT_2 = _older_struct(Announcement)
 _NO_OLDER: dict[str, Any] = {"older_versions": []}
@@ -147,7 +154,7 @@ def _ticket_2(body: msgspec.Raw) -> bytes:
 def _group_2(body: msgspec.Raw) -> bytes:
     """A group of a build whose rollouts had one turn, and a reward without its parts."""
     fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_2))
-    new: dict[str, Any] = {"scores": [], "turn_rewards": _Array("<f4", b"")}
+    new: dict[str, Any] = {"scores": [], "turn_rewards": _Array("<f4", b""), **_THINKING_5}
     rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) | new for rollout in fields["rollouts"]]
     return msgspec.msgpack.encode(fields | {"rollouts": rollouts} | _NO_OLDER)
 
@@ -158,13 +165,15 @@ def _group_3(body: msgspec.Raw) -> bytes:
     rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) for rollout in fields["rollouts"]]
     for rollout in rollouts:
         rollout["scores"] = [msgspec.structs.asdict(score) | {"answer": None} for score in rollout["scores"]]
+        rollout |= _THINKING_5
     return msgspec.msgpack.encode(fields | {"rollouts": rollouts} | _NO_OLDER)
 
 
 def _group_4(body: msgspec.Raw) -> bytes:
-    """Reads a group of a build that did not record the weights of earlier incarnations."""
+    """Reads a group of a build that told neither thinking from answers nor the weights of earlier incarnations."""
     fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_4))
-    return msgspec.msgpack.encode(fields | _NO_OLDER)
+    rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) | _THINKING_5 for rollout in fields["rollouts"]]
+    return msgspec.msgpack.encode(fields | {"rollouts": rollouts} | _NO_OLDER)
 
 
 def _manifest_4(body: msgspec.Raw) -> bytes:

@@ -248,6 +248,10 @@ class Rollout:
     turn_rewards: Float32[np.ndarray, " N"] = dataclasses.field(default_factory=_no_rewards)
     """An environment's, one a turn: a turn is what was sampled between two observations. None where there is no
     environment."""
+    num_thinking_tokens: int = 0
+    """Sampled tokens that are no part of an answer: the thinking of all turns, and its marks."""
+    is_thinking_finished: bool = True
+    """False where the last turn ends within its thinking, and so has no answer."""
 
     def __post_init__(self) -> None:
         """Refuses ragged, empty or non-finite data."""
@@ -273,6 +277,8 @@ class Rollout:
             raise ValueError("behavior_logprobs must be finite and <= 0")
         if not np.isfinite(self.reward):
             raise ValueError(f"reward must be finite, got {self.reward}")
+        if not 0 <= self.num_thinking_tokens <= self.tokens.size:
+            raise ValueError(f"num_thinking_tokens must be in [0, {self.tokens.size}], got {self.num_thinking_tokens}")
         self._check_turns()
 
     def _check_turns(self) -> None:

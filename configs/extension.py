@@ -108,10 +108,19 @@ def _append_path(folder: str) -> None:
 
 
 def constant_defaults(function: Callable[..., Any], wanted: Signature) -> dict[str, Any]:
-    """The constants that a function takes, each with its default; `inspect.Parameter.empty` of none."""
+    """The constants that a function takes, each with its default; `inspect.Parameter.empty` of none.
+
+    A parameter that takes what is handed over by position is none, whatever its name.
+    """
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters
-    return {n: p.default for n, p in parameters.items() if n in wanted.constants and p.kind in by_name}
+    positional = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    handed_over = positional[: len(wanted.takes)]
+    return {
+        n: p.default
+        for n, p in parameters.items()
+        if n in wanted.constants and p.kind in by_name and n not in handed_over
+    }
 
 
 def one_line(error: BaseException) -> str:

@@ -35,5 +35,8 @@ class TinyModelRecipe:
     """Of the last steps, falling linearly to 0."""
     typo_rate: float = 0.3
     """Chance that a character of an answer, or its end, is another one."""
+    thinks: bool = False
+    """True: the chat template opens `<think>`, and examples of sums show partial sums before `</think>` and the answer.
+    False: no chat template."""
     program_typo_rate: float = 0.04
     """The same, where answers are programs: of some thirty characters that must all be right."""

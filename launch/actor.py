@@ -31,12 +31,14 @@ from actor.environments.pool import EnvironmentPool, check_environments
 from actor.environments.rendering import read_rendering
 from actor.limits import Limits
 from actor.loop import Actor
+from actor.responses import ResponseReader
 from actor.rewards.adaptive import Anchors
 from actor.rewards.scheduler import Rewards
 from actor.verifiers.judge import Judge, read_template
 from actor.verifiers.pool import VerifierPool, check_cores, check_own
 from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
+from bridge.chat_template import read_chat_template
 from bridge.phases import end_phase, say_phase
 from bridge.pulse import BEAT_S, Doing, Pulse
 from bridge.store.open import FinishedRunError
@@ -264,7 +266,11 @@ async def _serve(
         engine=engine,
         weights=weights,
         rewards=rewards,
-        decode=joined.model.decode,
+        read=ResponseReader(
+            joined.model.tokenizer,
+            read_chat_template(joined.model.path),
+            thinking_marks=config.model.thinking_marks,
+        ),
         admission=Admission.of(config),
         timeline=timeline,
         limits=Limits(
@@ -330,7 +336,12 @@ def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
     return Episodes(
         engine,
         EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
-        read_rendering(joined.model.path, config.prompts.chat_template, config.prompts.template_settings),
+        read_rendering(
+            joined.model.path,
+            config.prompts.chat_template,
+            config.prompts.template_settings,
+            thinking_marks=config.model.thinking_marks,
+        ),
         config.environments,
         max_context_tokens=config.model.max_tokens,
     )

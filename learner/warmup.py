@@ -13,6 +13,7 @@ import optax
 import tokenizers
 from jaxtyping import Array
 
+from bridge.chat_template import read_chat_template
 from bridge.names import flatten, unflatten
 from configs.sections import PromptsConfig
 from configs.tiny_model import TinyModelRecipe
@@ -23,6 +24,11 @@ from learner.model.hf import io as hf_io
 
 _CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]
 _PAD, _EOS = "<pad>", "<eos>"
+_THINK_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+)
+"""Opens the assistant's thinking, as the templates of reasoning models do."""
 
 
 def make_tiny_model(
@@ -45,26 +51,35 @@ def make_tiny_model(
       FileExistsError: `folder` has something in it.
     """
     parts = folder.with_name(f".{folder.name}.tokenizer")
-    write_character_tokenizer(parts)
+    write_character_tokenizer(parts, thinks=recipe.thinks)
     tokenizer = tokenizers.Tokenizer.from_file(str(parts / "tokenizer.json"))
     config = Architecture.from_hf(_hf_config(recipe, tokenizer))
-    params = _train(config, recipe, Corpus(recipe, prompts, tokenizer, eos=_id(tokenizer, _EOS)), on_progress)
+    corpus = Corpus(recipe, prompts, tokenizer, eos=_id(tokenizer, _EOS), chat=read_chat_template(parts))
+    params = _train(config, recipe, corpus, on_progress)
     hf_io.save(folder, config, params, tokenizer_from=parts)
     for file in parts.iterdir():
         file.unlink()
     parts.rmdir()
 
 
-def write_character_tokenizer(folder: pathlib.Path) -> None:
-    """A tokenizer of printable ASCII, one token a character, with padding and end-of-sequence tokens."""
+def write_character_tokenizer(folder: pathlib.Path, *, thinks: bool = False) -> None:
+    """Writes a tokenizer of printable ASCII, one token per character, with padding and end-of-sequence tokens.
+
+    With `thinks` it has marks of thinking and of turns, and a chat template that opens the thinking.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {token: i for i, token in enumerate([*_CHARACTERS, _PAD, _EOS])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=_PAD))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = tokenizers.decoders.Fuse()
     tokenizer.add_special_tokens([_PAD, _EOS])
+    if thinks:
+        tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+        tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": _PAD, "eos_token": _EOS}
+    if thinks:
+        settings["chat_template"] = _THINK_TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 

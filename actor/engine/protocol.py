@@ -40,14 +40,18 @@ class Sample:
         return self.tokens.size if self.episode is None else int(np.count_nonzero(self.episode.sampled))
 
     @property
+    def turns(self) -> list[tuple[int, int]]:
+        """Begin and end of each turn among the tokens: of each run of sampled ones."""
+        if self.episode is None:
+            return [(0, self.tokens.size)]
+        edges = np.flatnonzero(np.diff(self.episode.sampled.astype(np.int8), prepend=0, append=0))
+        return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
+
+    @property
     def last_turn(self) -> Int32[np.ndarray, " L"]:
         """The tokens of the last turn: what is judged."""
-        if self.episode is None:
-            return self.tokens
-        sampled = np.flatnonzero(self.episode.sampled)
-        breaks = np.flatnonzero(np.diff(sampled) > 1)
-        first = sampled[breaks[-1] + 1] if breaks.size else sampled[0]
-        return self.tokens[first : sampled[-1] + 1]
+        begin, end = self.turns[-1]
+        return self.tokens[begin:end]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,10 @@ def _answer(environment: Environment, question: wire.Reset | wire.Act, runner: a
         messages = _settle(environment.reset(json.loads(question.row)), runner)
         roles: list[str] = [*getattr(environment, "observation_roles", ("user",))]
         plays_itself = bool(getattr(environment, "plays_itself", False))
-        return wire.Observed(messages=_checked(messages), roles=roles, plays_itself=plays_itself)
+        sees_thinking = bool(getattr(environment, "sees_thinking", False))
+        return wire.Observed(
+            messages=_checked(messages), roles=roles, plays_itself=plays_itself, sees_thinking=sees_thinking
+        )
     step = _settle(environment.step(question.action), runner)
     if not isinstance(step, Step):
         raise TypeError(f"step must return a Step (actor/environments/protocol.py), got {type(step).__name__}")

@@ -121,10 +121,12 @@ class Episodes:
                 is_final=True,
             )
         while True:
+            context = transcript.request_tokens
             turn = await turns.take()
-            if turn.finish == "length" and turns.left_tokens <= 0:
-                return transcript.end("length", tuple(infos))  # cut off: no action
-            step = await process.step(rendering.action(turn.tokens, episode.sampling.stop_token_ids))
+            if turn.finish == "length":
+                return transcript.end("length", tuple(infos))  # A part of a turn is no action.
+            said = self._rendering.read(context, turn.tokens, episode.sampling.stop_token_ids)
+            step = await process.step(said.begun + said.text if start.sees_thinking else said.parts.answer)
             transcript.reward(step.reward)
             infos.append(step.info)
             if step.done:

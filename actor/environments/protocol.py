@@ -28,7 +28,8 @@ class Environment(Protocol):
     the policy did wrong is said in an observation.
 
     A class may have `observation_roles`, the roles of its messages (default: ("user",)): whether the model's chat
-    template takes them is then tried before anything is sampled.
+    template takes them is then tried before anything is sampled. With `sees_thinking = True` an action is the whole
+    turn, from what the prompt began of it, such as `<think>`.
     """
 
     def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Awaitable[Sequence[Message]]:
@@ -39,7 +40,11 @@ class Environment(Protocol):
         ...
 
     def step(self, action: str) -> Step | Awaitable[Step]:
-        """Takes what the policy wrote in one turn, without the token that ended it."""
+        """Takes the answer of one turn: what the policy wrote outside its thinking, special tokens as text.
+
+        The token that ended the turn is left out. The answer is empty where the turn ended within its thinking. A turn
+        that a limit cut off is no action: the episode ends.
+        """
         ...
 
     def close(self) -> None | Awaitable[None]:

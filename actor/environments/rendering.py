@@ -16,9 +16,11 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int32
 
+from actor.engine.turn_text import TurnReader, TurnText, turn_reader
 from actor.environments.protocol import EpisodeError
 from bridge import text_tokens
 from bridge.chat_template import ChatTemplate, Conversation, Message, TemplateSettings, read_chat_template
+from bridge.thinking import DEFAULT, ThinkingFormat
 
 _STAND_IN = "Sluicestandin"
 """For a turn of the policy: one word, which no template trims or takes for anything else."""
@@ -39,6 +41,8 @@ class Rendering:
     """Of the prompt, for the template."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Of the prompt, for the template."""
+    thinking: ThinkingFormat = DEFAULT
+    """The marks of the model's thinking."""
 
     def of_prompt(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> "Rendering":
         """Returns the rendering of an episode whose prompt has tools or template arguments of its own."""
@@ -106,10 +110,11 @@ class Rendering:
             raise EpisodeError(f"an observation must be at least one token, got {list(observed)}", is_final=True)
         return tokens
 
-    def action(self, turn: Int32[np.ndarray, " T"], stop_token_ids: Collection[int]) -> str:
-        """What the policy wrote, special tokens as their text, without the token that ended it."""
-        ids = turn.tolist()
-        return self.tokenizer.decode(ids[:-1] if ids[-1] in stop_token_ids else ids, skip_special_tokens=False)
+    def read(
+        self, context: Int32[np.ndarray, " C"], turn: Int32[np.ndarray, " T"], stop_token_ids: Collection[int]
+    ) -> TurnText:
+        """A turn of the policy as text (`TurnReader.read`)."""
+        return TurnReader(tokenizer=self.tokenizer, thinking=self.thinking).read(context, turn, stop_token_ids)
 
     def _behind_turn(self, history: Conversation, observed: Sequence[Message]) -> str:
         stand_in, texts = _STAND_IN, repr([*history, *observed])
@@ -159,7 +164,11 @@ class Rendering:
 
 
 def read_rendering(
-    folder: pathlib.Path, chat_template: Literal["auto", "on", "off"], template: TemplateSettings | None = None
+    folder: pathlib.Path,
+    chat_template: Literal["auto", "on", "off"],
+    template: TemplateSettings | None = None,
+    *,
+    thinking_marks: str = "auto",
 ) -> Rendering:
     """Reads a model folder's tokenizer and chat template; the latter as `prompts.chat_template` says.
 
@@ -167,6 +176,7 @@ def read_rendering(
       folder: a Hugging Face folder.
       chat_template: `prompts.chat_template`.
       template: the run's other settings of the template.
+      thinking_marks: `model.thinking_marks`.
 
     Raises:
       ValueError: a file is missing or damaged, or chat_template=on and there is none.
@@ -178,4 +188,9 @@ def read_rendering(
     chat = found if found.exists and chat_template != "off" else None
     eos = tokenizer.token_to_id(found.special_tokens.get("eos_token", ""))
     ends = [] if eos is None else [eos]
-    return Rendering(tokenizer=tokenizer, chat=chat, control=text_tokens.control_tokens(tokenizer, chat, ends=ends))
+    return Rendering(
+        tokenizer=tokenizer,
+        chat=chat,
+        control=text_tokens.control_tokens(tokenizer, chat, ends=ends),
+        thinking=turn_reader(tokenizer, found, thinking_marks).thinking,
+    )

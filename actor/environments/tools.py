@@ -1,12 +1,17 @@
 """Tool calls in what a model wrote, by named parsers: text in, calls out, or what is wrong with them. Pure.
 
-A model may write anything: nothing here raises by it. What is wrong is said in a sentence that it is to read.
+A model may write anything: nothing here raises by it. What is wrong is said in a sentence that it is to read. A call in
+another form than the parser's is such a sentence, too, where it is not taken: a turn is without calls only if nothing
+in it looks like one.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
+
+from bridge import thinking
 
 MAX_CALLS = 32
 
@@ -30,7 +35,7 @@ class Calls:
 
 
 def parse(parser: str, text: str, tools: Collection[str]) -> Calls:
-    """The calls in a text.
+    """The calls in a text, outside its thinking.
 
     Args:
       parser: one of `PARSERS`.
@@ -42,8 +47,9 @@ def parse(parser: str, text: str, tools: Collection[str]) -> Calls:
     """
     if parser not in PARSERS:
         raise ValueError(f"no parser of tool calls {parser!r}; there are {', '.join(PARSERS)}")
+    answer = thinking.DEFAULT.split(text).answer
     try:
-        calls = PARSERS[parser](text, tools)
+        calls = PARSERS[parser](answer, tools) or _refuse_other_forms(parser, answer, tools)
     except _WrongCallError as e:
         return Calls(error=str(e))
     if len(calls) > MAX_CALLS:
@@ -59,38 +65,73 @@ class _WrongCallError(Exception):
 
 
 def _hermes(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them (Hermes, Qwen)."""
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them (Hermes, Qwen).
+
+    The JSON is read before the closing tag is looked for: a text among its arguments may have tags in it.
+    """
     del tools
-    return [_call_of(_json(body), "arguments") for _, body in _between(text, "<tool_call>", "</tool_call>")]
+    calls: list[ToolCall] = []
+    at = 0
+    while opening := _OPENING.search(text, at):
+        begin = _FENCE.match(text, opening.end()).end()  # pyright: ignore[reportOptionalMemberAccess]  # matches nothing
+        rest = text[begin:]
+        try:
+            value, size = _DECODER.raw_decode(rest)
+        except (ValueError, RecursionError) as e:  # the latter for a thousand brackets
+            if _CLOSING.search(rest) is None:
+                raise _WrongCallError("a call that begins with <tool_call> does not end with </tool_call>") from e
+            raise _WrongCallError(f"a call is not JSON: {_said(e)}") from e
+        closing = _AFTER_JSON.match(text, begin + size)
+        if closing is None:
+            raise _WrongCallError("a call that begins with <tool_call> does not end with </tool_call> behind its JSON")
+        calls += _calls_of(value, "arguments")
+        at = closing.end()
+    return calls
 
 
 def _llama3(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """`{"name": ..., "parameters": {...}}`, alone or behind `<|python_tag|>`, several parted by ";" (Llama 3)."""
-    del tools
+    """`{"name": ..., "parameters": {...}}` or a list of them, behind `<|python_tag|>` or anywhere (Llama 3).
+
+    Behind the tag nothing but calls may stand, parted by ";". Without it an object is a call if it names a tool or has
+    arguments.
+    """
     before, tag, body = text.partition("<|python_tag|>")
-    body = (body if tag else before).strip()
-    if not tag and not body.startswith('{"name"'):
-        return []
+    if tag:
+        return _all_json(body.strip())
+    stripped = _unfenced(before.strip())
+    if re.match(r'\{\s*"name"', stripped):
+        return _all_json(stripped)
+    return [call for value in _objects(text, tools) for call in _calls_of(value, "parameters")]
+
+
+def _all_json(text: str) -> list[ToolCall]:
     calls: list[ToolCall] = []
-    decoder = json.JSONDecoder()
-    while body:
+    while text:
         try:
-            value, end = decoder.raw_decode(body)
+            value, end = _DECODER.raw_decode(text)
         except (ValueError, RecursionError) as e:
             raise _WrongCallError(f"a call is not JSON: {_said(e)}") from e
-        calls.append(_call_of(value, "parameters"))
-        body = body[end:].lstrip().removeprefix(";").lstrip()
+        calls += _calls_of(value, "parameters")
+        text = re.sub(r"\A[\s;,]+", "", text[end:])
     return calls
 
 
 def _tag(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """`<tool>input</tool>`, any number of them; the text between is the argument `input`."""
-    found = [
-        (at, ToolCall(name=tool, arguments={"input": body.strip()}))
-        for tool in tools
-        for at, body in _between(text, f"<{tool}>", f"</{tool}>")
-    ]
-    return [call for _, call in sorted(found, key=lambda pair: pair[0])]
+    """`<tool>input</tool>`, any number of them; the text between is the argument `input`.
+
+    Tags within a call are its input, whatever they name.
+    """
+    opening = re.compile(rf"<\s*({'|'.join(map(re.escape, tools))})\s*>") if tools else re.compile(r"(?!)")
+    calls: list[ToolCall] = []
+    at = 0
+    while found := opening.search(text, at):
+        name = found.group(1)
+        closing = re.compile(rf"<\s*/\s*{re.escape(name)}\s*>").search(text, found.end())
+        if closing is None:
+            raise _WrongCallError(f"a call that begins with <{name}> does not end with </{name}>")
+        calls.append(ToolCall(name=name, arguments={"input": text[found.end() : closing.start()].strip()}))
+        at = closing.end()
+    return calls
 
 
 PARSERS: dict[str, Callable[[str, Collection[str]], list[ToolCall]]] = {
@@ -98,34 +139,99 @@ PARSERS: dict[str, Callable[[str, Collection[str]], list[ToolCall]]] = {
     "llama3": _llama3,
     "tag": _tag,
 }
+_FORMS = {
+    "hermes": '<tool_call>{"name": ..., "arguments": {...}}</tool_call>',
+    "llama3": '{"name": ..., "parameters": {...}}',
+    "tag": "<TOOL>input</TOOL>",
+}
+_OPENING = re.compile(r"<\s*tool_call\s*>", re.IGNORECASE)
+_CLOSING = re.compile(r"<\s*/\s*tool_call\s*>", re.IGNORECASE)
+_AFTER_JSON = re.compile(r"\s*(?:```\s*)?<\s*/\s*tool_call\s*>", re.IGNORECASE)
+_FENCE = re.compile(r"\s*(?:```\w*)?\s*")
+_WHOLE_FENCE = re.compile(r"```\w*(.*?)```", re.DOTALL)
+_DECODER = json.JSONDecoder()
+_MAX_FAILURES = 64
+"""Brackets that begin no JSON: of a text with more of them the rest is not looked at."""
+_ARGUMENTS = ("arguments", "parameters")
+_BESIDE = {"name", "type", "id", "index", *_ARGUMENTS}
+"""Keys that a call may have."""
+_ARGUMENT_LIKE = {*_ARGUMENTS, "args", "kwargs", "params", "input", "inputs"}
+_OTHER_MARKS = re.compile(
+    r"</?\s*(?:tool_?calls?|function_?calls?|tool_code|tools?_use|invoke|function)\b[^<>\n]{0,100}>|\[TOOL_?CALLS?\]"
+    r"|<[|\uff5c]\s*(?:python_tag|tool[_\u2581]?calls?\w*)[^<>]{0,40}>|\bfunctools\s*\[",
+    re.IGNORECASE,
+)
+"""What calls begin or end with in the forms of other models."""
 
 
-def _between(text: str, opening: str, closing: str) -> list[tuple[int, str]]:
-    """What stands between each opening and the closing that follows it, and where."""
-    bodies: list[tuple[int, str]] = []
-    at = text.find(opening)
-    while at >= 0:
-        end = text.find(closing, at + len(opening))
-        if end < 0:
-            raise _WrongCallError(f"a call that begins with {opening} does not end with {closing}")
-        bodies.append((at, text[at + len(opening) : end]))
-        at = text.find(opening, end + len(closing))
-    return bodies
+def _refuse_other_forms(parser: str, text: str, tools: Collection[str]) -> list[ToolCall]:
+    """Returns no calls; refuses a text that has a call in another form than the parser's."""
+    names = "|".join(map(re.escape, tools)) or r"(?!)"
+    alone = _unfenced(text.strip())
+    others = (
+        _OTHER_MARKS.search(text),
+        re.search(rf"<\s*(?:/\s*)?(?:{names})(?:\s+\w+\s*=[^<>\n]{{0,200}}|\s*(?:/\s*)?)>", text, re.IGNORECASE),
+        re.search(rf"""["'](?:name|function|tool|tool_name|action)["']\s*:\s*["'](?:{names})["']""", text),
+        re.match(rf"(?:print\s*\(|\[)?\s*(?:{names})\s*(?:\.\w+\s*)?\(", alone),
+        next(_objects(text, tools), None),
+    )
+    if any(found is not None for found in others):
+        raise _WrongCallError(f"a call must be written as {_FORMS[parser]}, with nothing else in it")
+    return []
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as e:  # the latter for a thousand brackets
-        raise _WrongCallError(f"a call is not JSON: {_said(e)}") from e
+def _unfenced(text: str) -> str:
+    fenced = _WHOLE_FENCE.fullmatch(text)
+    return fenced.group(1).strip() if fenced else text
+
+
+def _objects(text: str, tools: Collection[str]) -> Iterator[Any]:
+    """The JSON objects of a text, and the lists of such, that look like calls."""
+    at = num_failures = 0
+    while num_failures < _MAX_FAILURES and (found := re.compile(r"[{\[]").search(text, at)):
+        try:
+            value, at = _DECODER.raw_decode(text, found.start())
+        except (ValueError, RecursionError):
+            at, num_failures = found.end(), num_failures + 1
+            continue
+        if any(_is_call_like(one, tools) for one in (value if isinstance(value, list) else [value])):
+            yield value
+
+
+def _is_call_like(value: Any, tools: Collection[str]) -> bool:
+    if not isinstance(value, dict):
+        return False
+    function = value.get("function")
+    inner = function if isinstance(function, dict) else value
+    name = inner.get("name", function)
+    return isinstance(name, str) and (name in tools or bool({str(k).lower() for k in inner} & _ARGUMENT_LIKE))
+
+
+def _calls_of(value: Any, field: str) -> list[ToolCall]:
+    """The calls of a JSON value: of an object one, of a list of objects one each."""
+    return [_call_of(one, field) for one in (value if isinstance(value, list) and value else [value])]
 
 
 def _call_of(value: Any, field: str) -> ToolCall:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict) and set(value) <= {"function", "type", "id"}:
+        value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise _WrongCallError(f'a call must be {{"name": ..., "{field}": {{...}}}}')
-    arguments = value.get(field, {})
+    name = value["name"][:100]
+    if other := sorted(set(value) - _BESIDE):
+        wrong = other[0][:100]
+        raise _WrongCallError(f'a call of {name!r} must have its arguments in "{field}", got the key {wrong!r}')
+    given = [key for key in _ARGUMENTS if key in value]
+    if len(given) > 1:
+        raise _WrongCallError(f'a call of {name!r} must have its arguments in "{field}" alone')
+    arguments = value[given[0]] if given else {}
+    if isinstance(arguments, str):  # as OpenAI's interface writes them
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
     if not isinstance(arguments, dict):
-        raise _WrongCallError(f'"{field}" of a call of {value["name"][:100]!r} must be a JSON object')
+        raise _WrongCallError(f'"{given[0]}" of a call of {name!r} must be a JSON object')
     return ToolCall(name=value["name"], arguments=arguments)
 
 

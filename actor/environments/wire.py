@@ -79,6 +79,8 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
     """Of its messages, with the answer to a Reset."""
     plays_itself: bool = False
     """With the answer to a Reset: its one step is the whole episode."""
+    sees_thinking: bool = False
+    """With the answer to a Reset: its actions are whole turns, thinking included."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -7,9 +7,9 @@ from bridge.types import Task
 
 
 def score(response: Response, task: Task, context: Context) -> Score:
-    """1 if response and answer are the same text, else 0; case, Unicode form, white space and finish don't count."""
+    """Returns 1 if the response's answer is the task's, else 0; case, Unicode form and white space don't count."""
     del context
-    text = _normalize(response.text)
+    text = _normalize(response.answer)
     return Score.of(float(text == _normalize(task.answer)), answer=answer_key(text))
 
 

@@ -1,4 +1,4 @@
-"""Verifier of the form that was asked for, by a regular expression."""
+"""The form of a response, thinking and special tokens included."""
 
 import functools
 import json
@@ -10,7 +10,9 @@ from bridge.types import Task
 
 
 def score(response: Response, task: Task, context: Context) -> float:
-    """Returns 1 if the whole response, stripped, matches the pattern, else 0.
+    """Returns 1 if the assistant's whole message, stripped, matches the pattern, else 0.
+
+    The message begins with what the prompt opened, such as `<think>`, and shows special tokens as text.
 
     The pattern is the row's own (metadata "format"), or `rewards.format_pattern`. A response on which it takes more
     processor time than `cpu_time.MAX_CPU_S` does not match.
@@ -21,7 +23,7 @@ def score(response: Response, task: Task, context: Context) -> float:
     pattern = json.loads(task.metadata).get("format") or context.settings.format_pattern
     if not pattern:
         raise ValueError("verifier=format needs rewards.format_pattern, or a row's metadata with a pattern (format)")
-    compiled, text = _compiled(pattern), response.text.strip()
+    compiled, text = _compiled(pattern), response.message.strip()
     return limited(lambda: float(compiled.fullmatch(text) is not None), limit_s=MAX_CPU_S, otherwise=0.0)
 
 

@@ -7,17 +7,56 @@ from collections.abc import Callable, Sequence
 import msgspec
 from blake3 import blake3
 
+from bridge import thinking
 from bridge.types import MAX_ANSWER_CHARS, Finish, Task, Verdict
 from configs.sections import RewardsConfig
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """What is judged. Of an episode of several turns it is the last turn: what the policy says in the end."""
+    """A response in its parts, as verifiers get it; of an episode its last turn."""
 
     text: str
+    """Everything that the policy wrote, special tokens as text, without the token that ended it."""
     finish: Finish
     num_tokens: int
-    """That the policy sampled; of an episode in all its turns."""
+    """Sampled tokens; of an episode those of all its turns."""
+    begun_by_prompt: str | None = None
+    """The part of the assistant's message that the prompt holds, such as `<think>`; `text` continues it. None: not
+    known; a closing mark without an opening one then says that the prompt opened the thinking."""
+    parts: thinking.Parts | None = None
+    """Thinking and answer, without special tokens. None: they are split by the marks that are known of any model."""
+    num_thinking_tokens: int = 0
+    """Tokens that are not of an answer; of an episode those of all its turns. 0 for a response that does not think."""
+
+    def __post_init__(self) -> None:
+        if self.parts is None:
+            parts = thinking.DEFAULT.split(self.text, begun=self.begun_by_prompt)
+            msgspec.structs.force_setattr(self, "parts", parts)
+
+    @property
+    def answer(self) -> str:
+        """Text outside the thinking: what verifiers of answers read. Empty where the thinking is unfinished."""
+        assert self.parts is not None
+        return self.parts.answer
+
+    @property
+    def thinking(self) -> str:
+        """Text within the thinking, without its marks."""
+        assert self.parts is not None
+        return self.parts.thinking
+
+    @property
+    def is_thinking_finished(self) -> bool:
+        """False where the response ends within its thinking, and so has no answer."""
+        assert self.parts is not None
+        return self.parts.is_finished
+
+    @property
+    def message(self) -> str:
+        """The assistant's whole message: what the prompt began of it, and what the policy wrote."""
+        assert self.parts is not None
+        begun = self.parts.implied if self.begun_by_prompt is None else self.begun_by_prompt
+        return begun + self.text
 
 
 class NoNumberError(ValueError):

@@ -47,11 +47,11 @@ def score(response: Response, task: Task, context: Context) -> Score:
         raise ValueError(f"the answer {task.answer!r} is no mathematical expression")
     is_cut = response.finish == "length"
     in_words = equality.is_in_words(gold)
-    stated = conclusion(response.text, is_cut=is_cut, in_words=in_words)
+    stated = conclusion(response.answer, is_cut=is_cut, in_words=in_words)
     answer_in = json.loads(task.metadata).get("answer_in")
     wants_number = answer_in == "number" and notation.is_number(gold)
     if stated is None and wants_number:
-        stated = last_number(response.text[-bounds.MAX_CHARS :], is_cut=is_cut)
+        stated = last_number(response.answer[-bounds.MAX_CHARS :], is_cut=is_cut)
     if stated is not None:
         if bounds.is_too_long(stated, gold):
             return Score.of(float(stated == task.answer), answer=answer_key(stated))
@@ -64,7 +64,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
             return Score.of(0.0, answer=answer_key(stated))
         return Score.of(float(is_right), answer=_key(gold, gold if is_right else stated))  # right ones vote as one
     if answer_in == "text":
-        tail = " ".join(response.text[-bounds.MAX_CHARS :].split())
+        tail = " ".join(response.answer[-bounds.MAX_CHARS :].split())
         found = limited(lambda: _anywhere(tail), limit_s=MAX_CPU_S, otherwise=[])
         is_right = limited(lambda: _is_any(gold, found), limit_s=MAX_CPU_S, otherwise=False)
         return Score.of(float(is_right), answer=_key(gold, gold) if is_right else canonical("", found))

@@ -33,7 +33,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
         raise ValueError("Task.metadata holds no reasoning-gym entry (metadata.source_dataset is missing)")
     for grid in _GRIDS.get(family, ()):
         entry["metadata"][grid] = tuple(map(tuple, entry["metadata"][grid]))
-    stated = _stated(response.text)
+    stated = _stated(response.answer)
     score_answer = _score_answer(family)
     value = limited(lambda: float(score_answer(stated, entry)), limit_s=MAX_CPU_S, otherwise=0.0)
     return Score(value=value, verdict="ok" if value >= 1 else "wrong", answer=answer_key(stated))

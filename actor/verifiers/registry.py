@@ -21,8 +21,10 @@ MODULES = {
 PREPARED = ("code",)
 """Their modules have a function `prepare` besides, which takes `RewardsConfig`: what takes time before the first
 response."""
-OWN_VERIFIER = extension.Signature(takes=("response_text", "task"), constants=("finish", "num_tokens"), returns="float")
-"""A user's own: it takes `finish` and `num_tokens` if it names them."""
+OWN_VERIFIER = extension.Signature(
+    takes=("response_text", "task"), constants=("finish", "num_tokens", "thinking", "message"), returns="float"
+)
+"""A custom verifier: `response_text` is the response's answer; of the constants it takes those that it names."""
 
 
 def load(name: str) -> Verifier:
@@ -57,7 +59,12 @@ def _own(function: Callable[..., Any]) -> Verifier:
 
     def score(response: Response, task: Task, context: Context) -> Any:
         del context
-        constants = {"finish": response.finish, "num_tokens": response.num_tokens}
-        return function(response.text, task, **{n: v for n, v in constants.items() if n in named})
+        constants = {
+            "finish": response.finish,
+            "num_tokens": response.num_tokens,
+            "thinking": response.thinking,
+            "message": response.message,
+        }
+        return function(response.answer, task, **{n: v for n, v in constants.items() if n in named})
 
     return _scored(score)

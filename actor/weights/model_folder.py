@@ -11,6 +11,7 @@ import numpy as np
 from blake3 import blake3
 from jaxtyping import Int32
 
+from bridge.chat_template import read_chat_template
 from bridge.snapshots.layout import TensorTable
 from bridge.text_tokens import read_tokenizer
 
@@ -30,8 +31,9 @@ class ModelFolder:
     """With publish.lora=adapter: the tensors of the weights that an engine reads itself."""
     weights: pathlib.Path | None = None
     """Where those are; None: in `path`."""
+    tokenizer: tokenizers.Tokenizer
     decode: Callable[[Int32[np.ndarray, " T"]], str]
-    """Tokens to text, special tokens left out."""
+    """Tokens of a response to its text: special tokens as text, without the token that ended it."""
 
 
 def read_model_folder(path: pathlib.Path, *, dtype: str) -> ModelFolder:
@@ -51,15 +53,29 @@ def describe(path: pathlib.Path, tensors: TensorTable) -> ModelFolder:
     """
     tokenizer = read_tokenizer(path)
 
+    ends = _end_ids(path, tokenizer)
+
     def decode(tokens: Int32[np.ndarray, " T"]) -> str:
-        return tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        ids = list(map(int, tokens))
+        return tokenizer.decode(ids[:-1] if ids and ids[-1] in ends else ids, skip_special_tokens=False)
 
     return ModelFolder(
         path=path,
         tensors=tensors,
         tokenizer_hash=blake3((path / "tokenizer.json").read_bytes()).hexdigest(),
+        tokenizer=tokenizer,
         decode=decode,
     )
+
+
+def _end_ids(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> set[int]:
+    """The tokens that end a response, by the folder's files; a missing file names none."""
+    ends: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(path / name).get("eos_token_id") if (path / name).is_file() else None
+        ends.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    eos = tokenizer.token_to_id(read_chat_template(path).special_tokens.get("eos_token", ""))
+    return ends | ({eos} if eos is not None else set())
 
 
 def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:

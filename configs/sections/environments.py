@@ -12,8 +12,8 @@ class EnvironmentsConfig:
     max_turns: Count = 8
     """Turns of the policy in an episode; one that isn't done by then is truncated."""
     max_turn_tokens: CountOrZero = 0
-    """Tokens of one turn; 0: what the episode has left. An episode has sampling.max_response_tokens, sampled and
-    observed, and no more than the model's context."""
+    """Tokens of one turn; one that this cuts off is no action, and ends the episode. 0: what the episode has left. An
+    episode has sampling.max_response_tokens, sampled and observed, and no more than the model's context."""
     truncated_reward: Reward = 0.0
     """Added to what the last turn earned, where a budget of turns or tokens ended the episode: below what losing earns,
     so that stalling is no way out of it. prompts.truncated is about verifiers alone."""

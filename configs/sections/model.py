@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from bridge.thinking import is_marks
 from configs.checks import Count, CountOrZero, check_ranges
 from configs.paths import LocalPath, expand_home
 
@@ -31,9 +32,17 @@ class ModelConfig:
     """Implementation in the learner: auto takes the platform's (`learner/model/attention/dispatch.py`)."""
     logit_chunk_tokens: CountOrZero = 0
     """Tokens a device whose logits exist at once; 0: 128 or 256 on a CPU, elsewhere what fits 512 MiB."""
+    thinking_marks: str = "auto"
+    """Marks around the model's thinking. Verifiers, environments and the judge read the answer outside them. A response
+    that ends within its thinking has no answer. `auto`: the marks of published models, of the chat template and of the
+    tokenizer. `off`: nothing is thinking. Any other value: both marks with `...` between, as `<reason>...</reason>`."""
     max_tokens: Count = 64
     """Longest prompt and response together; also the engine's context length."""
 
     def __post_init__(self) -> None:
         expand_home(self)
         check_ranges("model", self)
+        if not is_marks(self.thinking_marks):
+            raise ValueError(
+                f"model.thinking_marks: expected auto, off or OPENING...CLOSING, got {self.thinking_marks!r}"
+            )

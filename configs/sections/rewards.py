@@ -28,8 +28,8 @@ class RewardsConfig:
     """So many of a file's rows, spread over it, have their own answers judged before a run starts; if one does not pass
     all of them are, and rows whose own answer does not pass are set aside. 0: none."""
     format_pattern: str = ""
-    """The regular expression that verifier=format wants the whole response to match ("." matches line ends, too). A
-    row's metadata may name its own ("format")."""
+    """Regular expression that verifier=format matches with the whole message ("." matches line ends, too): what the
+    prompt opened, such as `<think>`, thinking and special tokens. A row's metadata may name its own ("format")."""
 
     code_in: Literal["block", "text"] = "block"
     """Place of a response's program, for verifier=code. block: the last fenced block of the row's language that can

@@ -4,10 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from absl import logging
-from jaxtyping import Int32
 
+from actor.engine.protocol import Sample
 from actor.environments.protocol import EpisodeError
 from actor.group_builder import GroupBuilder
 from actor.rewards.scheduler import Rewards
@@ -29,12 +28,12 @@ class Runner:
         sampler: Sampler,
         rewards: Rewards,
         *,
-        decode: Callable[[Int32[np.ndarray, " T"]], str],
+        read: Callable[[Ticket, Sample], Response],
         places: int,
         max_attempts: int,
     ) -> None:
         """Nothing runs; a ticket whose responses can't be judged is tried `max_attempts` times."""
-        self._sampler, self._rewards, self._decode = sampler, rewards, decode
+        self._sampler, self._rewards, self._read = sampler, rewards, read
         self._places = asyncio.Semaphore(places)
         self._num_at_once = places + 1
         """Tickets begun at a time: enough for the places, though each had one sample."""
@@ -81,8 +80,8 @@ class Runner:
         async def sample(index: int) -> None:
             async with self._places:
                 made = await self._sampler.sample(ticket, index)
-            response = Response(text=self._decode(made.last_turn), finish=made.finish, num_tokens=made.num_sampled)
-            builder.add(index, made, await self._rewards.judge(response, ticket.task))
+            response = self._read(ticket, made)
+            builder.add(index, made, await self._rewards.judge(response, ticket.task), response)
 
         async with asyncio.TaskGroup() as samples:
             for index in range(ticket.num_samples):

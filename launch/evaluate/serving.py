@@ -6,12 +6,10 @@ import pathlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-from jaxtyping import Int32
-
 from actor.environments.episode import Episodes
 from actor.environments.pool import EnvironmentPool
 from actor.environments.rendering import read_rendering
+from actor.responses import ResponseReader
 from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
 from actor.verifiers.judge import Judge
@@ -72,7 +70,7 @@ class Job:
             runner = Runner(
                 sampler,
                 rewards,
-                decode=self._decode,
+                read=ResponseReader(tokenizer.backend, tokenizer.chat, thinking_marks=config.model.thinking_marks),
                 places=max(config.actor.max_num_seqs, config.environments.max_in_flight),
                 max_attempts=config.actor.max_attempts,
             )
@@ -82,9 +80,6 @@ class Job:
                 progress.begin(one.name)
                 groups[one.name] = await runner.run(tickets, done=progress.done)
             return groups
-
-    def _decode(self, tokens: Int32[np.ndarray, " T"]) -> str:
-        return self._problems.tokenizer.decode(tokens.tolist())
 
     @contextlib.asynccontextmanager
     async def _parts(self) -> AsyncIterator[tuple[Sampler, Rewards]]:
@@ -110,7 +105,10 @@ class Job:
                     engine,
                     EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
                     read_rendering(
-                        pathlib.Path(config.model.path), config.prompts.chat_template, config.prompts.template_settings
+                        pathlib.Path(config.model.path),
+                        config.prompts.chat_template,
+                        config.prompts.template_settings,
+                        thinking_marks=config.model.thinking_marks,
                     ),
                     config.environments,
                     max_context_tokens=config.model.max_tokens,

@@ -7,6 +7,7 @@ There are some for a task whose answers are whole numbers, for a file of rows wi
 import itertools
 import json
 import random
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +16,7 @@ import tokenizers
 from jaxtyping import Int32
 
 from bridge import code_tests
+from bridge.chat_template import ChatTemplate, Message
 from configs.environments.row import Said
 from configs.environments.shipped import EXAMPLES, rows
 from configs.sections import PromptsConfig
@@ -37,21 +39,30 @@ class Corpus:
     """Endless batches of examples, right-padded: fresh ones, but for a file's, which are shuffled."""
 
     def __init__(
-        self, recipe: TinyModelRecipe, prompts: PromptsConfig, tokenizer: tokenizers.Tokenizer, *, eos: int
+        self,
+        recipe: TinyModelRecipe,
+        prompts: PromptsConfig,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        eos: int,
+        chat: ChatTemplate | None = None,
     ) -> None:
         """Looks at many examples to see how long they are and what is written in them.
+
+        A question is rendered by `chat`, where that has a template.
 
         Raises:
           ValueError: there are none, or the task's answers are not whole numbers.
         """
         self._recipe = recipe
         self._one_in = prompts.held_out_one_in
-        self._tokenizer = tokenizer
+        self._tokenizer, self._chat = tokenizer, chat
         self.eos = eos
-        self._examples = _examples(prompts, _SEED + recipe.seed)
+        self._examples = _examples(prompts, _SEED + recipe.seed, thinks=recipe.thinks)
         drawn = [self._draw() for _ in range(_NUM_LOOKED_AT)]
         written = ["".join(s.text for s in said if s.by_policy) for _, said in drawn]
-        letters = "-0123456789" if _is_of_sums(prompts) else "".join(sorted(set("".join(written))))
+        of_sums = "-0123456789" + "</think>" * recipe.thinks
+        letters = of_sums if _is_of_sums(prompts) else "".join(sorted(set("".join(written))))
         self.answer_ids = np.array([*self._encode(letters), eos], np.int32)
         """What an answer is made of."""
         is_long = statistics.fmean(map(len, written)) > _LONG
@@ -77,7 +88,8 @@ class Corpus:
 
     def _tokens(self, example: Example) -> tuple[list[int], list[int]]:
         question, pieces = example
-        tokens = self._encode(question)
+        asked: list[Message] = [{"role": "user", "content": question}]
+        tokens = self._encode(self._chat.render(asked) if self._chat is not None and self._chat.source else question)
         mask = [0] * len(tokens)
         for said in pieces:
             added = [*self._encode(said.text), *([self.eos] if said.by_policy else [])]
@@ -89,12 +101,14 @@ class Corpus:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _examples(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
+def _examples(prompts: PromptsConfig, seed: int, *, thinks: bool) -> Iterator[Example]:
+    if thinks and not _is_of_sums(prompts):
+        raise ValueError("the tiny model that thinks is warmed up on sums of prompts.task alone; give model.path")
     if prompts.mixture:
         raise ValueError("the tiny model is warmed up on one source, and prompts.mixture has several; give model.path")
     if prompts.path:
         return _of_rows(prompts, seed)
-    return _of_episodes(prompts, seed) if prompts.environment else _of_sums(prompts, seed)
+    return _of_episodes(prompts, seed) if prompts.environment else _of_sums(prompts, seed, thinks=thinks)
 
 
 def _is_of_sums(prompts: PromptsConfig) -> bool:
@@ -105,14 +119,21 @@ def _answered(question: str, answer: str) -> Example:
     return question, [Said(answer, by_policy=True)]
 
 
-def _of_sums(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
-    """Of a task whose answers are whole numbers."""
+def _partial_sums(question: str) -> str:
+    """The sums of the first two terms of a question, of the first three and so on, but for all of them."""
+    terms = [int(term.replace(" ", "")) for term in re.findall(r"[+-]?\s*\d+", question)]
+    return " ".join(str(total) for total in list(itertools.accumulate(terms))[1:-1])
+
+
+def _of_sums(prompts: PromptsConfig, seed: int, *, thinks: bool = False) -> Iterator[Example]:
+    """Of a task whose answers are whole numbers; with `thinks` they stand behind partial sums and `</think>`."""
     source = PromptSource(task=prompts.task, task_args=prompts.task_args, pattern=prompts.pattern, verifier="exact")
     problems = ReasoningGymSource(source, seed=seed)
     for index in itertools.count():
         raw = problems[index]
         try:
-            yield _answered(raw.question, str(int(raw.task.answer)))
+            thought = _partial_sums(raw.question) + "</think>" if thinks else ""
+            yield _answered(raw.question, thought + str(int(raw.task.answer)))
         except ValueError as e:
             raise ValueError(f"the tiny model needs a task with whole-number answers, got {raw.task.answer!r}") from e
 

@@ -37,6 +37,10 @@ class Summary:
     """Responses that a limit of tokens or turns cut off."""
     mean_response_tokens: float
     """That were sampled."""
+    mean_thinking_tokens: float
+    """That are thinking, of those."""
+    unfinished: float
+    """Fraction of the responses that end within their thinking."""
     mean_turns: float | None
     """Of episodes; None where there are none."""
     first_step: int
@@ -96,6 +100,8 @@ def summarize(
         verdicts=_verdicts(rollouts),
         num_truncated=sum(r.finish == "length" for r in rollouts),
         mean_response_tokens=float(np.mean([np.count_nonzero(r.loss_mask) for r in rollouts])),
+        mean_thinking_tokens=float(np.mean([r.num_thinking_tokens for r in rollouts])),
+        unfinished=float(np.mean([not r.is_thinking_finished for r in rollouts])),
         mean_turns=float(np.mean(turns)) if turns else None,
         first_step=min(g.min_step for g in groups),
         last_step=max(g.max_step for g in groups),
@@ -130,6 +136,8 @@ def metrics_of(name: str, summary: Summary) -> dict[str, float]:
         f"eval/{name}/version": summary.first_step,
         f"eval/{name}/last_version": summary.last_step,
         f"eval/{name}/response_tokens": summary.mean_response_tokens,
+        f"eval/{name}/thinking_tokens": summary.mean_thinking_tokens,
+        f"eval/{name}/thinking_unfinished": summary.unfinished,
         f"eval/{name}/truncated": summary.truncated,
         **({f"eval/{name}/turns": summary.mean_turns} if summary.mean_turns is not None else {}),
         **{f"eval/{name}/rewards/{verifier}": score for verifier, score in summary.scores.items()},

@@ -106,6 +106,7 @@ def _response(
         "finish": rollout.finish,
         "tokens": num_sampled,
         "observed_tokens": rollout.tokens.size - num_sampled,
+        "thinking_tokens": rollout.num_thinking_tokens,
         "reward": rollout.reward,
         "scores": {s.name: {"value": s.value, "verdict": s.verdict} for s in rollout.scores},
         "turn_rewards": [float(r) for r in rollout.turn_rewards],

@@ -33,6 +33,8 @@ class RewardTally:
         self._turn_rewards: list[float] = []
         self._observed: list[int] = []
         """Tokens, by response."""
+        self._thinking: list[tuple[int, bool]] = []
+        """Tokens, and True if it is unfinished, by response."""
         self._shaping: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
 
     def book(self, group: Group, task: Task) -> None:
@@ -42,6 +44,7 @@ class RewardTally:
             self._scores += rollout.scores
             self._num_unjudged += bool(task.rewards) and not rollout.scores
             self._observed.append(rollout.tokens.size - num)
+            self._thinking.append((rollout.num_thinking_tokens, not rollout.is_thinking_finished))
             if is_episode(rollout):
                 self._turns.append(rollout.turn_rewards.size)
                 self._turn_rewards.append(float(rollout.turn_rewards.sum(dtype=np.float64)))
@@ -61,5 +64,8 @@ class RewardTally:
             found["turns/reward"] = float(np.mean(self._turn_rewards))
         if any(self._observed):
             found["response/observation_tokens"] = float(np.mean(self._observed))
+        if self._thinking:
+            tokens, unfinished = np.mean(self._thinking, axis=0).tolist()
+            found |= {"response/thinking_tokens": tokens, "response/thinking_unfinished": unfinished}
         self.clear()
         return found

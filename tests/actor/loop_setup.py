@@ -10,10 +10,12 @@ import numpy as np
 
 from actor.admission import Admission, Policy
 from actor.duties import STANDARD_DUTIES
+from actor.engine.protocol import Sample
 from actor.environments.episode import Episodes
 from actor.limits import Limits
 from actor.loop import Actor, Duty
 from actor.rewards.scheduler import Rewards
+from actor.verifiers.judged import Response
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
@@ -125,7 +127,7 @@ def make_setup(
         engine=engine,
         weights=weights,
         rewards=rewards,
-        decode=lambda tokens: bytes(tokens.astype(np.uint8)).decode(),
+        read=read_bytes,
         admission=Admission(
             policy, width=width, max_sequences=8, samples_per_group=2, tickets_per_group=tickets_per_group
         ),
@@ -137,6 +139,13 @@ def make_setup(
     )
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")
     return Setup(root, store, writer, engine, actor, rewards)
+
+
+def read_bytes(ticket: Ticket, sample: Sample) -> Response:
+    """A response whose tokens are characters."""
+    del ticket
+    text = bytes(sample.last_turn.astype(np.uint8)).decode()
+    return Response(text=text, finish=sample.finish, num_tokens=sample.num_sampled)
 
 
 def run(coroutine):

@@ -374,6 +374,7 @@ def in_form_2(message: Ticket | Group) -> bytes:
         del body["older_versions"]
         for rollout in body["rollouts"]:
             del rollout["scores"], rollout["turn_rewards"]
+            del rollout["num_thinking_tokens"], rollout["is_thinking_finished"]
     return msgspec.msgpack.encode([2, name, body])
 
 
@@ -389,6 +390,7 @@ def test_group_of_the_form_whose_scores_have_no_answers_is_read():
     _, name, body = msgspec.msgpack.decode(codec.encode(group))
     del body["older_versions"]
     for rollout in body["rollouts"]:
+        del rollout["num_thinking_tokens"], rollout["is_thinking_finished"]
         for old in rollout["scores"]:
             assert old.pop("answer") is None
     assert as_plain(codec.decode(Group, msgspec.msgpack.encode([3, name, body]))) == as_plain(group)
@@ -397,10 +399,9 @@ def test_group_of_the_form_whose_scores_have_no_answers_is_read():
         codec.decode(Group, msgspec.msgpack.encode([3, name, body]))
 
 
-def test_group_and_manifest_of_the_form_before_base_steps_are_read():
-    group, announcement = make_group(make_ticket()), make_announcement(step=3)
+def test_manifest_of_the_form_before_base_steps_are_read():
+    announcement = make_announcement(step=3)
     forms = (
-        (4, group, lambda body: body.pop("older_versions")),
         (4, announcement.manifest, lambda body: body.pop("base_steps")),
         (2, announcement, lambda body: body["manifest"].pop("base_steps")),
     )
@@ -411,6 +412,21 @@ def test_group_and_manifest_of_the_form_before_base_steps_are_read():
         body["surplus"] = 1
         with pytest.raises(ValueError, match="malformed"):
             codec.decode(type(value), msgspec.msgpack.encode([form, name, body]))
+
+
+def test_group_of_the_form_that_tells_no_thinking_is_read_as_without_any():
+    thinks = make_rollout(num_thinking_tokens=2, is_thinking_finished=False)
+    group = make_group(make_ticket(num_samples=1), rollouts=(thinks,))
+    assert as_plain(codec.decode(Group, codec.encode(group))) == as_plain(group)
+    _, name, body = msgspec.msgpack.decode(codec.encode(group))
+    assert body.pop("older_versions") == []
+    for rollout in body["rollouts"]:
+        assert (rollout.pop("num_thinking_tokens"), rollout.pop("is_thinking_finished")) == (2, False)
+    (read,) = codec.decode(Group, msgspec.msgpack.encode([4, name, body])).rollouts
+    assert (read.num_thinking_tokens, read.is_thinking_finished) == (0, True)
+    assert as_plain(read) == as_plain(make_rollout())
+    with pytest.raises(ValueError, match="num_thinking_tokens must be in"):
+        make_rollout(num_thinking_tokens=10_000)
 
 
 def test_answers_travel_and_a_long_one_is_refused():

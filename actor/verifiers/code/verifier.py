@@ -56,7 +56,7 @@ def _program_text(response: Response, tests: CodeTests, settings: RewardsConfig)
     functions = {case.function for case in tests.cases if isinstance(case, Returned)}
     reads = any(isinstance(case, Printed) and case.stdin.strip() for case in tests.cases)
     where = tests.code_in or settings.code_in
-    return program_text(response.text, tests.language, where, functions=functions, reads=reads)
+    return program_text(response.answer, tests.language, where, functions=functions, reads=reads)
 
 
 def _judge(box: Box, tests: CodeTests, text: str, context: Context) -> Score:

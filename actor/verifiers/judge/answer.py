@@ -5,6 +5,7 @@ import math
 import re
 from typing import Any
 
+from bridge import thinking
 from configs.sections.judge import JudgeConfig
 
 MAX_CHARS = 50_000
@@ -29,7 +30,7 @@ def raw_score(text: str, config: JudgeConfig) -> float:
     Raises:
       UnreadableError: it gives none.
     """
-    text = text.rpartition("</think>")[2][-MAX_CHARS:]
+    text = thinking.DEFAULT.split(text).answer[-MAX_CHARS:]
     number = {"json": _by_json, "regex": _by_pattern, "verdict": _by_word}[config.parser](text, config)
     if not math.isfinite(number):
         raise UnreadableError("not_finite", f"the score is {number}")

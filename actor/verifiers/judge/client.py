@@ -105,11 +105,15 @@ class Judge:
         return self.counts.num_failures
 
     async def score(self, response: Response, task: Task) -> Score:
-        """The judge's score of a response, between 0 and 1; ok where it is above 0.
+        """The judge's score of a response's answer, between 0 and 1; ok where it is above 0.
+
+        A response that ends within its thinking has no answer: 0, and the judge is not asked.
 
         Raises:
           VerifierError: the judge is away, refuses, or gives no score that can be read, each time it was asked.
         """
+        if not response.is_thinking_finished:
+            return Score(value=0.0, verdict="wrong")
         try:
             number = await self._ask(response, task)
         except VerifierError as e:
@@ -141,7 +145,7 @@ class Judge:
                 if self._may_drop_schema(e, body):
                     continue
                 if _is_too_long(e) and num_shortened < MAX_SHORTENED:
-                    num_shortened, max_chars = num_shortened + 1, max(min(max_chars, len(response.text)) // 2, 1)
+                    num_shortened, max_chars = num_shortened + 1, max(min(max_chars, len(response.answer)) // 2, 1)
                     self.counts.num_retries += 1
                     continue
                 raise VerifierError(f"the judge refuses: {e}") from e
@@ -171,7 +175,7 @@ class Judge:
     def _body(self, response: Response, task: Task, max_chars: int) -> dict[str, Any]:
         config = self._config
         try:
-            messages = prompt.messages(self._template, config.system_prompt, task, response.text, max_chars)
+            messages = prompt.messages(self._template, config.system_prompt, task, response.answer, max_chars)
         except ValueError as e:
             raise VerifierError(str(e)) from e
         body: dict[str, Any] = {

@@ -4,6 +4,7 @@ import pathlib
 
 import tokenizers
 
+from actor.engine.turn_text import turn_reader
 from actor.environments.rendering import Rendering
 from bridge.chat_template import ChatTemplate
 
@@ -48,7 +49,9 @@ def characters() -> tokenizers.Tokenizer:
 
 def rendering(template: str = "", tokenizer: tokenizers.Tokenizer | None = None) -> Rendering:
     chat = ChatTemplate(folder=pathlib.Path("model"), source=template, special_tokens={"eos_token": "<eos>"})
-    return Rendering(tokenizer=tokenizer or characters(), chat=chat if template else None)
+    tokenizer = tokenizer or characters()
+    marks = turn_reader(tokenizer, chat, "auto").thinking
+    return Rendering(tokenizer=tokenizer, chat=chat if template else None, thinking=marks)
 
 
 def user(text: str) -> dict[str, str]:

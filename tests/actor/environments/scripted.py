@@ -65,7 +65,7 @@ class ScriptedProcess:
     async def reset(self, row: Mapping[str, Any]) -> wire.Observed:
         self._pool.rows.append(row)
         self._pool.maybe_fail("reset")
-        return wire.Observed(messages=self._pool.start, roles=["user"])
+        return wire.Observed(messages=self._pool.start, roles=["user"], sees_thinking=self._pool.sees_thinking)
 
     async def step(self, action: str) -> wire.Observed:
         self._pool.actions.append(action)
@@ -82,6 +82,7 @@ class ScriptedPool:
         self.actions: list[str] = []
         self.failures: list[str] = []
         self.num_opened = self.num_closed = 0
+        self.sees_thinking = False
 
     def maybe_fail(self, where: str) -> None:
         if self.failures and self.failures[0] == where:

@@ -197,15 +197,45 @@ def test_episode_that_is_not_done_after_its_turns_is_truncated():
     assert (text_of(played.tokens), played.finish) == ("5<eos>>:5<eos>", "length")
 
 
-def test_turn_cut_off_by_its_own_limit_is_an_action_and_gets_its_end():
-    engine = ScriptedEngine([Turn(ids("123456")), Turn(ids("7<|im_end|>"))])
-    pool = ScriptedPool([observed("no"), observed(done=True)])
+@pytest.mark.parametrize(
+    ("turns", "actions", "rewards"),
+    [
+        (["120<|im_end|>"], [], [0.0]),
+        (["5<|im_end|>", "<think>7</think>7<|im_end|>"], ["5"], [0.25, 0.0]),
+    ],
+)
+def test_turn_cut_off_by_its_own_limit_is_no_action_and_ends_the_episode(turns, actions, rewards):
+    engine = ScriptedEngine([Turn(ids(turn)) for turn in turns])
+    pool = ScriptedPool([observed("no", reward=0.25), observed(done=True, reward=1.0)])
     row = {"messages": [user("Q")]}
-    played = play(engine, pool, template=CHATML, prompt="<|im_start|>user\nQ<|im_end|>\n", row=row, max_turn_tokens=3)
-    start = "<|im_start|>assistant\n"
-    assert text_of(played.tokens) == f"{start}123<|im_end|>\n<|im_start|>user\nno<|im_end|>\n{start}7<|im_end|>"
-    assert pool.actions == ["123", "7"]
-    assert text_of(played.tokens[played.loss_mask]) == "1237<|im_end|>"
+    played = play(engine, pool, template=CHATML, prompt="<|im_start|>user\nQ<|im_end|>\n", row=row, max_turn_tokens=2)
+    assert (pool.actions, played.finish, played.turn_rewards.tolist()) == (actions, "length", rewards)
+
+
+OPENS = CHATML.replace("assistant\\n", "assistant\\n<think>\\n")
+"""A template whose generation prompt opens the thinking."""
+
+
+@pytest.mark.parametrize(
+    ("template", "turn", "action", "whole"),
+    [
+        ("", "<think>5?</think>7<eos>", "7", "<think>5?</think>7"),
+        ("", "<think>5? 7!<eos>", "", "<think>5? 7!"),
+        (OPENS, "5? no</think>7<|im_end|>", "7", "<think>\n5? no</think>7"),
+        (OPENS, "it is 5<|im_end|>", "", "<think>\nit is 5"),
+        (OPENS, "5</think>6<think>6?</think>7<|im_end|>", "6\n7", "<think>\n5</think>6<think>6?</think>7"),
+    ],
+)
+@pytest.mark.parametrize("sees_thinking", [False, True])
+def test_action_is_the_answer_and_for_an_environment_that_asks_the_whole_turn(
+    template, turn, action, whole, sees_thinking
+):
+    pool = ScriptedPool([observed(done=True)], start=[user("Q")] if template else [])
+    pool.sees_thinking = sees_thinking
+    prompt, row = ("", {"messages": []}) if template else (PROMPT, None)
+    one = make(ScriptedEngine([Turn(ids(turn))]), pool, template)
+    asyncio.run(one.play(dataclasses.replace(episode(prompt or "x", row=row))))
+    assert pool.actions == [whole if sees_thinking else action]
 
 
 @pytest.mark.parametrize(

@@ -203,11 +203,12 @@ def test_opening_behind_the_assistants_own_words_needs_an_observation():
     assert e.value.is_final
 
 
-def test_action_is_the_text_without_the_token_that_ended_it():
-    one = rendering()
-    assert one.action(ids("<think>a</think>5<|im_end|>"), (EOS, IM_END)) == "<think>a</think>5"
-    assert one.action(ids("5<|im_end|>"), (EOS,)) == "5<|im_end|>"
-    assert one.action(ids("<eos>"), (EOS,)) == ""
+def test_turn_is_read_without_the_token_that_ended_it():
+    one, context = rendering(), ids("Q")
+    read = one.read(context, ids("<think>a</think>5<|im_end|>"), (EOS, IM_END))
+    assert (read.text, read.parts.answer, read.parts.thinking) == ("<think>a</think>5", "5", "a")
+    assert one.read(context, ids("5<|im_end|>"), (EOS,)).text == "5<|im_end|>"
+    assert one.read(context, ids("<eos>"), (EOS,)).text == ""
 
 
 def test_read_rendering_takes_the_template_as_the_learner_does(tmp_path):

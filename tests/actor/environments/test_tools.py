@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.environments.tools import MAX_CALLS, PARSERS, ToolCall, parse
+from actor.environments.tools import MAX_CALLS, PARSERS, Calls, ToolCall, parse
 
 TOOLS = ("calc", "look")
 CALL = ToolCall(name="calc", arguments={"expression": "1+2"})
@@ -35,6 +35,99 @@ def test_parse_finds_the_calls_in_order(parser, text, calls):
         assert list(parsed.calls) == calls
     else:
         assert len(parsed.calls) == 2 and {c.name for c in parsed.calls} == {"calc", "look"}
+
+
+BARE = {"name": "calc", "arguments": {"expression": "1+2"}}
+LLAMA = {"name": "calc", "parameters": {"expression": "1+2"}}
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", f"< tool_call >{json.dumps(BARE)}</ tool_call >"),
+        ("hermes", f"<tool_call>```json\n{json.dumps(BARE, indent=2)}\n```</tool_call>"),
+        ("hermes", f"```\n{hermes(json.dumps(BARE))}\n```"),
+        ("hermes", hermes(json.dumps([BARE]))),
+        ("hermes", hermes(json.dumps(LLAMA))),
+        ("hermes", hermes(json.dumps({"type": "function", "function": BARE}))),
+        ("hermes", hermes(json.dumps(BARE | {"arguments": json.dumps(BARE["arguments"])}))),
+        ("hermes", "<think>" + hermes('{"name": "look"}') + "</think>" + hermes(json.dumps(BARE))),
+        ("hermes", "maybe <tool_call></think>" + hermes(json.dumps(BARE))),
+        ("llama3", json.dumps(LLAMA, indent=4)),
+        ("llama3", json.dumps([LLAMA])),
+        ("llama3", json.dumps({"type": "function"} | LLAMA)),
+        ("llama3", json.dumps(BARE)),
+        ("llama3", "I add them: " + json.dumps(LLAMA) + " is what I need."),
+        ("llama3", f"So [1] I call\n```json\n{json.dumps(LLAMA)}\n```"),
+        ("llama3", hermes(json.dumps(BARE))),
+        ("llama3", "[THINK]" + json.dumps({"name": "look"}) + "[/THINK]" + json.dumps(LLAMA)),
+    ],
+)
+def test_parse_takes_a_call_in_other_dress(parser, text):
+    assert parse(parser, text, TOOLS) == Calls(calls=(CALL,))
+
+
+def test_parse_takes_tags_within_a_call_for_its_text():
+    tagged = parse("tag", "<look>a <calc>1</calc> <calc></look>< calc >2</calc>", TOOLS)
+    assert [(c.name, c.arguments["input"]) for c in tagged.calls] == [
+        ("look", "a <calc>1</calc> <calc>"),
+        ("calc", "2"),
+    ]
+    quoted = {"name": "look", "arguments": {"q": "</tool_call><tool_call>"}}
+    (call,) = parse("hermes", hermes(json.dumps(quoted)), TOOLS).calls
+    assert call.arguments == quoted["arguments"]
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "calc", "parameters": {"expression": "1+2"',
+        "{'name': 'calc', 'parameters': {'expression': '1+2'}}",
+        '{"function": "calc", "args": {"expression": "1+2"}}',
+        '{"name": "calc", "args": {"expression": "1+2"}}',
+        'I say {"tool": "calc", "input": "1+2"}',
+        'calc(expression="1+2")',
+        '[calc(expression="1+2"), look(q="x")]',
+        "```python\nprint(calc('1+2'))\n```",
+        '<function=calc>{"expression": "1+2"}</function>',
+        "<function_call>calc 1+2</function_call>",
+        '[TOOL_CALLS][{"name": "calc", "args": {}}]',
+        '<calc expression="1+2"/>',
+        "1+2</calc>",
+        "<|python_tag|>calc.call(query='1+2')",
+        '{"name": "rm", "kwargs": {"path": "/"}}',
+    ],
+)
+def test_parse_of_a_call_in_a_form_of_its_own_is_an_error_that_the_policy_reads(parser, text):
+    parsed = parse(parser, text, TOOLS)
+    assert parsed.error and not parsed.calls and len(parsed.error) < 400
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 3.",
+        '{"answer": 3, "steps": [1, 2]}',
+        'The row is {"name": "Ann", "age": 3}.',
+        "I would calc (by hand) and look it up.",
+        "x < calc and y > look",
+        "<b>3</b>",
+        "so call it <think>calc(1)</think>3",
+    ],
+)
+def test_parse_of_an_answer_finds_no_call_in_it(parser, text):
+    assert parse(parser, text, TOOLS) == Calls()
+
+
+@pytest.mark.parametrize("key", ["args", "Arguments", "input", "params"])
+@pytest.mark.parametrize(("parser", "form"), [("hermes", "<tool_call>%s</tool_call>"), ("llama3", "%s")])
+def test_parse_never_drops_arguments_under_another_key(parser, form, key):
+    parsed = parse(parser, form % json.dumps({"name": "calc", key: {"expression": "1+2"}}), TOOLS)
+    assert not parsed.calls and repr(key) in parsed.error
+    both = parse(parser, form % json.dumps({"name": "calc", "arguments": {}, "parameters": {"expression": "1"}}), TOOLS)
+    assert not both.calls and "alone" in both.error
 
 
 def test_parse_tag_orders_calls_of_different_tools_by_their_place():

@@ -206,7 +206,11 @@ def test_registry_loads_ones_own_by_module_and_function():
     for name, value in {"length": 4, "ending": 6, "tokens": 3}.items():
         got = registry.load(f"{__name__}:{name}")(four, task("7"), NO_CONTEXT)
         assert got == Score(value=value, verdict="ok")
-    said = r"must be a function \(response_text, task, \*, any of finish, num_tokens\) -> float, it is \(answer: str"
+    seven = Response(text="so</think>seven", finish="stop", num_tokens=3)
+    for name, value in {"length": 5, "thinks": 5.2, "whole": len("<think>so</think>seven")}.items():
+        assert registry.load(f"{__name__}:{name}")(seven, task("7"), NO_CONTEXT).value == value
+    constants = "finish, num_tokens, thinking, message"
+    said = rf"must be a function \(response_text, task, \*, any of {constants}\) -> float, it is \(answer: str"
     with pytest.raises(ValueError, match=said):
         registry.load(f"{__name__}:task_of_three")
 
@@ -221,6 +225,15 @@ def ending(response_text: str, task: Task, finish: Finish) -> float:
 
 def tokens(response_text: str, task: Task, *, num_tokens: int) -> float:
     return num_tokens
+
+
+def thinks(message: str, task: Task, *, thinking: str) -> float:
+    """Takes the answer by position, whatever its name is."""
+    return len(message) + len(thinking) / 10
+
+
+def whole(response_text: str, task: Task, message: str) -> float:
+    return len(message)
 
 
 def task_of_three(answer: str, verifier: str, metadata: str) -> None: ...

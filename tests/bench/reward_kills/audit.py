@@ -79,6 +79,10 @@ class Characters:
         """A response's text: special tokens are none."""
         return "".join(self._texts.get(t, "") for t in tokens if t not in self._special)
 
+    def has_ended(self, tokens: Sequence[int]) -> bool:
+        """Returns True if a turn has its end token."""
+        return tokens[-1] == self._eos
+
     def action(self, tokens: Sequence[int]) -> str:
         """A turn's text: special tokens are, but for the one that ends it."""
         return "".join(self._texts.get(t, "") for t in (tokens[:-1] if tokens[-1] == self._eos else tokens))
@@ -120,7 +124,10 @@ def _check(group: Mapping[str, Any], characters: Characters, verdict: Verdict) -
         verdict.zero_rewards += [rollout["reward"], *given, *(value for value, _ in scores)].count(0.0)
         if source == EPISODE:
             verdict.num_turns += len(turns)
-            each = [turn_earned(i, characters.action(tokens)) for i, tokens in enumerate(turns)]
+            # A turn that its limit cut off is no action: it earns nothing.
+            cut = [not characters.has_ended(tokens) for tokens in turns]
+            each = [0.0 if cut[i] else turn_earned(i, characters.action(tokens)) for i, tokens in enumerate(turns)]
+            verdict.zero_rewards -= sum(cut) + all(cut)
             wanted.append(sum(each))
             is_right = given == each and not scores
         else:

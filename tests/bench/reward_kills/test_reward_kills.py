@@ -115,13 +115,23 @@ def test_reward_of_0_in_place_of_the_true_one_is_found(bad: Group):
     assert found.wrong_means == 1 and not found.is_clean
 
 
+def test_turn_that_was_cut_off_earns_nothing_and_that_is_right():
+    first, between = ([*tokens("1"), EOS], True), (tokens("\n+1="), False)
+    rewards = np.asarray([truth.turn_earned(0, "1"), 0.0], np.float32)
+    parts = [first, between, (tokens("2345"), True)]
+    found = verdict_of(with_first(GOOD[2], rollout(parts, reward=float(rewards[0]), turn_rewards=rewards)))
+    assert found.is_clean
+    alone = rollout([(tokens("2345"), True)], reward=0.0, turn_rewards=np.zeros(1, np.float32))
+    assert verdict_of(with_first(GOOD[2], alone)).is_clean
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         with_first(GOOD[0], judged(WORKER, "13", truth.earned(WORKER, "13") % 1 + truth.LEAST)),
         with_first(GOOD[1], dataclasses.replace(GOOD[1].rollouts[0], reward=GOOD[1].rollouts[0].reward + 0.25)),
         with_first(GOOD[1], dataclasses.replace(GOOD[1].rollouts[0], scores=())),
-        with_first(GOOD[2], rollout([(tokens("1"), True)], reward=truth.turn_earned(0, "1"))),
+        with_first(GOOD[2], rollout([([*tokens("1"), EOS], True)], reward=truth.turn_earned(0, "1"))),
     ],
     ids=["another level", "reward is not its score", "no score", "no turn's reward"],
 )
@@ -164,7 +174,7 @@ def test_no_response_earns_nothing_and_sources_differ():
     assert [truth.source_of(p) for s in (WORKER, JUDGE, EPISODE) for p, _ in truth.prompts(s)] == [
         s for s in (WORKER, JUDGE, EPISODE) for _ in range(300)
     ]
-    assert NUM_TURNS * 4 + (NUM_TURNS - 1) * 4 < 24  # turns and observations fit into the budget: none is cut off
+    assert NUM_TURNS * 4 + (NUM_TURNS - 1) * 4 < 24  # turns and observations fit into the budget
 
 
 def test_draws_are_the_seeds_and_bring_every_kind_as_often():

@@ -140,9 +140,11 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
         rewards = Clocked(Rewards(pool, anchors=anchors), num_responses, at_once=arm == SYNCHRONOUS)
         engine = Answering(workload)
 
-        def decode(tokens: Int32[np.ndarray, " T"]) -> str:
-            epoch, round_, prompt, index = (int(t) for t in tokens[:4])
-            return workload.answer(epoch, round_, prompt, index)
+        def read(ticket: Ticket, sample: Sample) -> Response:
+            del ticket
+            epoch, round_, prompt, index = (int(t) for t in sample.tokens[:4])
+            text = workload.answer(epoch, round_, prompt, index)
+            return Response(text=text, finish=sample.finish, num_tokens=sample.num_sampled)
 
         source = LocalSource(
             root / "snapshots", root / "copy" / "weights", run="r", tokenizer_hash="t", expected=_TABLE
@@ -153,7 +155,7 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
             engine=engine,
             weights=WeightClient(source, engine, timeline=timeline),
             rewards=rewards,  # pyright: ignore[reportArgumentType]
-            decode=decode,
+            read=read,
             admission=Admission("fifo", max_sequences=num_responses, samples_per_group=SAMPLES),
             timeline=timeline,
             limits=Limits(lease_s=600.0),

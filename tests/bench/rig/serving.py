@@ -7,12 +7,14 @@ from actor.admission import Admission
 from actor.duties import STANDARD_DUTIES
 from actor.limits import Limits
 from actor.loop import Actor
+from actor.responses import ResponseReader
 from actor.rewards.scheduler import Rewards
 from actor.verifiers.pool import VerifierPool
 from actor.weights.client import WeightClient
 from actor.weights.local_copy import LocalCopy
 from actor.weights.model_folder import ModelFolder
 from actor.weights.source import LocalSource
+from bridge.chat_template import read_chat_template
 from bridge.store.sqlite import SqliteStore
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder, run_id, snapshot_folder
@@ -69,7 +71,7 @@ async def serve(
             engine=replay,
             weights=weights,
             rewards=rewards,  # pyright: ignore[reportArgumentType]
-            decode=model.decode,
+            read=ResponseReader(model.tokenizer, read_chat_template(model.path)),
             admission=Admission.of(config),
             timeline=timeline,
             limits=Limits(lease_s=config.actor.lease_s, max_attempts=config.actor.max_attempts),

@@ -9,6 +9,7 @@ from rich.console import Console
 from actor.engine.protocol import EngineDeadError, Sample
 from actor.rewards.scheduler import Judgement
 from actor.sampling import Sampler
+from actor.verifiers.judged import Response
 from actor.verifiers.pool import VerifierError
 from bridge.types import RewardScore, Task, Version
 from configs.run_folder import RunFolder
@@ -69,12 +70,16 @@ class Rewards:
         return Judgement(reward=reward, scores=(score,))
 
 
+def read_first(ticket, sample) -> Response:
+    return Response(text=str(sample.tokens[0]), finish=sample.finish, num_tokens=1)
+
+
 def run(count, *, places=3, failures=None, dies=False, attempts=3):
     engine: Any = Engine(dies=dies)
     rewards: Any = Rewards(failures)
     timeline: Any = None
     sampler = Sampler(engine, timeline=timeline, lag_bound=None)
-    runner = Runner(sampler, rewards, decode=lambda t: str(t[0]), places=places, max_attempts=attempts)
+    runner = Runner(sampler, rewards, read=read_first, places=places, max_attempts=attempts)
     tickets = tickets_of(problem_set(count), version=Engine.version, stop_token_ids=(9,), place=0)
     ended: list[tuple[str, bool]] = []
     groups = asyncio.run(runner.run(tickets, done=lambda t, g: ended.append((t.id, g is not None))))

@@ -25,8 +25,17 @@ def summary_of(*groups, num_problems=None, pass_reward=1.0):
 
 
 def test_held_out_metrics_are_means_over_all_rollouts():
-    a = make_group(TICKET, rollouts=(make_rollout(1, reward=0.0, step=7), make_rollout(3, reward=1.0, step=7)))
-    b = make_group(TICKET, rollouts=tuple(make_rollout(n, reward=0.5, step=9, finish="length") for n in (8, 8)))
+    a = make_group(
+        TICKET,
+        rollouts=(make_rollout(1, reward=0.0, step=7), make_rollout(3, reward=1.0, step=7, num_thinking_tokens=2)),
+    )
+    b = make_group(
+        TICKET,
+        rollouts=tuple(
+            make_rollout(8, reward=0.5, step=9, finish="length", num_thinking_tokens=n, is_thinking_finished=n < 8)
+            for n in (4, 8)
+        ),
+    )
     got = held_out_metrics("heldout", summarize([a, b], num_problems=5, pass_reward=1.0))
     assert {n: v for n, v in got.items() if "@" not in n} == {
         "eval/reward": 0.5,
@@ -35,6 +44,8 @@ def test_held_out_metrics_are_means_over_all_rollouts():
         "eval/version": 7,
         "eval/last_version": 9,
         "eval/response_tokens": 5.0,
+        "eval/thinking_tokens": 3.5,
+        "eval/thinking_unfinished": 0.25,
         "eval/truncated": 0.5,
     }
     assert {n: v for n, v in got.items() if "@" in n} == {

@@ -34,8 +34,19 @@ def episode(*turn_rewards, observed=1):
 
 def test_tally_counts_verdicts_by_kind_and_means_scores_by_verifier_over_groups():
     tally = tally_of()
-    tally.book(group(scored(("math", 1.0, "ok"), ("format", 0.5, "ok")), scored(("math", 0.0, "timeout"))), MATH)
-    tally.book(group(scored(("math", 0.0, "wrong"), ("format", 0.0, "hang")), scored(finish="length")), MATH)
+    tally.book(
+        group(
+            scored(("math", 1.0, "ok"), ("format", 0.5, "ok")), scored(("math", 0.0, "timeout"), num_thinking_tokens=3)
+        ),
+        MATH,
+    )
+    tally.book(
+        group(
+            scored(("math", 0.0, "wrong"), ("format", 0.0, "hang")),
+            scored(finish="length", num_thinking_tokens=1, is_thinking_finished=False),
+        ),
+        MATH,
+    )
     got = tally.take()
     assert got == {
         "verdicts/ok": 2,
@@ -45,6 +56,8 @@ def test_tally_counts_verdicts_by_kind_and_means_scores_by_verifier_over_groups(
         "verdicts/unjudged": 1,
         "rewards/math": pytest.approx(1 / 3),
         "rewards/format": 0.25,
+        "response/thinking_tokens": (3 + 1) / 4,
+        "response/thinking_unfinished": 1 / 4,
     }
     assert all(meaning(name) for name in got)
 
@@ -69,6 +82,8 @@ def test_tally_turns_are_of_episodes_alone_and_those_have_nobody_else_to_judge_t
         "turns/mean": 2.0,
         "turns/reward": 0.25,
         "response/observation_tokens": (3 + 3) / 4,
+        "response/thinking_tokens": 0.0,
+        "response/thinking_unfinished": 0.0,
     }
     assert all(meaning(name) for name in got)
 

@@ -50,6 +50,21 @@ def test_right_program_is_ok_with_the_time_of_each_case():
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<think>\n```python\n{wrong}\n```\n</think>\n```python\n{right}\n```", 1.0),
+        ("```python\n{right}\n```\n</think>\n```python\n{wrong}\n```", 0.0),
+        ("<think>\n```python\n{right}\n```", 0.0),
+        ("Perhaps\n```python\n{wrong}\n</think>\n```python\n{right}\n```", 1.0),
+    ],
+)
+def test_program_is_looked_for_behind_the_thinking(text, value):
+    whole = text.format(right=ADD, wrong="print(0)")
+    got = verifier.score(Response(text=whole, finish="stop", num_tokens=1), task(**SUMS), Context(settings=SETTINGS))
+    assert got.value == value
+
+
+@pytest.mark.parametrize(
     ("program", "partial", "value"),
     [
         (NOT_THE_LAST, False, 0.0),

@@ -74,6 +74,21 @@ def judge(served: endpoint.Served, time: Time | None = None, **fields: Any) -> J
     return Judge(config, sleep=time.sleep, clock=lambda: time.now_s, draw=lambda low, high: high)
 
 
+def test_judge_is_shown_the_answer_alone_and_not_asked_where_there_is_none():
+    async def body() -> None:
+        async with endpoint.serving(endpoint.says(endpoint.SCORE_7)) as served:
+            one = judge(served)
+            unfinished = await one.score(response("<think>It is 4. Give me 10."), TASK)
+            assert (unfinished.value, unfinished.verdict, served.bodies) == (0.0, "wrong", [])
+            for text in ("Give me 10.</think>It is 4.", "[THINK]Give me 10.[/THINK]It is 4."):
+                assert (await one.score(response(text), TASK)).value == 0.7
+            await one.close()
+            for sent in served.bodies:
+                assert "It is 4." in str(sent["messages"]) and "Give me" not in str(sent["messages"])
+
+    run(body())
+
+
 def test_score_is_the_judges_scaled_to_one():
     async def body() -> None:
         async with endpoint.serving(endpoint.says(f"Let me see. {endpoint.SCORE_7}")) as served:

@@ -1,0 +1,52 @@
+"""Samples of the engine to the responses that verifiers get."""
+
+import dataclasses
+import re
+
+import numpy as np
+import tokenizers
+
+from actor.engine.protocol import Sample
+from actor.engine.turn_text import turn_reader
+from actor.verifiers.judged import Response
+from bridge.chat_template import ChatTemplate
+from bridge.types import Ticket
+
+
+class ResponseReader:
+    """Reads responses of one model."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, *, thinking_marks: str = "auto") -> None:
+        """Reads the marks of the model's thinking.
+
+        Args:
+          tokenizer: the model's.
+          chat: the model's chat template, which may be none.
+          thinking_marks: `model.thinking_marks`.
+        """
+        self._turns = turn_reader(tokenizer, chat, thinking_marks)
+        special = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special and t.content}
+        self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+
+    def __call__(self, ticket: Ticket, sample: Sample) -> Response:
+        """The response that a ticket's sample is: of an episode its last turn, with the thinking of all counted."""
+        tokens = np.concatenate([ticket.prompt_tokens, sample.tokens])
+        first, stops = ticket.prompt_tokens.size, ticket.sampling.stop_token_ids
+        turns = [
+            self._turns.read(tokens[: first + begin], tokens[first + begin : first + end], stops)
+            for begin, end in sample.turns
+        ]
+        last = turns[-1]
+        parts = dataclasses.replace(
+            last.parts,
+            thinking=self._special.sub("", last.parts.thinking),
+            answer=self._special.sub("", last.parts.answer),
+        )
+        return Response(
+            text=last.text,
+            finish=sample.finish,
+            num_tokens=sample.num_sampled,
+            begun_by_prompt=last.begun,
+            parts=parts,
+            num_thinking_tokens=sum(turn.num_thinking_tokens for turn in turns),
+        )

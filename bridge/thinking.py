@@ -1,0 +1,292 @@
+"""Boundary between a response's thinking and its answer: the marks of a model, and the split of a text. Pure.
+
+Marks come from the tables below, from the model's tokens and from its chat template. A table entry counts for every
+model: no other model writes `[THINK]`, and prompts ask plain models for `<think>` as text.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Collection, Iterator
+
+from bridge.chat_template import ChatTemplate, Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Marks:
+    """One way to mark thinking."""
+
+    opening: str
+    closing: str
+    opening_pattern: str = ""
+    """Regular expression for `opening`; empty: the text itself."""
+    closing_pattern: str = ""
+    """Regular expression for `closing`; empty: the text itself."""
+    interrupts: str = ""
+    """Regular expression that ends thinking beside the closing mark, but says nothing where no mark opened it."""
+
+
+_TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "reflection", "seed:think", "scratchpad")
+_CHANNEL = r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>"
+_TO_HEADER_END = r"[^<]{0,200}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
+KNOWN = (
+    *(Marks(f"<{tag}>", f"</{tag}>") for tag in _TAGS),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("◁think▷", "◁/think▷"),
+    Marks("<|think|>", "<|/think|>"),
+    Marks("<|begin_of_thought|>", "<|end_of_thought|>"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
+    Marks("<|inner_prefix|>", "<|inner_suffix|>"),
+    Marks("<|channel>thought", "<channel|>"),
+    # Analysis is over where a message to somebody begins: <|end|> alone may be followed by more analysis, and ends
+    # whole responses of other models. The header of a call to a tool belongs to the answer.
+    Marks(
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        opening_pattern=f"{_CHANNEL}analysis{_TO_HEADER_END}",
+        closing_pattern=f"{_CHANNEL}final{_TO_HEADER_END}",
+        interrupts=rf"(?:<\|end\|>)?(?={_CHANNEL}commentary)",
+    ),
+)
+"""Marks of published models and of common prompts."""
+IF_IN_TEMPLATE = (Marks("Here is my thought process:", "Here is my response:"),)
+"""Marks that are ordinary words: they count for a model whose chat template names both."""
+SEPARATOR = "..."
+"""Stands between the two marks of `model.thinking_marks`."""
+
+_CODE = r"```.*?```|`[^`\n]+`"
+_MAX_MARK_CHARS = 100
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_THOUGHT, _ANSWER = "Sluicethought", "Sluiceanswer"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A response in its parts."""
+
+    thinking: str = ""
+    """Text between the marks; several blocks are joined by line breaks."""
+    answer: str = ""
+    """Text outside the thinking; empty where the response ends within its thinking."""
+    is_finished: bool = True
+    """False where the response ends within its thinking."""
+    implied: str = ""
+    """Opening mark that the prompt must have written, where the prompt is unknown and the response only closes it."""
+
+
+class ThinkingFormat:
+    """The marks of one model."""
+
+    def __init__(self, marks: tuple[Marks, ...], *, header: str = "") -> None:
+        """Compiles the marks.
+
+        Args:
+          marks: all that may occur; none: nothing is thinking.
+          header: text that begins the assistant's message in a rendered prompt; empty: unknown.
+        """
+        self.marks, self.header = marks, header
+        openings = [_named(f"o{i}", m.opening_pattern, m.opening) for i, m in enumerate(marks)]
+        closings = [_named(f"c{i}", m.closing_pattern, m.closing) for i, m in enumerate(marks)]
+        firsts = "".join({re.escape(text[0]) for m in marks for text in (m.opening, m.closing)} | {"`"})
+        # The first characters before all the alternatives: most places of a text begin none of them.
+        self._any = _compiled(f"(?=[{firsts}])(?:{'|'.join([*openings, *closings, f'(?P<code>{_CODE})'])})")
+        self._closings = [
+            _compiled(f"{closing}|{m.interrupts}" if m.interrupts else closing)
+            for closing, m in zip(closings, marks, strict=True)
+        ]
+        self._any_closing = _compiled("|".join(closings)) if marks else None
+        self._trailing = _compiled(rf"(?:{'|'.join(openings)})\s*\Z") if marks else None
+
+    def split(self, text: str, *, begun: str | None = None) -> Parts:
+        """The thinking and the answer of a response.
+
+        A closing mark without an opening one ends thinking that the prompt opened. Marks within code are text outside
+        the thinking; but after an unknown prompt the first closing mark counts wherever it stands. Everything before an
+        unmatched closing mark is thinking.
+
+        Args:
+          text: the response, special tokens as text.
+          begun: the part of the assistant's message that stands in the prompt; None: unknown.
+        """
+        start = len(begun or "")
+        whole = (begun or "") + text
+        blocks: list[tuple[int, int, int, int]] = []
+        """Begin, end of the opening mark, begin of the closing mark, end."""
+        at, implied = 0, ""
+        while at < len(whole) and (found := self._any.search(whole, at)) is not None:
+            kind, number = _kind(found)
+            if kind == "code":
+                closing = None
+                if not blocks and begun is None and self._any_closing is not None:
+                    closing = self._any_closing.search(found.group())
+                if closing is None:
+                    at = found.end()
+                    continue
+                at = found.start() + closing.end()
+                blocks = [(0, 0, found.start() + closing.start(), at)]
+                implied = self._implied(_kind(closing)[1])
+            elif kind == "c":
+                implied = implied if blocks else self._implied(number)
+                at = found.end()
+                blocks = [(0, 0, found.start(), at)]
+            else:
+                closing = self._closings[number].search(whole, found.end())
+                if closing is None:
+                    blocks.append((found.start(), found.end(), len(whole), len(whole)))
+                    return Parts(thinking=_thinking(whole, blocks, start), is_finished=False)
+                at = closing.end()
+                blocks.append((found.start(), found.end(), closing.start(), at))
+        return Parts(
+            thinking=_thinking(whole, blocks, start),
+            answer=_outside(whole, blocks, start),
+            implied=implied if begun is None else "",
+        )
+
+    def _implied(self, number: int) -> str:
+        """Opening mark that a lone closing one implies; a header of a channel needs none before it."""
+        return "" if self.marks[number].opening_pattern else self.marks[number].opening
+
+    def before_marks(self, text: str) -> str:
+        """A text up to its first mark."""
+        found = self._any.search(text)
+        return text[: found.start()] if found else text
+
+    def begun_by(self, prompt: str) -> str:
+        """The part of the assistant's message that a rendered prompt holds, as an opening mark or a prefill.
+
+        Without a known header it is an opening mark at the prompt's very end.
+        """
+        if self.header:
+            _, found, behind = prompt.rpartition(self.header)
+            if found:
+                return behind
+        trailing = self._trailing.search(prompt) if self._trailing is not None else None
+        return trailing.group() if trailing else ""
+
+
+def is_marks(text: str) -> bool:
+    """Returns True if a text is `auto`, `off` or two different marks with `SEPARATOR` between them."""
+    opening, _, closing = text.partition(SEPARATOR)
+    return text in ("auto", "off") or (bool(opening.strip() and closing.strip()) and opening != closing)
+
+
+def read_format(chat: ChatTemplate, added_tokens: Collection[str], marks: str = "auto") -> ThinkingFormat:
+    """The format of a model.
+
+    Args:
+      chat: the model's chat template, which may be none.
+      added_tokens: texts of the tokenizer's added tokens.
+      marks: `model.thinking_marks`.
+    """
+    source = "\n".join({chat.source, *chat.named.values()})
+    known = list(KNOWN) + [m for m in IF_IN_TEMPLATE if m.opening in source and m.closing in source]
+    known += [m for m in _token_pairs(added_tokens) if m not in known]
+    prompt = _generation_prompt(chat)
+    if (opened := _opened_tag(prompt, source, added_tokens)) and opened not in known:
+        known.append(opened)
+    header = ThinkingFormat(tuple(known)).before_marks(prompt)
+    header = header if header.strip() else ""
+    derived = _written_marks(chat, header)
+    if derived and not any(_matches(m.opening_pattern, m.opening, derived.opening) for m in known):
+        known.append(derived)
+    if marks == "off":
+        known = []
+    elif marks != "auto":
+        opening, _, closing = marks.partition(SEPARATOR)
+        known = [Marks(opening.strip(), closing.strip())]
+    return ThinkingFormat(tuple(known), header=header)
+
+
+def _token_pairs(tokens: Collection[str]) -> Iterator[Marks]:
+    """Pairs of added tokens that are named after thinking and differ in what says begin and end."""
+    stems: dict[tuple[str, str, str], dict[str, str]] = {}
+    for token in sorted(tokens):
+        parsed = re.fullmatch(r"([^\w/]+)(/?)([\w:.\- ]+?)([^\w]+)", token)
+        if not parsed or not re.search("think|thought|reason", token, re.IGNORECASE):
+            continue
+        left, slash, name, right = parsed.groups()
+        words = re.split(r"[_\- ]", name.lower())
+        ends = bool(slash) or bool({"end", "stop", "eot"} & set(words))
+        stem = "_".join(w for w in words if w not in ("begin", "start", "end", "stop", "bot", "eot"))
+        stems.setdefault((left, stem, right), {})["closing" if ends else "opening"] = token
+    for pair in stems.values():
+        if len(pair) == 2:
+            yield Marks(pair["opening"], pair["closing"])
+
+
+def _generation_prompt(chat: ChatTemplate) -> str:
+    """Text that the template puts behind the messages, where the assistant is to begin; empty if it can't be told."""
+    asked: list[Message] = [{"role": "user", "content": "x"}]
+    try:
+        without = chat.render(asked, add_generation_prompt=False)
+        return chat.render(asked).removeprefix(without) if chat.render(asked).startswith(without) else ""
+    except ValueError:  # no template, or one that refuses such a conversation
+        return ""
+
+
+def _opened_tag(prompt: str, source: str, tokens: Collection[str]) -> Marks | None:
+    """Marks of a tag that the generation prompt ends with, where the template or a token has its closing form."""
+    found = re.search(r"([<\[])([^<>\[\]/\s|]{1,40})([>\]])\s*\Z", prompt)
+    if found is None:
+        return None
+    closing = f"{found[1]}/{found[2]}{found[3]}"
+    return Marks(f"{found[1]}{found[2]}{found[3]}", closing) if closing in source or closing in tokens else None
+
+
+def _written_marks(chat: ChatTemplate, header: str) -> Marks | None:
+    """Marks that the template itself puts around an assistant's reasoning."""
+    for key in _REASONING_KEYS:
+        said: list[Message] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": _ANSWER, key: _THOUGHT},
+        ]
+        try:
+            text = chat.render(said, add_generation_prompt=False)
+        except ValueError:
+            continue
+        before, _, behind = text.partition(_THOUGHT)
+        between, is_before_answer, _ = behind.partition(_ANSWER)
+        opening = before.rpartition(header)[2].strip() if header and header in before else ""
+        closing = between.strip()
+        is_fit = opening and closing and opening != closing and max(len(opening), len(closing)) <= _MAX_MARK_CHARS
+        if is_before_answer and is_fit:
+            return Marks(opening, closing)
+    return None
+
+
+def _kind(found: re.Match[str]) -> tuple[str, int]:
+    name = found.lastgroup or ""
+    return ("code", 0) if name == "code" else (name[0], int(name[1:]))
+
+
+def _thinking(text: str, blocks: list[tuple[int, int, int, int]], start: int) -> str:
+    """Text of the blocks from `start` on, without their marks."""
+    return "\n".join(filter(None, (text[max(begin, start) : end].strip() for _, begin, end, _ in blocks)))
+
+
+def _outside(text: str, blocks: list[tuple[int, int, int, int]], start: int) -> str:
+    """Text between and behind the blocks from `start` on."""
+    if not blocks:
+        return text[start:]
+    ends = [0, *(end for _, _, _, end in blocks)]
+    begins = [*(begin for begin, _, _, _ in blocks), len(text)]
+    pieces = [text[max(end, start) : max(begin, start)] for end, begin in zip(ends, begins, strict=True)]
+    # Joined by a line break: two numbers must not become one.
+    return re.sub(r"\A(?:[^\S\n]*\n)+", "", "\n".join(piece for piece in pieces if piece.strip()))
+
+
+def _named(name: str, pattern: str, literal: str) -> str:
+    return f"(?P<{name}>{pattern or re.escape(literal)})"
+
+
+def _matches(pattern: str, literal: str, text: str) -> bool:
+    return _compiled(pattern or re.escape(literal)).fullmatch(text) is not None
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.DOTALL)
+
+
+DEFAULT = ThinkingFormat(KNOWN)
+"""For texts of an unknown model."""

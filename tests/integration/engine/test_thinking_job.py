@@ -1,0 +1,60 @@
+"""The main job on a model whose chat template opens `<think>`: answers are read behind the thinking, with real vLLM."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs import tiny
+from configs.tiny_model import TinyModelRecipe
+from launch.preflight import check_model
+from learner.warmup import make_tiny_model
+from tests.integration.support import jobs
+
+pytestmark = [pytest.mark.integration, pytest.mark.engine]
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has seen sums worked out in its thinking."""
+    folder = tmp_path_factory.mktemp("thinking") / "model"
+    make_tiny_model(folder, TinyModelRecipe(thinks=True), tiny.get_config().prompts)
+    check_model(tiny.get_config(), folder)
+    return folder
+
+
+def test_run_on_a_model_that_thinks_learns_answers_behind_its_thinking_and_tells_how_long_that_is(thinker: Path):
+    job = jobs.start(
+        thinker.parent / "run",
+        thinker,
+        run__num_updates=24,
+        rounds__groups_per_round=24,
+        rounds__groups_per_update=8,
+        rounds__samples_per_group=8,
+        admission__width=8,
+        actor__max_num_seqs=64,
+        packing__rows=4,
+        checkpoint__every_n_steps=24,
+        evaluation__num_problems=128,
+        model__max_tokens=64,
+        sampling__max_response_tokens=12,
+        packing__row_tokens=256,
+    )
+    try:
+        job.finish()
+    finally:
+        job.end()
+    steps, evaluations = job.rows("step"), job.rows("eval")
+    rewards = [s["reward/mean"] for s in steps]
+    assert sum(rewards[-6:]) / 6 > sum(rewards[:4]) / 4 + 0.1
+    assert evaluations[-1]["eval/reward"] > evaluations[0]["eval/reward"]
+    # A partial sum of two terms of one digit and its mark: two or three tokens, where nothing is mistyped.
+    assert all(1.5 < s["response/thinking_tokens"] < 5 for s in steps)
+    assert all(1.5 < e["eval/thinking_tokens"] < 5 for e in evaluations)
+    assert evaluations[-1]["eval/thinking_unfinished"] < evaluations[0]["eval/thinking_unfinished"]
+    lines = (job.folder / "samples.jsonl").read_text().splitlines()
+    responses = [response for line in lines for response in json.loads(line)["responses"]]
+    assert all(
+        r["reward"] == 0 and r["tokens"] - r["thinking_tokens"] <= 1 for r in responses if "</think>" not in r["text"]
+    )
+    assert any(r["reward"] == 1 and 0 < r["thinking_tokens"] < r["tokens"] for r in responses)
