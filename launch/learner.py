@@ -81,7 +81,7 @@ def _join() -> "tuple[command_line.Prepared, Hosts]":
         join_s=config.learner.join_s,
     )
     if identity == ALONE:
-        return command_line.prepare(("learner",)), OneHost()
+        return command_line.prepare(("learner",), num_hosts=1), OneHost()
     from learner.hosts.connect import connect, disconnect
 
     # First: reading the prompts may take longer than a process waits for the others to come.
@@ -105,9 +105,9 @@ def _set_up(hosts: "Hosts", *, start_s: float) -> command_line.Prepared:
     if not hosts.is_leader:
         if code := int(start.broadcast(None, timeout_s=start_s)):
             command_line.end("the learner's process 0 could not set the run up; it says why", code)
-        return command_line.prepare(("learner",))
+        return command_line.prepare(("learner",), num_hosts=hosts.count)
     try:
-        prepared = command_line.prepare(("learner",))
+        prepared = command_line.prepare(("learner",), num_hosts=hosts.count)
     except BaseException as e:
         start.broadcast(b"%d" % command_line.start_code(e), timeout_s=start_s)
         raise
