@@ -5,6 +5,7 @@ Open MPI tell each which one it is; elsewhere --coordinator, --num_processes and
 """
 
 import contextlib
+import os
 import sqlite3
 import sys
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from absl import flags, logging
 from bridge.phases import say_phase
 from bridge.pulse import Pulse
 from launch import command_line
+from launch.gpu_memory import reserve
 from launch.processes.lifeline import die_with_parent
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def main() -> int:
     say_phase("looking at the run")
     with command_line.start_errors():
         prepared, hosts = _join()
+    os.environ.update(reserve(prepared.config))  # before JAX is loaded
     if not hosts.is_leader:
         return _follow(prepared, hosts, pulse)
     from learner.commands import End

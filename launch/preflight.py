@@ -20,6 +20,7 @@ from configs.races import too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
+from launch.gpu_memory import check_shared
 from launch.placement import Machine, core_ids, place
 from launch.sandbox_check import check_sandbox
 from launch.snapshot_room import SnapshotRoom
@@ -133,7 +134,10 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     if "actor" not in roles:
         shortage = too_few_places(config, num_engines=0, max_num_seqs=size)
         return notes + ([f"note: {shortage}"] if shortage else [])
-    placement = place(config, machine or Machine.here())
+    machine = machine or Machine.here()
+    placement = place(config, machine)
+    if "learner" in roles:
+        check_shared(config, placement, machine)
     shortage = too_few_places(config, num_engines=config.actor.num_engines, max_num_seqs=size)
     return notes + placement.warnings() + ([f"warning: {shortage}"] if shortage else [])
 

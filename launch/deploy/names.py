@@ -27,8 +27,8 @@ def check_label(flag: str, value: str) -> None:
     """
     if not _DNS_LABEL.fullmatch(value) or len(value) > _MAX_LABEL:
         raise ValueError(
-            f"--{flag} must be lower-case letters, digits and '-', {_MAX_LABEL} at most, with a letter or digit at both "
-            f"ends, got {value!r}"
+            f"--{flag} must be lower-case letters, digits and '-', {_MAX_LABEL} at most, with a letter or digit at "
+            f"both ends, got {value!r}"
         )
 
 

@@ -48,6 +48,7 @@ class PostgresDatabase(Database):
         """
         self._connections = Connections(url)
         self._retry_s = retry_s
+        self._num_breaks = 0
         self._lock = threading.Lock()
         self._listener: Listener | None = None
 
@@ -91,6 +92,7 @@ class PostgresDatabase(Database):
                 if not heals(e):
                     raise
                 why = reason_of(e)
+                self._num_breaks += 1
                 if not is_full(e):  # what we have is worth more than ever where no more are to be had
                     self._connections.drop_idle()
             left_s = deadline - time.monotonic()
@@ -102,6 +104,11 @@ class PostgresDatabase(Database):
             if self._connections.closed.wait(min(left_s, pause_s * random.uniform(0.5, 1.0))):
                 raise StoreClosedError(f"the store at {self._connections.place} was closed")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @property
+    @override
+    def num_breaks(self) -> int:
+        return self._num_breaks
 
     @override
     def mark(self, run: str) -> Mark:
