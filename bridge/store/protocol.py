@@ -158,8 +158,10 @@ class LearnerStore(SharedStore, Protocol):
 
     @property
     def num_breaks(self) -> int:
-        """Times that the way to the store broke. After one the store may be a standby or a restored backup, without the
-        last tickets and groups: a learner offers its open tickets again.
+        """Times that the way to the store broke.
+
+        After one the store may be a standby or a restored backup, without the last tickets and groups: a learner offers
+        its open tickets again.
         """
         ...
 

@@ -60,7 +60,7 @@ class PostgresDatabase(Database):
     @override
     def write(self, run: str, script: Script) -> list[list[Row]]:
         try:
-            return self.insist(lambda db: _run_script(db, run, script), patience_s=script.patience_s)
+            return self.insist(lambda db: _run_and_tell(db, run, script), patience_s=script.patience_s)
         except psycopg.Error as e:
             if e.sqlstate == SUPERSEDED and script.incarnation is not None:
                 raise SupersededLearnerError.of(script.incarnation, e.diag.message_primary) from None
@@ -147,7 +147,26 @@ class PostgresDatabase(Database):
         return error
 
 
-def _run_script(db: Connection, run: str, script: Script) -> list[list[Row]]:
+def _run_and_tell(db: Connection, run: str, script: Script) -> list[list[Row]]:
+    """Runs a script; where the server's queue of notifications is full, nobody is told: who waits looks again anyway.
+
+    Any role that may connect can fill that queue, which all databases of the server share.
+    """
+    try:
+        return _run_script(db, run, script)
+    except psycopg.errors.ProgramLimitExceeded as e:
+        logging.log_every_n_seconds(
+            logging.ERROR,
+            "change not announced: %s; waiting processes notice it late. End the session that listens in an open "
+            "transaction (pg_stat_activity, pg_notification_queue_usage())",
+            60,
+            reason_of(e),
+        )
+    db.rollback()
+    return _run_script(db, run, script, tells=False)
+
+
+def _run_script(db: Connection, run: str, script: Script, *, tells: bool = True) -> list[list[Row]]:
     with db.pipeline():
         db.execute("BEGIN")
         for step in script.before_lock:
@@ -155,10 +174,10 @@ def _run_script(db: Connection, run: str, script: Script) -> list[list[Row]]:
         if script.locks:
             given = {"run": run, "incarnation": script.incarnation, "at_most": LOCKED_AT_MOST}
             _execute(db, Step(_LOCK.sql, given))
-        for topic in script.changes:
+        for topic in script.changes if tells else ():
             _execute(db, _notification(run, topic, script.notify_if))
         cursors = [_execute(db, step) for step in script.steps]
-        for topic, condition in script.told_after.items():
+        for topic, condition in script.told_after.items() if tells else ():
             _execute(db, _notification(run, topic, condition))
         db.execute("COMMIT")
     # Out here the server has answered to all of it.

@@ -34,12 +34,15 @@ class SqlStore(SqlLead, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlAnchors, 
 
     @override
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
-        num_breaks = self._database.num_breaks
-        if self._incarnation is not None and num_breaks != self._num_breaks_met:
-            self._read_on_an_older_copy()
-            self._announce_again()
-            self._num_breaks_met = num_breaks
-        return super().read_groups(after_seq=after_seq, limit=limit, kind=kind)
+        while True:
+            num_breaks = self._database.num_breaks
+            if self._incarnation is not None and num_breaks != self._num_breaks_met:
+                self._read_on_an_older_copy()
+                self._announce_again()
+                self._num_breaks_met = num_breaks
+            groups = super().read_groups(after_seq=after_seq, limit=limit, kind=kind)
+            if self._incarnation is None or self._database.num_breaks == num_breaks:
+                return groups  # else the way broke in the middle, and these may be an older copy's
 
     @override
     def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:
