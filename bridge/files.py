@@ -1,9 +1,11 @@
-"""Locks that die with their holder, and files that others see whole or not at all."""
+"""Locks that die with their holder, files that others see whole or not at all, and what is this user's alone."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
+import stat
 import time
 import uuid
 from collections.abc import Iterable
@@ -20,6 +22,56 @@ def try_flock(fd: int, operation: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def make_private_folder(folder: pathlib.Path) -> None:
+    """Makes a folder that only this user can enter, or checks that an existing one is such a folder.
+
+    A folder of this user that others can enter but not write to is closed to them.
+
+    Raises:
+      ValueError: another user owns the folder, others can write to it, or the path is a link or a file.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not _is_own(found, stat.S_IFDIR) or found.st_mode & 0o022:
+        raise ValueError(f"{folder} is not this user's alone: remove it, or choose another place for snapshots")
+    if found.st_mode & 0o055:
+        folder.chmod(0o700)
+
+
+def is_own_folder(folder: pathlib.Path) -> bool:
+    """Returns True if the path is a folder, not a link to one, and this user owns it."""
+    try:
+        return _is_own(folder.lstat(), stat.S_IFDIR)
+    except FileNotFoundError:
+        return False
+
+
+def open_own(path: pathlib.Path, flags: int) -> int:
+    """Opens a regular file of this user and returns its descriptor; with `os.O_CREAT` it is made for this user alone.
+
+    Raises:
+      FileNotFoundError: there is no such file, and `flags` do not ask to make it.
+      ValueError: another user owns the file, or the path is a link or no regular file.
+    """
+    refusal = ValueError(f"{path} is not this user's own file: remove it, or choose another place for snapshots")
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as e:
+        # In a sticky folder the kernel itself refuses to open another user's file (fs.protected_regular).
+        if e.errno in (errno.ELOOP, errno.EACCES, errno.ENXIO, errno.EISDIR):
+            raise refusal from e
+        raise
+    if not _is_own(os.fstat(fd), stat.S_IFREG):
+        os.close(fd)
+        raise refusal
+    return fd
+
+
+def _is_own(found: os.stat_result, kind: int) -> bool:
+    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.geteuid()
 
 
 def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durable: bool = False) -> None:

@@ -176,7 +176,7 @@ def given_run_dir() -> str | None:
     return _RUN_DIR.value
 
 
-def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Prepared:
+def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase, *, num_hosts: int | None = None) -> Prepared:
     """Reads the flags, makes the tiny model if it is wanted and not cached, checks all, opens the folder.
 
     With --run_dir alone the run's own config.json is read.
@@ -184,6 +184,7 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     Args:
       roles: "learner", "actor" or both: whose functions of the user's own must be found on this machine.
       at: told what begins, in a few words.
+      num_hosts: machines of the learner, as in `preflight.check_snapshot_room`.
 
     Raises:
       ValueError: one line that says what is wrong; nothing was changed.
@@ -205,7 +206,7 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
         notes = settle_run_id(prepared.config)
         at("looking for devices, folders and room")
         preflight.check_folders(prepared.config, prepared.model_folder)
-        preflight.check_snapshot_room(prepared.config, prepared.model_folder)
+        preflight.check_snapshot_room(prepared.config, prepared.model_folder, roles=roles, num_hosts=num_hosts)
         preflight.check_run_room(prepared.config, prepared.model_folder)
         notes += check_open_files() + check_network(prepared.config) + preflight.check_engines(prepared.config, roles)
         for note in notes + preflight.check_functions(prepared.config, roles):
@@ -228,7 +229,9 @@ def prepare(roles: Collection[str], at: Callable[[str], None] = say_phase) -> Pr
     preflight.check_model(config, model_folder)
     answers = check_answers(config, roles, show=functools.partial(print, flush=True))
     at("reading the prompts")
-    notes += answers.notes + preflight.check(config, model_folder, set_aside=answers.set_aside)
+    notes += answers.notes + preflight.check(
+        config, model_folder, set_aside=answers.set_aside, roles=roles, num_hosts=num_hosts
+    )
     for note in notes:
         print(note, flush=True)
     preflight.check_folders(config, model_folder)

@@ -5,6 +5,7 @@ Open MPI tell each which one it is; elsewhere --coordinator, --num_processes and
 """
 
 import contextlib
+import os
 import sqlite3
 import sys
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from absl import flags, logging
 from bridge.phases import say_phase
 from bridge.pulse import Pulse
 from launch import command_line
+from launch.gpu_memory import reserve
 from launch.processes.lifeline import die_with_parent
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def main() -> int:
     say_phase("looking at the run")
     with command_line.start_errors():
         prepared, hosts = _join()
+    os.environ.update(reserve(prepared.config))  # before JAX is loaded
     if not hosts.is_leader:
         return _follow(prepared, hosts, pulse)
     from learner.commands import End
@@ -81,7 +84,7 @@ def _join() -> "tuple[command_line.Prepared, Hosts]":
         join_s=config.learner.join_s,
     )
     if identity == ALONE:
-        return command_line.prepare(("learner",)), OneHost()
+        return command_line.prepare(("learner",), num_hosts=1), OneHost()
     from learner.hosts.connect import connect, disconnect
 
     # First: reading the prompts may take longer than a process waits for the others to come.
@@ -105,9 +108,9 @@ def _set_up(hosts: "Hosts", *, start_s: float) -> command_line.Prepared:
     if not hosts.is_leader:
         if code := int(start.broadcast(None, timeout_s=start_s)):
             command_line.end("the learner's process 0 could not set the run up; it says why", code)
-        return command_line.prepare(("learner",))
+        return command_line.prepare(("learner",), num_hosts=hosts.count)
     try:
-        prepared = command_line.prepare(("learner",))
+        prepared = command_line.prepare(("learner",), num_hosts=hosts.count)
     except BaseException as e:
         start.broadcast(b"%d" % command_line.start_code(e), timeout_s=start_s)
         raise

@@ -20,9 +20,11 @@ from configs.races import too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
+from launch.gpu_memory import check_shared
 from launch.placement import Machine, core_ids, place
 from launch.plan.frontier_width import may_be_too_narrow
 from launch.sandbox_check import check_sandbox
+from launch.snapshot_room import SnapshotRoom
 from learner.data.opening import SetAside, open_sources
 from learner.data.sets import all_sets, open_own_sets, questions_of
 from learner.data.tokenizer import Tokenizer, load_tokenizer
@@ -36,13 +38,22 @@ CHECK_S = 300.0
 """For importing the user's own loss and advantage, and compiling them for a few tokens."""
 
 
-def check(config: Config, model_folder: pathlib.Path, *, set_aside: SetAside | None = None) -> list[str]:
+def check(
+    config: Config,
+    model_folder: pathlib.Path,
+    *,
+    set_aside: SetAside | None = None,
+    roles: Collection[str] = ("learner",),
+    num_hosts: int | None = None,
+) -> list[str]:
     """Checks the model folder, the tokenizer, the prompts and the room for snapshots; returns what to know.
 
     Args:
       config: the run's.
       model_folder: the policy's.
       set_aside: rows whose own answers do not pass (`launch.own_answers`).
+      roles: as in `check_snapshot_room`.
+      num_hosts: as in `check_snapshot_room`.
 
     Raises:
       ValueError: one line that says what is wrong and what to do.
@@ -78,7 +89,7 @@ def check(config: Config, model_folder: pathlib.Path, *, set_aside: SetAside | N
         notes.append(
             f"warning: evaluation.num_problems is {config.evaluation.num_problems}, only {num_held_out} are there"
         )
-    check_snapshot_room(config, model_folder)
+    check_snapshot_room(config, model_folder, roles=roles, num_hosts=num_hosts)
     return notes
 
 
@@ -148,7 +159,10 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     if "actor" not in roles:
         shortage = too_few_places(config, num_engines=0, max_num_seqs=size)
         return notes + ([f"note: {shortage}"] if shortage else [])
-    placement = place(config, machine or Machine.here())
+    machine = machine or Machine.here()
+    placement = place(config, machine)
+    if "learner" in roles:
+        check_shared(config, placement, machine)
     num_engines = config.actor.num_engines
     found = (
         too_few_places(config, num_engines=num_engines, max_num_seqs=size),
@@ -171,10 +185,23 @@ def check_folders(config: Config, model_folder: pathlib.Path) -> None:
     _check_writable(config, snapshot_root(config), "publish.snapshot_dir")
 
 
-def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
-    """Checks the room for two snapshot slots and a copy of each engine's actor, in the served dtype.
+def check_snapshot_room(
+    config: Config,
+    model_folder: pathlib.Path,
+    *,
+    roles: Collection[str] = ("learner",),
+    num_hosts: int | None = None,
+) -> None:
+    """Checks the room for two snapshot slots of this host's rows and a copy for each engine here, in the served dtype.
 
-    Those of this run that are there already are written over.
+    Those of this run that exist already are overwritten, so their bytes count as free.
+
+    Args:
+      config: the run's.
+      model_folder: the policy's.
+      roles: those that this command starts. Without actors, engines are on this machine only if weights do not leave
+        it (`publish.serve`, `publish.bucket`).
+      num_hosts: machines of the learner; None: `learner.num_processes` of them, or this one where actors start too.
 
     Raises:
       ValueError: there is too little; OSError, if the run has begun.
@@ -182,12 +209,17 @@ def check_snapshot_room(config: Config, model_folder: pathlib.Path) -> None:
     num_bytes = _num_published(config, model_folder) * _BYTES[config.model.served_dtype]
     existing = _existing(snapshot_root(config))
     free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
-    num_copies = 2 + config.actor.num_engines
-    if free < num_copies * num_bytes:
+    is_local = "actor" in roles
+    room = SnapshotRoom(
+        served_bytes=num_bytes,
+        num_hosts=num_hosts or (1 if is_local else config.learner.num_processes),
+        num_engines=config.actor.num_engines if is_local or not config.publish.leaves_the_machine else 0,
+    )
+    if free < room.least_bytes:
+        whose = "two" if room.num_hosts == 1 else f"two of the rows of one host of {room.num_hosts}"
         raise _refusal(config)(
-            f"{existing} has {_size(free)} free, snapshots need about {_size(num_copies * num_bytes)} "
-            f"(two, and a copy for each of {config.actor.num_engines} engines); set publish.snapshot_dir to a "
-            "folder with room"
+            f"{existing} has {_size(free)} free, snapshots need about {_size(room.least_bytes)} ({whose}, and a copy for "
+            f"each of {room.num_engines} engines on this machine); set publish.snapshot_dir to a folder with room"
         )
 
 

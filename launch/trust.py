@@ -3,6 +3,7 @@
 from bridge.secrets import TOKEN_FILE, Token
 from bridge.store.open import sqlite_path
 from bridge.store.postgres.way import parse, way_of
+from bridge.store.url_login import secret_in
 from configs.schema import Config
 
 
@@ -31,5 +32,5 @@ def check_no_password(url: str) -> None:
     Raises:
       ValueError: it does, or is no store's.
     """
-    if sqlite_path(url) is None and not {"password", "sslpassword"}.isdisjoint(parse(url)):
+    if sqlite_path(url) is None and (secret_in(url) or not {"password", "sslpassword"}.isdisjoint(parse(url))):
         raise ValueError("--store holds a password, and every user of this machine sees it; use PGPASSFILE, PGPASSWORD")

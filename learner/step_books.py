@@ -89,7 +89,7 @@ class StepBooks:
             **self._flops(metrics),
             "tokens_per_s": float(metrics["real_tokens"]) / max(step_s, 1e-9),
             "groups/dropped": sum(dropped.values()),
-            "groups/reissued": self._store.counts()["reissued"],
+            "groups/reissued": self._store.num_reissued(),
             "groups/set_aside": self._store.num_set_aside,
             **{f"groups/{reason}": dropped.get(reason, 0) for reason in _SHOWN_REASONS},
             **{f"window/held_back_by_{bound}": self._stream.num_held_back.get(bound, 0) for bound in ("queue", "lag")},

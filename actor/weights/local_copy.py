@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 
-from bridge.files import try_flock
+from bridge.files import is_own_folder, make_private_folder, open_own, try_flock
 
 _OWNER = "owner"
 
@@ -17,13 +17,13 @@ class LocalCopy:
         """Makes the folder, and removes those that killed actors of this run left behind.
 
         Raises:
-          ValueError: another live process is this actor.
+          ValueError: another live process is this actor, or another user's folder is in its place.
         """
         sweep(snapshots)
         self._folder = _folder(snapshots, actor)
         while True:
-            self._folder.mkdir(parents=True, exist_ok=True)
             try:
+                make_private_folder(self._folder)
                 self._fd = _lock(self._folder)
             except FileNotFoundError:
                 continue  # swept away in between
@@ -49,9 +49,11 @@ class LocalCopy:
 def sweep(snapshots: pathlib.Path) -> None:
     """Removes the copies of actors that no longer live."""
     for folder in snapshots.parent.glob(f"{_folder(snapshots, '').name}*"):
+        if not is_own_folder(folder):
+            continue
         try:
             fd = _lock(folder)
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             continue
         if fd is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -63,7 +65,7 @@ def _folder(snapshots: pathlib.Path, actor: str) -> pathlib.Path:
 
 
 def _lock(folder: pathlib.Path) -> int | None:
-    fd = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_own(folder / _OWNER, os.O_RDWR | os.O_CREAT)
     if try_flock(fd, fcntl.LOCK_EX):
         return fd
     os.close(fd)

@@ -29,7 +29,7 @@ from obstore.store import ObjectStore
 
 from bridge import codec
 from bridge.buckets import BUCKET_SCHEMES, open_place
-from bridge.files import try_flock
+from bridge.files import open_own, try_flock
 from bridge.published import PieceEntry, WeightManifest
 from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, latest, place_of
 from bridge.types import Version
@@ -270,7 +270,7 @@ def _copied(folder: pathlib.Path, manifest: WeightManifest, host: int) -> _Copy:
     version = manifest.version
     piece = next(piece for piece in manifest.pieces if piece.host == host)
     try:
-        fd = os.open(folder / piece.file.name, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_own(folder / piece.file.name, os.O_RDONLY)
     except FileNotFoundError:
         raise SupersededError(f"version {version} is not in memory any more") from None
     try:

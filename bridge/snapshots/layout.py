@@ -18,6 +18,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 
 from bridge import codec
+from bridge.files import open_own
 from bridge.published import Announcement, PieceEntry, WeightManifest
 from bridge.snapshots.chunks import MAX_CHUNKS, hash_of_hashes
 from bridge.snapshots.placement import Placement, check_tiling
@@ -93,11 +94,18 @@ def latest(folder: str | os.PathLike[str]) -> WeightManifest | None:
 
 
 def read_manifest(path: pathlib.Path) -> WeightManifest | None:
-    """A manifest file's contents; None if there is no such file."""
+    """A manifest file's contents; None if there is no such file.
+
+    Raises:
+      SnapshotError: it is damaged, of another format, or another user's.
+    """
     try:
-        data = path.read_bytes()
+        with open(open_own(path, os.O_RDONLY), "rb") as file:
+            data = file.read()
     except FileNotFoundError:
         return None
+    except ValueError as e:
+        raise SnapshotError(str(e)) from e
     try:
         return codec.decode(WeightManifest, data)
     except ValueError as e:

@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 
 from bridge import codec
-from bridge.files import replace_file, try_flock
+from bridge.files import open_own, replace_file, try_flock
 from bridge.published import PieceEntry, WeightManifest
 from bridge.snapshots.chunks import copy_chunks
 from bridge.snapshots.layout import (
@@ -49,6 +49,9 @@ class SnapshotMirror:
         """Opens or makes the local file `into`, best in shared memory; its folder is made.
 
         `expected` lists the model's tensors: a snapshot with other names, dtypes or shapes is refused.
+
+        Raises:
+          ValueError: the local file is another user's, or a link.
         """
         self._folder, self._into = pathlib.Path(folder), pathlib.Path(into)
         self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
@@ -123,7 +126,9 @@ class SnapshotMirror:
     def _open(self, manifest: WeightManifest, piece: PieceEntry, opened: contextlib.ExitStack) -> int:
         path = self._folder / piece.file.name
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_own(path, os.O_RDONLY)
+        except ValueError as e:
+            raise SnapshotError(str(e)) from e
         except FileNotFoundError as e:
             where = "" if len(manifest.pieces) == 1 else "; where the learner has several machines, give --store"
             raise SnapshotError(f"version {manifest.version} is gone: {path} does not exist{where}") from e
@@ -161,7 +166,9 @@ def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[
     """
     path = pathlib.Path(path)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_own(path, os.O_RDONLY)
+    except ValueError as e:
+        raise SnapshotError(str(e)) from e
     except FileNotFoundError as e:
         raise SnapshotError(f"{path} does not exist, wanted {manifest.version} there") from e
     try:

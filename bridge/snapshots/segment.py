@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from bridge.files import try_flock
+from bridge.files import open_own, try_flock
 
 ALIGN_BYTES = 64
 """A cache line, and enough for every dtype and vector instruction."""
@@ -22,9 +22,13 @@ class Segment:
     """A file that stays mapped; grows, never shrinks."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens or makes the file; it is mapped by `reserve`."""
+        """Opens or makes the file; it is mapped by `reserve`.
+
+        Raises:
+          ValueError: the file is another user's, or a link.
+        """
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = open_own(path, os.O_RDWR | os.O_CREAT)
         self._map: mmap.mmap | None = None
         self._num_mapped_bytes = 0
 

@@ -19,7 +19,7 @@ import numpy as np
 from absl import logging
 
 from bridge import codec
-from bridge.files import replace_file, try_flock
+from bridge.files import make_private_folder, open_own, replace_file, try_flock
 from bridge.published import (
     Block,
     DeltaEntry,
@@ -101,6 +101,7 @@ class SnapshotWriter:
 
         Raises:
           SnapshotError: another writer lives, or the folder holds another run's snapshots.
+          ValueError: the folder, or a file in it, is not this user's alone.
         """
         self._folder = pathlib.Path(folder)
         self._run, self._tokenizer_hash = run, tokenizer_hash
@@ -112,8 +113,8 @@ class SnapshotWriter:
         self._draft: SnapshotDraft | None = None
         self._segments: dict[str, Segment] = {}
         self._host, self._files = host, HostFiles(host)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = os.open(self._folder / self._files.writer, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_private_folder(self._folder)
+        self._lock_fd = open_own(self._folder / self._files.writer, os.O_RDWR | os.O_CREAT)
         try:
             if not try_flock(self._lock_fd, fcntl.LOCK_EX):
                 raise SnapshotError(f"another live process publishes into {self._folder}")
@@ -435,7 +436,7 @@ def _sweep(folder: pathlib.Path, num_hosts: int) -> None:
         host = lock.name.rpartition("-")[2]
         if not host.isdigit() or int(host) < num_hosts:
             continue
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_own(lock, os.O_RDWR)
         if try_flock(fd, fcntl.LOCK_EX):
             for name in HostFiles(int(host)).all:
                 (folder / name).unlink(missing_ok=True)

@@ -147,11 +147,26 @@ class LearnerStore(SharedStore, Protocol):
     def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
         """Unacknowledged groups of a kind in order of arrival, from the first after `after_seq`.
 
-        A reader that goes on from the last seq it saw misses nothing.
+        A reader that goes on from the last seq it saw misses nothing. After a break (`num_breaks`) a leading learner's
+        next call gives all groups higher numbers, so that each reader gets them again: the server that answers now may
+        be an older copy, in which numbers that the reader has seen belong to other groups.
 
         Raises:
           ValueError: a negative limit; or this learner's own bucket is not there any more, or refuses us.
         """
+        ...
+
+    @property
+    def num_breaks(self) -> int:
+        """Times that the way to the store broke.
+
+        After one the store may be a standby or a restored backup, without the last tickets and groups: a learner offers
+        its open tickets again.
+        """
+        ...
+
+    def num_reissued(self) -> int:
+        """Tickets offered again, in all; costs the same however many tickets the run has."""
         ...
 
     @property
@@ -169,7 +184,10 @@ class LearnerStore(SharedStore, Protocol):
         ...
 
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
-        """Forgets these groups' data; their ids stay known, so a late copy is refused."""
+        """Forgets these groups' data. The newest ids stay known (`KEPT_ORDERS`), so a late copy is refused.
+
+        Older ones are forgotten, a few in each call, and only counted: a late copy of such a group is of no ticket.
+        """
         ...
 
     def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
@@ -408,12 +426,21 @@ class LearnerLivesError(ValueError):
     """Another learner leads the run, and its lease has not ended."""
 
 
+class StoreWentBackError(StoreLostError):
+    """The store is a copy from before this learner began to lead: it must start again, from its checkpoint."""
+
+
 class SupersededLearnerError(RuntimeError):
     """Another learner leads the run now: this one is of an older incarnation, and must end."""
 
     @classmethod
-    def of(cls, incarnation: int, leading: object) -> "SupersededLearnerError":
+    def of(cls, incarnation: int, leading: object) -> "SupersededLearnerError | StoreWentBackError":
         """The error of a learner of `incarnation`, when `leading` is the one that leads."""
+        if int(f"{leading}") < incarnation:
+            return StoreWentBackError(
+                f"the store went back: it knows incarnation {leading} of the learner, this one is {incarnation}; start "
+                "again to go on from the last checkpoint (docs/store_care.md)"
+            )
         return cls(f"another learner leads this run now: its incarnation is {leading}, this one's {incarnation}")
 
 

@@ -17,6 +17,7 @@ from bridge.store.protocol import FOR_GOOD
 from bridge.store.sql.lead import DROPPER
 from bridge.store.sql.script import Database, Row, Script, Step
 from bridge.store.sql.shared import new_call
+from bridge.store.sql.tickets import NUM_TICKETS
 from bridge.store.sqlite_database import SqliteDatabase
 
 ALIVE_S = 10.0
@@ -93,7 +94,7 @@ class Runs:
                     leader=leader or "",
                     finished_step=finished_step,
                     step=steps.get(run),
-                    num_trained=trained.get(run, 0),
+                    num_trained=int(trained.get(run, 0)),
                     num_waiting=waiting.get(run, 0),
                     num_bytes=num_bytes,
                     num_objects=num_objects,
@@ -187,7 +188,7 @@ class Runs:
 
 
 _RUNS = "SELECT run, CASE WHEN lead_expires_s > {now} THEN holder END, finished_step FROM runs ORDER BY run"
-_TRAINED = "SELECT run, count(*) FROM tickets WHERE kind = 'train' AND state = 'acknowledged' GROUP BY run"
+_TRAINED = f"SELECT run, {NUM_TICKETS} FROM tickets WHERE kind = 'train' AND state = 'acknowledged' GROUP BY run"
 _SIZES = """SELECT run, sum(num_bytes), sum(num_objects) FROM (
         SELECT run, length(payload) AS num_bytes, CASE WHEN object IS NULL THEN 0 ELSE 1 END AS num_objects
         FROM payloads

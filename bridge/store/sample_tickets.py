@@ -47,6 +47,15 @@ class SampleTickets(LearnerStore):
 
     @property
     @override
+    def num_breaks(self) -> int:
+        return self._store.num_breaks
+
+    @override
+    def num_reissued(self) -> int:
+        return self._store.num_reissued()
+
+    @property
+    @override
     def num_set_aside(self) -> int:
         return self._store.num_set_aside
 
@@ -241,7 +250,8 @@ class SampleTickets(LearnerStore):
             self._store.reissue([part.ticket_id])
             return None
         if id_ in self._complete:
-            self._store.acknowledge([part.ticket_id])  # too late for the race
+            if int(index) not in self._complete[id_]:  # else it is read again, after a break
+                self._store.acknowledge([part.ticket_id])  # too late for the race
             return None
         parts = self._parts.setdefault(id_, {})
         parts[int(index)] = part

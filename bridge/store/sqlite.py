@@ -5,7 +5,6 @@ whoever hands in the first complete group wins, lease or no lease.
 """
 
 import os
-import time
 from collections.abc import Callable
 
 from bridge import codec
@@ -22,10 +21,10 @@ class SqliteStore(SqlStore):
         path: str | os.PathLike[str],
         *,
         busy_timeout_s: float = 30.0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         max_message_bytes: int = codec.MAX_BYTES,
     ) -> None:
-        """Opens the file, or makes it and its folder; `clock` gives Unix seconds.
+        """Opens the file, or makes it and its folder; `clock` as in `SqliteClock`.
 
         Any call raises `sqlite_database.StoreBusyError` when another process keeps the file locked
         for longer than `busy_timeout_s`.

@@ -22,6 +22,7 @@ from typing_extensions import override
 from bridge.store.protocol import TOPICS, Mark, SupersededLearnerError, Topic
 from bridge.store.sql.anchor_row import higher
 from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedError, list_names, translate
+from bridge.store.sqlite_clock import SqliteClock
 from bridge.store.sqlite_schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION, add_migration_functions
 
 LOOK_S = 0.005
@@ -43,9 +44,9 @@ class SqliteDatabase(Database):
     """One SQLite file, one connection a thread."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, busy_timeout_s: float, clock: Callable[[], float] = time.time
+        self, path: str | os.PathLike[str], *, busy_timeout_s: float, clock: Callable[[], float] | None = None
     ) -> None:
-        """Opens the file, or makes it and its folder; `clock` gives Unix seconds.
+        """Opens the file, or makes it and its folder; `clock` as in `SqliteClock`.
 
         Raises:
           ValueError: the file is something else, or has a schema version that this build can't bring up to its own.
@@ -53,7 +54,7 @@ class SqliteDatabase(Database):
         """
         self._path = pathlib.Path(path).absolute()
         self._busy_timeout_s = busy_timeout_s
-        self._clock = clock
+        self._clock = SqliteClock(clock)
         self._watch_lock = threading.Lock()
         self._watcher: _Connection | None = None
         self._seen_version = 0
@@ -81,8 +82,8 @@ class SqliteDatabase(Database):
 
     @override
     def write(self, run: str, script: Script) -> list[list[Row]]:
-        now_s = self._clock()
         with self.transaction() as db:
+            now_s = self._clock.tick(db)
             if script.incarnation is not None:
                 _refuse_older_incarnation(db, run, script.incarnation)
             for step in script.before_lock:
@@ -98,7 +99,12 @@ class SqliteDatabase(Database):
     def read(self, run: str, step: Step, *, patience_s: float | None = None) -> list[Row]:
         del patience_s  # a reader waits for nobody
         with self.connection() as db:
-            return _execute(db, step, self._clock())
+            return _execute(db, step, self._clock.look(db))
+
+    @property
+    @override
+    def num_breaks(self) -> int:
+        return 0
 
     @override
     def mark(self, run: str) -> Mark:

@@ -1,12 +1,10 @@
 """Where tickets, groups and heartbeats are kept."""
 
 import dataclasses
-import re
 
+from bridge.store.url_login import secret_in
 from configs.checks import Count, Seconds, check_ranges
 from configs.paths import LocalPath, expand_home
-
-_WITH_PASSWORD = re.compile(r"^(postgresql(?:\+\w+)?|postgres)://[^/@]*:[^/@]*@")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,9 +28,10 @@ class StoreConfig:
     def __post_init__(self) -> None:
         expand_home(self)
         check_ranges("store", self)
-        if _WITH_PASSWORD.match(self.url):
+        if secret := secret_in(self.url):
             raise ValueError(
-                "store.url holds a password, and the config is kept in files; use PGPASSFILE or PGPASSWORD"
+                f"store.url holds a {secret}, and the config is kept in files; use PGPASSFILE or PGPASSWORD"
             )
+        shown = self.url.partition("://")[0]  # the rest may hold a secret
         if self.url and not self.url.startswith(("sqlite:///", "postgresql://", "postgres://")):
-            raise ValueError(f"store.url must be sqlite:///FILE or postgresql://..., got {self.url!r}")
+            raise ValueError(f"store.url must be sqlite:///FILE or postgresql://..., got {shown!r}")

@@ -3,9 +3,9 @@
 import dataclasses
 import pathlib
 import re
-import urllib.parse
 
 from bridge.store.postgres.way import check_encrypted, parse, way_of
+from bridge.store.url_login import files_of_a_login, users_of, with_user
 from configs.schema import Config
 from configs.sections.prompt_source import HUGGING_FACE
 from launch.deploy.settings import Settings
@@ -126,7 +126,17 @@ def listening(config: Config, settings: Settings) -> Config:
 
 
 def store_of_actors(config: Config, user: str) -> str:
-    """The store's URL with the actors' login."""
-    parts = urllib.parse.urlsplit(config.store.url)
-    place = parts.netloc.rpartition("@")[2]
-    return urllib.parse.urlunsplit(parts._replace(netloc=f"{urllib.parse.quote(user, safe='')}@{place}"))
+    """Returns the store's URL with the actors' login in place of the learner's.
+
+    Raises:
+      ValueError: the URL names files of the learner's login, or the learner's login is to be the actors' too.
+    """
+    url = config.store.url
+    if files := files_of_a_login(url):
+        raise ValueError(
+            f"store.url names files of the learner's login ({', '.join(files)}), and actors have the same URL: leave "
+            "them out; pods and jobs get each role's password by PGPASSWORD or PGPASSFILE"
+        )
+    if user in users_of(url):
+        raise ValueError(f"--actor_user={user} is the learner's login in store.url: give the actors one of their own")
+    return with_user(url, user)

@@ -9,10 +9,9 @@ from configs.schema import Config
 from launch.deploy import checks, hardware
 from launch.deploy.hardware import Hosts
 from launch.deploy.settings import Settings
+from launch.snapshot_room import SnapshotRoom, actor_bytes
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_LEARNER_COPIES, _ACTOR_COPIES = 3, 2
-"""Of the served weights in shared memory: a learner's slots (it looks for room for so many), an actor's copies."""
 _ROOM = 1.05
 _OTHER_SHM_GIB = 2
 """Of the engine, the collectives, and pulses."""
@@ -83,8 +82,15 @@ def deploy(config: Config, settings: Settings) -> Deployment:
         config = checks.listening(config, settings)
         learner, actor = _learner(config, settings), _actor(config, settings)
         actor_store = checks.store_of_actors(config, settings.actor_user)
+        # One process per host; each host's own check of its room (`launch.preflight`) reads the number here.
+        config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, num_processes=learner.count))
     limits = config.supervision
     served = _num_params(config, settings) * _BYTES[config.model.served_dtype]
+    room = SnapshotRoom(
+        served_bytes=served,
+        num_hosts=learner.count,
+        num_engines=config.actor.num_engines if settings.one_node else 0,
+    )
     deployment = Deployment(
         config=config,
         settings=settings,
@@ -92,10 +98,8 @@ def deploy(config: Config, settings: Settings) -> Deployment:
         actor=actor,
         num_actors=settings.num_actors or config.actor.num_engines,
         actor_store=actor_store,
-        learner_shm_gib=_shm_gib(
-            served, _LEARNER_COPIES + _ACTOR_COPIES * config.actor.num_engines * settings.one_node
-        ),
-        actor_shm_gib=_shm_gib(served, _ACTOR_COPIES),
+        learner_shm_gib=_shm_gib(room.full_bytes(config)),
+        actor_shm_gib=_shm_gib(actor_bytes(served)),
         learner_grace_s=math.ceil(settings.grace_s + (_LOCAL_STOP_S if settings.one_node else 0)),
         actor_grace_s=math.ceil(config.actor.leave_s + _LEAVE_S),
         learner_bounds=Bounds(
@@ -175,8 +179,8 @@ def _num_params(config: Config, settings: Settings) -> float:
     return sum(f.stat().st_size for f in files) / _BYTES.get(dtype, 2)
 
 
-def _shm_gib(num_bytes: float, copies: int) -> int:
-    return math.ceil(num_bytes * copies * _ROOM / 2**30) + _OTHER_SHM_GIB
+def _shm_gib(num_bytes: int) -> int:
+    return math.ceil(num_bytes * _ROOM / 2**30) + _OTHER_SHM_GIB
 
 
 def _check_memory(deployment: Deployment) -> None:

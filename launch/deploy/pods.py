@@ -5,13 +5,10 @@ from typing import Any
 from launch.deploy import commands
 from launch.deploy.deployment import Bounds, Deployment
 from launch.deploy.hardware import GKE_GPU, Hosts
-from launch.deploy.settings import Settings
+from launch.deploy.settings import CONFIG, COORDINATOR_PORT, SCRATCH, SECRETS, SHM, TPU_PORT, Settings
 
 Json = dict[str, Any]
-CONFIG, SECRETS, SCRATCH, SHM = "/etc/sluice", "/etc/sluice-secrets", "/tmp", "/dev/shm"
 PULSE = f"{SHM}/sluice-pulse"
-COORDINATOR_PORT, TPU_PORT = 8476, 8471
-"""The second one is libtpu's own."""
 _PROBE_S, _PROBE_TIMEOUT_S, _PROBE_FAILURES = 20, 15, 3
 _KILL_GRACE_S = 10
 """Of a process that hangs: it saves nothing any more."""

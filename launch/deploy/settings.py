@@ -1,13 +1,21 @@
 """What a deployment needs beside the run's config: where it runs, on what, and what it is called there."""
 
 import dataclasses
+import math
 import pathlib
+import re
 from typing import Literal
 
+from launch.deploy import names
 from launch.deploy.hardware import GPUS, TPUS
 
 LEARNERS, ACTORS = (*TPUS, *GPUS, "cpu"), (*GPUS, "cpu")
 NODES = (*GPUS, "cpu")
+CONFIG, SECRETS, SCRATCH, SHM = "/etc/sluice", "/etc/sluice-secrets", "/tmp", "/dev/shm"
+"""Folders of a pod."""
+COORDINATOR_PORT, TPU_PORT = 8476, 8471
+"""Ports of a learner's host beside the one that serves weights; the second one is libtpu's own."""
+_SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,18 +80,26 @@ class Settings:
                 raise ValueError(f"--{flag} must be one of {', '.join(choices)}, got {value!r}")
         if self.topology and self.learner not in TPUS:
             raise ValueError(f"--topology is of a TPU slice, got --learner={self.learner}")
-        if self.num_actors < 0 or self.num_params < 0:
-            raise ValueError("--num_actors and --num_params must not be negative")
-        if self.grace_s < 30:
+        if not 0 <= self.num_actors <= names.MAX_INT32 or not 0 <= self.num_params < math.inf:
+            raise ValueError(
+                "--num_actors and --num_params must be numbers that are not negative, got "
+                f"{self.num_actors} and {self.num_params}"
+            )
+        if not 30 <= self.grace_s <= names.MAX_INT32:
             raise ValueError(f"--grace_s must be at least 30, the time of a step and a save, got {self.grace_s}")
-        if not 0 < self.port < 65536:
-            raise ValueError(f"--port must be from 1 to 65535, got {self.port}")
+        if not 0 < self.port < 65536 or self.port in (COORDINATOR_PORT, TPU_PORT):
+            raise ValueError(
+                f"--port must be from 1 to 65535, {COORDINATOR_PORT} and {TPU_PORT} left out, got {self.port}"
+            )
+        if not self.actor_user or not self.actor_user.isprintable():
+            raise ValueError(f"--actor_user must be a login of the store, got {self.actor_user!r}")
 
     def _check_kubernetes(self) -> None:
         images = {"learner_image": self.learner_image} | ({} if self.one_node else {"actor_image": self.actor_image})
         for flag, image in images.items():
             if not image:
                 raise ValueError(f"give --{flag}=REGISTRY/NAME:TAG, built from launch/docker (docs/deploy.md)")
+            names.check_image(flag, image)
         if not self.storage_claim:
             raise ValueError(
                 "give --storage_claim=NAME, a PersistentVolumeClaim that all hosts of the learner may write "
@@ -96,10 +112,17 @@ class Settings:
             raise ValueError(
                 f"--sandbox_seccomp must be a path below the kubelet's folder seccomp/, got {self.sandbox_seccomp!r}"
             )
-        if not self.mount.startswith("/") or self.mount == "/":
-            raise ValueError(f"--mount must be a folder's absolute path, got {self.mount!r}")
+        names.check_label("namespace", self.namespace)
+        names.check_subdomain("storage_claim", self.storage_claim)
+        if self.service_account:
+            names.check_subdomain("service_account", self.service_account)
+        names.check_mount("mount", self.mount, taken=(CONFIG, SECRETS, SCRATCH, SHM))
+        if not 0 <= self.uid <= names.MAX_INT32:
+            raise ValueError(f"--uid must be from 0 to {names.MAX_INT32}, got {self.uid}")
 
     def _check_slurm(self) -> None:
+        if not _SLURM_TIME.fullmatch(self.time):
+            raise ValueError(f"--time must be sbatch's, as in 24:00:00 or 2-12:00:00, got {self.time!r}")
         for flag, options in {"learner_option": self.learner_options, "actor_option": self.actor_options}.items():
             for option in options:
                 if not option or option.startswith("-") or not option.isprintable():
@@ -109,7 +132,7 @@ class Settings:
                 f"--target=slurm has learners on GPUs, got --learner={self.learner}; see --target=kubernetes"
             )
         for flag, value in {"python": self.python, "keys": self.keys}.items():
-            if not value.startswith("/") and not (flag == "keys" and self.one_node):
+            if (not value.startswith("/") or not value.isprintable()) and not (flag == "keys" and self.one_node):
                 what = (
                     "the Python with Sluice"
                     if flag == "python"

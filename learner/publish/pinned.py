@@ -69,6 +69,7 @@ class Pinned:
         self._groups: dict[str, Group] = {}
         self._unsent: collections.deque[Ticket] = collections.deque()
         self._after_seq = 0
+        self._num_breaks = store.num_breaks
         self.version: Version | None = None
         """The weights asked about; None when nothing is out."""
 
@@ -140,6 +141,11 @@ class Pinned:
     def poll(self, accept: Accept = _accept_all) -> bool:
         """Takes in what is there, without waiting; whether all are back. `settle` says what `accept` is for."""
         self._groups = {i: g for i, g in self._groups.items() if self._is_trusted(g)}  # the store offers the rest again
+        if self._num_breaks != (num_breaks := self._store.num_breaks):
+            self._num_breaks = num_breaks
+            unsent = {t.id for t in self._unsent}
+            # The store may have lost the last ones; those that it knows are left alone.
+            self._store.put_tickets([t for i, t in self._tickets.items() if i not in self._groups and i not in unsent])
         while stored := self._store.read_groups(after_seq=self._after_seq, limit=256, kind=self._kind):
             for s in stored:
                 self._after_seq = s.seq

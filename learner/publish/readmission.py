@@ -93,6 +93,7 @@ class Readmission:
         self._out: dict[str, _Probe] = {}
         self._num_tries: dict[str, int] = {}
         self._after_seq = 0
+        self._num_breaks = store.num_breaks
         self._alive: set[str] = set()
         self._looked_at, self._could_probe_at = -float("inf"), clock()
         self._fenced: set[str] = set()
@@ -162,6 +163,10 @@ class Readmission:
         logging.info("probe for a fenced actor actor=%s version=%s try=%d", actor, version, number)
 
     def _take_in(self) -> None:
+        if self._num_breaks != (num_breaks := self._store.num_breaks):
+            self._num_breaks = num_breaks
+            for actor, probe in self._out.items():
+                self._store.put_tickets(probe.tickets.values(), only_for=actor)  # the store may have lost them
         while stored := self._store.read_groups(after_seq=self._after_seq, limit=64, kind="probe"):
             for s in stored:
                 self._after_seq = s.seq

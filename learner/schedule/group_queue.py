@@ -67,6 +67,8 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
         self._store, self._intake = queue.store, queue.intake
         self._timeline, self._while_waiting = queue.timeline, queue.while_waiting
         self._order: TrainingOrder[Group] = TrainingOrder(queue.config, queue.planner, self.take_ready)
+        self._planner = queue.planner
+        self._num_breaks = queue.store.num_breaks
         self._after_seq = 0
         self._unacknowledged: list[str] = []
         self._seen: set[str] = set()
@@ -88,11 +90,18 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
 
     def poll(self) -> None:
         """Takes in what has arrived, without waiting; called while the learner computes, so that nothing piles up."""
+        if self._num_breaks != (num_breaks := self._store.num_breaks):
+            self._num_breaks = num_breaks
+            # The store may have lost the last ones; those that it knows are left alone.
+            self._store.put_tickets(self._planner.awaited_tickets)
         while stored := self._store.read_groups(after_seq=self._after_seq, limit=64):
             self._after_seq = stored[-1].seq
             for s in stored:
-                if s.group.ticket_id not in self._seen:  # else it is in the checkpoint this learner started from
-                    self._take_in(s.group)
+                if s.group.ticket_id in self._seen:
+                    continue  # it is in the checkpoint this learner started from, or it is read again after a break
+                if num_breaks and self._planner.has_arrived(s.group.ticket_id):
+                    continue  # it waits to be trained, and is read again
+                self._take_in(s.group)
         self._intake.give_way()
 
     def take_ready(self, limit: int) -> list[Group]:

@@ -84,6 +84,15 @@ class TicketBooks(abc.ABC):
         return sorted(self._open.values(), key=lambda t: t.order)
 
     @property
+    def awaited_tickets(self) -> list[Ticket]:
+        """Open tickets whose groups have not arrived, in order."""
+        return [t for t in self.open_tickets if t.id not in self._arrived]
+
+    def has_arrived(self, ticket_id: str) -> bool:
+        """Returns True if the complete group of an open ticket is here."""
+        return ticket_id in self._arrived
+
+    @property
     def long_queue(self) -> list[Ticket]:
         """Prompts that lost a race and wait for a long round, the oldest first; as tickets of the rounds they lost."""
         return []

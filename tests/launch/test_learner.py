@@ -141,7 +141,8 @@ def join(monkeypatch):
             did.append("connected")
             return hosts_of_all[index]
 
-        def prepared(_: Any) -> Any:
+        def prepared(_: Any, *, num_hosts: int) -> Any:
+            assert num_hosts == 2  # each looks for the room of its own rows
             did.append("prepared")
             return prepare()
 

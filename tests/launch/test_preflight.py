@@ -84,7 +84,8 @@ def test_check_engines_warns_of_turns_that_compute_their_history_again(roles, en
 
 
 def test_check_engines_warns_of_a_device_that_learner_and_engine_have():
-    config = config_of(actor=sections.ActorConfig(devices="0"), mesh=sections.MeshConfig(devices="0"))
+    engine = sections.ActorConfig(devices="0", gpu_memory_utilization=0.2)
+    config = config_of(actor=engine, mesh=sections.MeshConfig(devices="0"))
     (note,) = preflight.check_engines(config, ("learner", "actor"), Machine(gpus=("0", "1"), cores=(0,)))
     assert note.startswith("warning: learner and actor-0 both have device 0; give each its own")
 

@@ -28,7 +28,7 @@ def books_of(
         take_rewards=rewards,
     )
     store: Any = SimpleNamespace(
-        num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: list(beats), now_s=time.time
+        num_set_aside=0, num_reissued=lambda: 0, heartbeats=lambda: list(beats), now_s=time.time
     )
     return StepBooks(config_of().optimizer, MODEL, stream=stream, store=store, num_skipped=skipped)
 

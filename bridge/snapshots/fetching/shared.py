@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.parse
 
-from bridge.files import try_flock
+from bridge.files import is_own_folder, make_private_folder, open_own, try_flock
 from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.fetching.download import StoppedError
 from bridge.snapshots.fetching.fetch import SnapshotFetcher
@@ -47,7 +47,7 @@ class SharedCopy:
         self._folder = root / f"{_PREFIX}-{os.geteuid()}-{urllib.parse.quote(run, safe='')}"
         self._fetcher, self._wait_s = fetcher, wait_s
         self._users_fd: int | None = _join(self._folder)
-        self._download_fd = os.open(self._folder / _DOWNLOAD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._download_fd = open_own(self._folder / _DOWNLOAD, os.O_RDWR | os.O_CREAT)
         self._pin_fd: int | None = None
 
     def fetch(self, announcement: Announcement, *, stop: threading.Event) -> pathlib.Path:
@@ -171,12 +171,9 @@ class SharedCopy:
 def _join(folder: pathlib.Path) -> int:
     """Makes the folder, or finds it, and marks it as used by this process."""
     while True:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stat = folder.lstat()
-        if stat.st_uid != os.geteuid() or stat.st_mode & 0o077 or folder.is_symlink():
-            raise ValueError(f"{folder} is not this user's alone: remove it, or choose another place for snapshots")
         try:
-            fd = os.open(folder / _USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            make_private_folder(folder)
+            fd = open_own(folder / _USERS, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             continue  # removed in between
         # Whoever removes the folder holds the lock exclusively for that moment.
@@ -189,9 +186,11 @@ def _join(folder: pathlib.Path) -> int:
 def _sweep(root: pathlib.Path) -> None:
     """Removes the folders of this user that no live process uses."""
     for folder in root.glob(f"{_PREFIX}-{os.geteuid()}-*"):
+        if not is_own_folder(folder):
+            continue
         try:
-            fd = os.open(folder / _USERS, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+            fd = open_own(folder / _USERS, os.O_RDWR)
+        except (OSError, ValueError):
             continue
         if try_flock(fd, fcntl.LOCK_EX):
             shutil.rmtree(folder, ignore_errors=True)

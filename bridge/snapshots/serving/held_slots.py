@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from bridge.files import try_flock
+from bridge.files import open_own, try_flock
 from bridge.published import PieceEntry, WeightManifest
 from bridge.snapshots.layout import MANIFEST, HostFiles, SnapshotError, delta_of, latest
 from bridge.types import Version
@@ -187,8 +187,8 @@ class HeldSlots:
         if piece is None or piece.file.name not in HostFiles(piece.host).slots:
             raise NoSuchFileError
         try:
-            fd = os.open(self._folder / piece.file.name, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            fd = open_own(self._folder / piece.file.name, os.O_RDONLY)
+        except (FileNotFoundError, ValueError):
             raise NoSuchFileError from None
         # As in `SnapshotMirror`: locked first, then looked whether it is still the announced one.
         if not try_flock(fd, fcntl.LOCK_SH) or self._latest() != manifest:
@@ -217,8 +217,8 @@ class HeldSlots:
             if delta is None or name != delta_of(held.piece.file.name):
                 raise NoSuchFileError
             try:
-                fd = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError:
+                fd = open_own(self._folder / name, os.O_RDONLY)
+            except (OSError, ValueError):
                 raise NoSuchFileError from None
             try:
                 held.files[name] = OpenFile(fd, delta.num_bytes, _mapped(fd, delta.num_bytes))

@@ -48,6 +48,7 @@ class PostgresDatabase(Database):
         """
         self._connections = Connections(url)
         self._retry_s = retry_s
+        self._num_breaks = 0
         self._lock = threading.Lock()
         self._listener: Listener | None = None
 
@@ -59,7 +60,7 @@ class PostgresDatabase(Database):
     @override
     def write(self, run: str, script: Script) -> list[list[Row]]:
         try:
-            return self.insist(lambda db: _run_script(db, run, script), patience_s=script.patience_s)
+            return self.insist(lambda db: _run_and_tell(db, run, script), patience_s=script.patience_s)
         except psycopg.Error as e:
             if e.sqlstate == SUPERSEDED and script.incarnation is not None:
                 raise SupersededLearnerError.of(script.incarnation, e.diag.message_primary) from None
@@ -91,6 +92,7 @@ class PostgresDatabase(Database):
                 if not heals(e):
                     raise
                 why = reason_of(e)
+                self._num_breaks += 1
                 if not is_full(e):  # what we have is worth more than ever where no more are to be had
                     self._connections.drop_idle()
             left_s = deadline - time.monotonic()
@@ -102,6 +104,11 @@ class PostgresDatabase(Database):
             if self._connections.closed.wait(min(left_s, pause_s * random.uniform(0.5, 1.0))):
                 raise StoreClosedError(f"the store at {self._connections.place} was closed")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @property
+    @override
+    def num_breaks(self) -> int:
+        return self._num_breaks
 
     @override
     def mark(self, run: str) -> Mark:
@@ -140,7 +147,26 @@ class PostgresDatabase(Database):
         return error
 
 
-def _run_script(db: Connection, run: str, script: Script) -> list[list[Row]]:
+def _run_and_tell(db: Connection, run: str, script: Script) -> list[list[Row]]:
+    """Runs a script; where the server's queue of notifications is full, nobody is told: who waits looks again anyway.
+
+    Any role that may connect can fill that queue, which all databases of the server share.
+    """
+    try:
+        return _run_script(db, run, script)
+    except psycopg.errors.ProgramLimitExceeded as e:
+        logging.log_every_n_seconds(
+            logging.ERROR,
+            "change not announced: %s; waiting processes notice it late. End the session that listens in an open "
+            "transaction (pg_stat_activity, pg_notification_queue_usage())",
+            60,
+            reason_of(e),
+        )
+    db.rollback()
+    return _run_script(db, run, script, tells=False)
+
+
+def _run_script(db: Connection, run: str, script: Script, *, tells: bool = True) -> list[list[Row]]:
     with db.pipeline():
         db.execute("BEGIN")
         for step in script.before_lock:
@@ -148,10 +174,10 @@ def _run_script(db: Connection, run: str, script: Script) -> list[list[Row]]:
         if script.locks:
             given = {"run": run, "incarnation": script.incarnation, "at_most": LOCKED_AT_MOST}
             _execute(db, Step(_LOCK.sql, given))
-        for topic in script.changes:
+        for topic in script.changes if tells else ():
             _execute(db, _notification(run, topic, script.notify_if))
         cursors = [_execute(db, step) for step in script.steps]
-        for topic, condition in script.told_after.items():
+        for topic, condition in script.told_after.items() if tells else ():
             _execute(db, _notification(run, topic, condition))
         db.execute("COMMIT")
     # Out here the server has answered to all of it.

@@ -67,6 +67,9 @@ def make_schema(db: psycopg.Connection) -> None:
     Raises:
       ValueError: this role may not, or what is there has another form.
     """
+    if read_format(db) is not None:
+        check_schema(db)  # without the lock: any role of the database may hold it, for as long as it likes
+        return
     with db.transaction():
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKER_LOCK,))
         if read_format(db) is None:

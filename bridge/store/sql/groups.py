@@ -26,6 +26,8 @@ class SqlGroups(SqlObjects, LearnerStore):
         self.set_aside: collections.Counter[str] = collections.Counter()
         """Groups that could not be read, by the actor that they name; their tickets were offered again."""
         self._lost_in_a_row: collections.Counter[str] = collections.Counter()
+        self._newest_seq = 0
+        """The highest number that this learner has read."""
         self.page_bytes = 2 * max_message_bytes
         """`read_groups` stops after so much, so that many large groups at once don't fill the memory."""
 
@@ -71,9 +73,32 @@ class SqlGroups(SqlObjects, LearnerStore):
                 logging.error("group set aside ticket=%r actor=%r: %s", ticket_id, actor, e)
                 self.set_aside[actor] += 1
                 spoiled.append(ticket_id)
+        self._newest_seq = max([self._newest_seq, *(row[0] for row in rows)])
         if self._incarnation is not None:  # others only read
             self.reissue(spoiled)
         return groups
+
+    def _read_on_an_older_copy(self) -> None:
+        """Gives all groups numbers above those that were read, so that every reader reads them again.
+
+        What answers after a break may be a copy of the store without its last commits. There, numbers that a reader has
+        seen are free, and are given to other groups.
+        """
+        params = {"newest": self._newest_seq}
+        shift = "(SELECT CASE WHEN last_seq > :newest THEN last_seq ELSE :newest END FROM runs WHERE run = :run)"
+        before, *_ = self._write(
+            self._step("SELECT last_seq FROM runs WHERE run = :run"),
+            self._step(f"UPDATE groups SET seq = seq + {shift} WHERE run = :run", **params),
+            self._step(f"UPDATE runs SET last_seq = last_seq + {shift} WHERE run = :run", **params),
+            guarded=True,
+        )
+        if before[0][0] < self._newest_seq:
+            logging.error(
+                "store went back last_group=%d read_group=%d: it is a copy without the last commits; all groups are "
+                "read again, and open tickets offered again (docs/store_care.md)",
+                before[0][0],
+                self._newest_seq,
+            )
 
     @property
     @override

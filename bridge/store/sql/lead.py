@@ -1,5 +1,7 @@
 """Who leads a run: one learner at a time. What an earlier one still writes is refused."""
 
+import contextlib
+
 from typing_extensions import override
 
 from bridge.published import Announcement
@@ -12,6 +14,9 @@ DROPPER = "whoever drops it"
 
 class SqlLead(SqlShared, LearnerStore):
     """Lead and end of a run, the versions that its holder announces, the steps that earlier holders went back to."""
+
+    _last_announced: Announcement | None = None
+    """The newest announcement of this process."""
 
     @override
     def lead(self, holder: str, *, lease_s: float) -> int:
@@ -75,6 +80,12 @@ class SqlLead(SqlShared, LearnerStore):
             changes=("run",),
         )
 
+    def _announce_again(self) -> None:
+        """Puts this learner's last announcement, which a copy of the store without the last commits lacks."""
+        if self._last_announced is not None:
+            with contextlib.suppress(ValueError):  # another thread announced a newer one meanwhile
+                self.announce(self._last_announced)
+
     @override
     def announce(self, announcement: Announcement) -> None:
         version = announcement.manifest.version
@@ -93,7 +104,9 @@ class SqlLead(SqlShared, LearnerStore):
             guarded=True,
             changes=("weights",),
         )
-        if rows[0][2] != params["call"]:
+        if rows[0][2] == params["call"]:
+            self._last_announced = announcement
+        else:
             raise ValueError(f"version {version} is older than {rows[0][0]}:{rows[0][1]}, which was announced")
 
     @override

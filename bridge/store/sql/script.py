@@ -73,6 +73,11 @@ class Database(Protocol):
         """The rows of one statement, of one moment; `patience_s` is as a script's."""
         ...
 
+    @property
+    def num_breaks(self) -> int:
+        """Times that the way to the database broke; whatever answers after one may be an older copy of it."""
+        ...
+
     def mark(self, run: str) -> Mark:
         """See `SharedStore.mark`."""
         ...

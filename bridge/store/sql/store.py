@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from bridge.published import RunCard
-from bridge.store.protocol import GroupStore, StoreLostError
+from bridge.store.protocol import GroupStore, StoredGroup, StoreLostError
 from bridge.store.sql.actor import SqlActorSide
 from bridge.store.sql.anchors import SqlAnchors
 from bridge.store.sql.cards import SqlCards
@@ -23,11 +23,26 @@ _FAREWELL_S = 2.0
 class SqlStore(SqlLead, SqlCards, SqlFences, SqlTickets, SqlGroups, SqlAnchors, SqlActorSide, GroupStore):
     """One run in a database; safe to use from several threads, closed before a fork."""
 
+    _num_breaks_met = 0
+    """Breaks of the way to the database after which this learner has looked for an older copy."""
+
     @override
     def lead(self, holder: str, *, lease_s: float) -> int:
         incarnation = super().lead(holder, lease_s=lease_s)
         self._keep_objects()
         return incarnation
+
+    @override
+    def read_groups(self, *, after_seq: int, limit: int, kind: str = "train") -> list[StoredGroup]:
+        while True:
+            num_breaks = self._database.num_breaks
+            if self._incarnation is not None and num_breaks != self._num_breaks_met:
+                self._read_on_an_older_copy()
+                self._announce_again()
+                self._num_breaks_met = num_breaks
+            groups = super().read_groups(after_seq=after_seq, limit=limit, kind=kind)
+            if self._incarnation is None or self._database.num_breaks == num_breaks:
+                return groups  # else the way broke in the middle, and these may be an older copy's
 
     @override
     def put_card(self, card: RunCard, blobs: Mapping[str, bytes]) -> None:

@@ -10,6 +10,11 @@ from bridge.store.sql.script import Step
 from bridge.store.sql.shared import OPEN, SqlShared, new_call
 from bridge.types import Ticket
 
+KEPT_ORDERS = 1024
+"""Orders of acknowledged training tickets, below the newest, whose ids stay known."""
+NUM_TICKETS = "sum(CASE WHEN fit = '' THEN attempts ELSE 1 END)"
+"""Tickets of rows: a row without `fit` stands for acknowledged ones of its kind that were forgotten, and counts them in
+`attempts`."""
 _STATES = ("open", "claimed", "done", "acknowledged", "failed")
 _FORGET_GROUPS = "DELETE FROM groups WHERE run = :run AND ticket_id IN [ids]"  # with their payloads, by a trigger
 
@@ -45,8 +50,15 @@ class SqlTickets(SqlShared, LearnerStore):
     @override
     def acknowledge(self, ticket_ids: Sequence[str]) -> None:
         ids = list(ticket_ids)
-        # The ticket itself is small and stays: a learner that falls back to an older checkpoint can have it served
-        # again.
+        acknowledged = "run = :run AND state = 'acknowledged'"
+        # Twice as many as come: what a run has gathered before goes too, a little with each call.
+        old = f"""{acknowledged} AND fit <> '' AND "order" <= (SELECT min("order") FROM (
+            SELECT max("order") - :kept - 1 AS "order" FROM tickets WHERE {acknowledged}
+            UNION ALL SELECT "order" FROM (SELECT "order" FROM tickets WHERE {acknowledged} AND fit <> ''
+                ORDER BY "order" LIMIT 1 OFFSET :at_once) AS last) AS bounds)"""
+        bounds = {"kept": KEPT_ORDERS, "at_once": 2 * len(ids)}
+        # The newest tickets stay for the copies that may still come. No other needs to: a learner that falls back to an
+        # older checkpoint puts those that were open then.
         self._write(
             self._step(_FORGET_GROUPS, ids=ids),
             self._step(
@@ -54,6 +66,15 @@ class SqlTickets(SqlShared, LearnerStore):
                 WHERE run = :run AND id IN [ids]""",
                 ids=ids,
             ),
+            self._step(
+                f"""INSERT INTO tickets (run, id, "order", kind, payload, fit, state, attempts)
+                SELECT :run, '(forgotten) ' || kind, -1, kind, :payload, '', 'acknowledged', num
+                FROM (SELECT kind, count(*) AS num FROM tickets WHERE {old} GROUP BY kind) AS counted WHERE num > 0
+                ON CONFLICT (run, id) DO UPDATE SET attempts = tickets.attempts + excluded.attempts""",
+                payload=b"",
+                **bounds,
+            ),
+            self._step(f"DELETE FROM tickets WHERE {old}", **bounds),
             guarded=True,
         )
 
@@ -147,10 +168,19 @@ class SqlTickets(SqlShared, LearnerStore):
     @override
     def counts(self) -> dict[str, int]:
         rows = self._read(
-            """SELECT state, count(*) FROM tickets WHERE run = :run GROUP BY state
+            f"""SELECT state, {NUM_TICKETS} FROM tickets WHERE run = :run GROUP BY state
             UNION ALL SELECT 'reissued', reissued FROM runs WHERE run = :run"""
         )
         return dict.fromkeys(_STATES, 0) | {state: int(number) for state, number in rows}
+
+    @property
+    @override
+    def num_breaks(self) -> int:
+        return self._database.num_breaks
+
+    @override
+    def num_reissued(self) -> int:
+        return self._read("SELECT reissued FROM runs WHERE run = :run")[0][0]
 
     def _num_offered(self, ids: Sequence[str], call: str) -> Step:
         """How many of these tickets a call offered; the same when the call is made again."""

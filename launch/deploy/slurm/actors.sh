@@ -8,8 +8,8 @@ here="$SLURM_SUBMIT_DIR"
 
 actor="actor-$SLURM_ARRAY_TASK_ID"
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || actor="$actor-q$SLURM_RESTART_COUNT"
-work_dir="${TMPDIR:-/tmp}/sluice-$SLURM_JOB_ID"
-mkdir -p "$work_dir" || exit 1
+# A new folder of this user's alone: another user of the node may have made one of any name that is known before.
+work_dir="$(mktemp -d "${TMPDIR:-/tmp}/sluice-$SLURM_JOB_ID-XXXXXXXX")" || exit 1
 trap 'rm -rf "$work_dir"' EXIT
 listen 23  # SIGURG, see watched.sh
 

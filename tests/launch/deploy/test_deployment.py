@@ -91,8 +91,9 @@ def test_model_that_is_elsewhere_is_asked_for_its_size_and_one_here_is_measured(
         file.truncate(2 * 10**9)
     wanted = config(model__path=folder, prompts__path=tmp_path / "a.jsonl")
     found = deploy(wanted, settings(CLUSTER, num_params=0.0, mount=str(tmp_path)))
-    # 10^9 parameters of two bytes, three copies, a twentieth more, two GiB for others.
-    assert found.learner_shm_gib == math.ceil(3 * 1.05 * 2 * 10**9 / 2**30) + 2
+    # 10^9 parameters of two bytes on 16 hosts, three slots and half a slot beside each, a twentieth more, two GiB for
+    # others.
+    assert found.learner_shm_gib == math.ceil(4.5 * 1.05 * 2 * 10**9 / 16 / 2**30) + 2
 
 
 def test_weights_that_do_not_fit_a_host_are_refused():

@@ -4,12 +4,14 @@ import hashlib
 import pathlib
 import random
 import socket
+import ssl
 import struct
 
 import psycopg
 import pytest
 
 from launch import certificates
+from launch.store_server import tls_front
 from tests.postgres import PASSWORD, Server, ServerTls, start_server
 
 pytestmark = pytest.mark.heavy
@@ -90,6 +92,65 @@ def test_garbage_and_silence_hold_nobody_up(server, folder):
         assert db.execute("SELECT 1").fetchone() == (1,)
     for client in silent:
         client.close()
+
+
+def strangers(server: Server, num: int, first: bytes) -> list[socket.socket]:
+    """Connections that say nothing after the handshake but `first`."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    found: list[socket.socket] = []
+    for _ in range(num):
+        plain = dial(server)
+        plain.sendall(SSL_REQUEST)
+        assert plain.recv(1) == b"S"
+        found.append(context.wrap_socket(plain))
+        if first:
+            found[-1].sendall(first)
+    return found
+
+
+def startup_packet(**fields: str) -> bytes:
+    said = struct.pack(">I", 196608) + b"".join(f"{k}\0{v}\0".encode() for k, v in fields.items()) + b"\0"
+    return struct.pack(">I", len(said) + 4) + said
+
+
+@pytest.mark.parametrize("first", [b"", startup_packet(user="postgres", database="postgres")], ids=["silent", "named"])
+def test_clients_that_never_log_in_keep_nobody_out_and_cut_nobody_off(server, folder, monkeypatch, first):
+    monkeypatch.setattr(tls_front, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(tls_front, "_MAX_CONNECTIONS", 8)
+    with psycopg.connect(url(server, folder), autocommit=True) as before:
+        held = strangers(server, 30, first)
+        for _ in range(3):
+            with psycopg.connect(url(server, folder)) as db:
+                assert db.execute("SELECT 1").fetchone() == (1,)
+        assert before.execute("SELECT 2").fetchone() == (2,)  # who is in stays in
+        # The oldest made room: their connections have ended.
+        assert all(_ended(one) for one in held[:20])
+        for one in held:
+            one.close()
+
+
+def _ended(client: socket.socket) -> bool:
+    try:
+        while client.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_client_that_says_nothing_is_cut_off_in_time(server, folder, monkeypatch):
+    monkeypatch.setattr(tls_front, "_LOGIN_S", 0.2)
+    (one,) = strangers(server, 1, b"")
+    assert _ended(one)
+
+
+@pytest.mark.parametrize("packet", [struct.pack(">I", 2**31), struct.pack(">I", 3), struct.pack(">I", 10_001)])
+def test_startup_packet_of_an_impossible_size_is_refused_at_once(server, packet):
+    (one,) = strangers(server, 1, packet)
+    assert _ended(one)
 
 
 def test_server_that_is_killed_and_started_again_is_reached_by_the_same_url(server, folder):

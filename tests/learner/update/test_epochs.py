@@ -132,9 +132,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
 
 
 def books_of(run) -> StepBooks:
-    store: Any = SimpleNamespace(
-        num_set_aside=0, counts=lambda: {"reissued": 0}, heartbeats=lambda: [], now_s=lambda: 0.0
-    )
+    store: Any = SimpleNamespace(num_set_aside=0, num_reissued=lambda: 0, heartbeats=lambda: [], now_s=lambda: 0.0)
     return StepBooks(run.config.optimizer, MODEL, stream=run.stream, store=store, num_skipped=0)
 
 

@@ -1,0 +1,59 @@
+"""Logins in a PostgreSQL store's URL: secrets found in any place where libpq reads them, and another user's put in.
+
+libpq reads the same settings from the part before the host and from the query. The query wins.
+"""
+
+import re
+import urllib.parse
+
+_SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+"""Parameters of libpq whose values are secrets."""
+_LEARNERS_FILES = ("passfile", "sslcert", "sslkey", "sslcertmode")
+"""Parameters that name the files of one login."""
+_POSTGRES = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(r"^(\[[^\]]*\]|[^:@/?,\[]*):\d*([/?,]|$)")
+
+
+def secret_in(url: str) -> str | None:
+    """Returns the name of the first secret parameter that a store's URL holds; None if it holds none.
+
+    A password with an unescaped "/" or "?" in it, which libpq would read as part of a host, counts as one.
+    """
+    scheme = _POSTGRES.match(url)
+    if scheme is None:
+        return None
+    rest = url[scheme.end() :]
+    before_host, at, _ = rest.partition("@")
+    if at and ":" in before_host and not _HOST_AND_PORT.match(before_host):
+        return "password"
+    return next((name for name, _ in _query(url) if name in _SECRETS), None)
+
+
+def files_of_a_login(url: str) -> list[str]:
+    """Returns the parameters of a store's URL that name files of one login, as a client certificate."""
+    return [name for name, _ in _query(url) if name in _LEARNERS_FILES]
+
+
+def users_of(url: str) -> list[str]:
+    """Returns all users that a store's URL names; libpq takes the last."""
+    before_host = urllib.parse.urlsplit(url).netloc.rpartition("@")[0].partition(":")[0]
+    users = [urllib.parse.unquote(before_host)] if before_host else []
+    return users + [value for name, value in _query(url) if name == "user"]
+
+
+def with_user(url: str, user: str) -> str:
+    """Returns a store's URL with another user in place of any that it names."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    query = "&".join(pair for pair in parts.query.split("&") if _name(pair) != "user")
+    return urllib.parse.urlunsplit(parts._replace(netloc=f"{urllib.parse.quote(user, safe='')}@{host}", query=query))
+
+
+def _query(url: str) -> list[tuple[str, str]]:
+    """Names and values after the first "?", as libpq splits and decodes them."""
+    pairs = url.partition("?")[2].split("&")
+    return [(_name(pair), urllib.parse.unquote(pair.partition("=")[2])) for pair in pairs if pair]
+
+
+def _name(pair: str) -> str:
+    return urllib.parse.unquote(pair.partition("=")[0]).strip().lower()

@@ -1,0 +1,77 @@
+"""Names and numbers of Kubernetes objects: what the API server would refuse, refused before anything is written."""
+
+import re
+
+_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_DNS_LABEL = re.compile(_LABEL)
+_DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_MAX_LABEL, _MAX_SUBDOMAIN = 63, 253
+_HOST = r"[a-zA-Z0-9](?:[-a-zA-Z0-9]*[a-zA-Z0-9])?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?P<name>(?:(?:{_HOST}(?:\.{_HOST})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?/)?{_PART}(?:/{_PART})*)"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
+    r"(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
+)
+"""A reference as registries define it: a host and a port, a path in lower case, a tag, a digest."""
+_MAX_IMAGE_NAME = 255
+MAX_INT32 = 2**31 - 1
+"""The largest user id and number of replicas."""
+
+
+def check_label(flag: str, value: str) -> None:
+    """Refuses what is no DNS label (RFC 1123), as a namespace must be.
+
+    Raises:
+      ValueError: names the flag.
+    """
+    if not _DNS_LABEL.fullmatch(value) or len(value) > _MAX_LABEL:
+        raise ValueError(
+            f"--{flag} must be lower-case letters, digits and '-', {_MAX_LABEL} at most, with a letter or digit at "
+            f"both ends, got {value!r}"
+        )
+
+
+def check_subdomain(flag: str, value: str) -> None:
+    """Refuses what is no DNS subdomain (RFC 1123), as the names of most objects must be.
+
+    Raises:
+      ValueError: names the flag.
+    """
+    if not _DNS_SUBDOMAIN.fullmatch(value) or len(value) > _MAX_SUBDOMAIN:
+        raise ValueError(
+            f"--{flag} must be lower-case letters, digits, '-' and '.', {_MAX_SUBDOMAIN} at most, with a letter or "
+            f"digit at both ends of each part, got {value!r}"
+        )
+
+
+def check_image(flag: str, value: str) -> None:
+    """Refuses what no registry has an image of.
+
+    Raises:
+      ValueError: names the flag.
+    """
+    found = _IMAGE.fullmatch(value)
+    if found is None or len(found["name"]) > _MAX_IMAGE_NAME:
+        raise ValueError(
+            f"--{flag} must be REGISTRY/NAME:TAG, the name in lower case and without spaces, got {value!r}"
+        )
+
+
+def check_mount(flag: str, value: str, *, taken: tuple[str, ...]) -> None:
+    """Refuses a folder that a volume cannot be mounted at, or where one of the pod's own volumes is.
+
+    Args:
+      flag: to be named.
+      value: the folder.
+      taken: the pod's own folders.
+
+    Raises:
+      ValueError: names the flag.
+    """
+    parts = value.split("/")[1:]
+    is_path = value.startswith("/") and value.isprintable() and ":" not in value
+    if not is_path or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"--{flag} must be a folder's absolute path without ':', got {value!r}")
+    if hidden := next((one for one in taken if one == value or one.startswith(f"{value}/")), None):
+        raise ValueError(f"--{flag} must be a folder of its own, got {value!r}, where the pod has {hidden}")
