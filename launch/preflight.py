@@ -218,8 +218,8 @@ def check_snapshot_room(
     if free < room.least_bytes:
         whose = "two" if room.num_hosts == 1 else f"two of the rows of one host of {room.num_hosts}"
         raise _refusal(config)(
-            f"{existing} has {_size(free)} free, snapshots need about {_size(room.least_bytes)} ({whose}, and a copy for "
-            f"each of {room.num_engines} engines on this machine); set publish.snapshot_dir to a folder with room"
+            f"{existing} has {_size(free)} free, snapshots need about {_size(room.least_bytes)} ({whose}, and a copy "
+            f"for each of {room.num_engines} engines on this machine); set publish.snapshot_dir to a folder with room"
         )
 
 
