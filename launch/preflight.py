@@ -16,12 +16,11 @@ from actor.verifiers import pool
 from actor.weights.model_folder import tensor_table
 from bridge.adapter_names import adapter_table
 from configs import extension
-from configs.races import too_few_places
+from configs.races import may_be_too_narrow, too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
 from launch.placement import Machine, core_ids, place
-from launch.plan.frontier_width import may_be_too_narrow
 from launch.sandbox_check import check_sandbox
 from learner.data.opening import SetAside, open_sources
 from learner.data.sets import all_sets, open_own_sets, questions_of
