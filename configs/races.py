@@ -1,4 +1,4 @@
-"""What a race wants of the engines (RollPacker section 3)."""
+"""Places of the engines that a schedule needs: a race (RollPacker section 3), a frontier (RolloutPipe section 3.3)."""
 
 import math
 
@@ -44,4 +44,20 @@ def too_few_places(config: Config, *, num_engines: int, max_num_seqs: int, num_p
     return (
         f"with {engines} the {num_requests} requests of {what} race for {num_places} places, and those that start "
         f"last lose, long or not: it wants {wanted} (actor.num_engines, actor.max_num_seqs)"
+    )
+
+
+def may_be_too_narrow(config: Config, *, num_engines: int) -> str | None:
+    """Returns a message if the frontier leaves places of engines of unknown speed empty; None if it fills them."""
+    num_requests = config.admission_width * config.rounds.requests_per_group
+    num_places = max(num_engines, 1) * config.actor.max_num_seqs
+    groups = config.rounds.groups_issued
+    num_useful = min(num_places, groups * config.rounds.requests_per_group)
+    if config.admission.policy != "frontier" or num_requests >= num_useful:
+        return None
+    width = -(-num_useful // config.rounds.requests_per_group)
+    return (
+        f"admission.width ({config.admission_width}) keeps {num_requests} sequences in service, and the engines have "
+        f"{num_places} places (actor.max_num_seqs); if more running sequences make them faster, this schedule is no "
+        f"faster than serial. Set admission.width to at most {width}: launch.plan with a profile says which"
     )

@@ -16,13 +16,12 @@ from actor.verifiers import pool
 from actor.weights.model_folder import tensor_table
 from bridge.adapter_names import adapter_table
 from configs import extension
-from configs.races import too_few_places
+from configs.races import may_be_too_narrow, too_few_places
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
 from launch.gpu_memory import check_shared
 from launch.placement import Machine, core_ids, place
-from launch.plan.frontier_width import may_be_too_narrow
 from launch.sandbox_check import check_sandbox
 from launch.snapshot_room import SnapshotRoom
 from learner.data.opening import SetAside, open_sources

@@ -7,7 +7,8 @@ learner/objective/turns.py and learner/objective/shaping.py.
 import dataclasses
 import inspect
 import math
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, cast, get_args
 
 from configs import extension
 from configs.checks import CountOrZero, Fraction, FractionOrZero, NotNegative, Positive, check_ranges
@@ -217,18 +218,19 @@ class LossConfig:
         if not extension.is_own(self.name):
             read = {"proximal_logprobs": self.name in PROXIMAL_LOSSES, "sequence_log_ratio": self.name == "gspo"}
             return frozenset(name for name, is_read in read.items() if is_read)
-        named: Any = getattr(extension.load("loss.name", self.name, OWN_LOSS), "needs", ())
-        if not isinstance(named, (tuple, list, set, frozenset)) or not set(named) <= set(OPTIONAL_INPUTS):
+        named: object = getattr(extension.load("loss.name", self.name, OWN_LOSS), "needs", ())
+        read = frozenset(name for name in OPTIONAL_INPUTS if isinstance(named, (tuple, list)) and name in named)
+        if not isinstance(named, (tuple, list)) or len(read) != len(cast("Sequence[object]", named)):
             raise ValueError(
                 f"loss.name={self.name}: its attribute `needs` must be a tuple of some of "
                 f"{', '.join(OPTIONAL_INPUTS)}, got {named!r}"
             )
-        if "proximal_logprobs" not in named and self.proximal != "batch":
+        if "proximal_logprobs" not in read and self.proximal != "batch":
             raise ValueError(
                 f"loss.proximal={self.proximal} has no effect with loss.name={self.name}, which does not name "
                 "proximal_logprobs in its attribute `needs`; add it or leave loss.proximal out"
             )
-        return frozenset(named)
+        return read
 
     @property
     def given_clips(self) -> dict[str, float]:

@@ -35,19 +35,3 @@ def too_narrow(config: Config, engine: EngineProfile, *, num_engines: int = 1) -
         f"admission.width ({config.admission_width}) keeps {num_running:g} sequences in each engine, which is "
         f"{share:.0%} of its full speed; set admission.width={width}"
     )
-
-
-def may_be_too_narrow(config: Config, *, num_engines: int) -> str | None:
-    """Returns a message if the frontier leaves places of engines of unknown speed empty; None if it fills them."""
-    num_requests = config.admission_width * config.rounds.requests_per_group
-    num_places = max(num_engines, 1) * config.actor.max_num_seqs
-    groups = config.rounds.groups_issued
-    num_useful = min(num_places, groups * config.rounds.requests_per_group)
-    if config.admission.policy != "frontier" or num_requests >= num_useful:
-        return None
-    width = -(-num_useful // config.rounds.requests_per_group)
-    return (
-        f"admission.width ({config.admission_width}) keeps {num_requests} sequences in service, and the engines have "
-        f"{num_places} places (actor.max_num_seqs); if more running sequences make them faster, this schedule is no "
-        f"faster than serial. Set admission.width to at most {width}: launch.plan with a profile says which"
-    )

@@ -75,8 +75,7 @@ def markdown(results: Results) -> str:
     parts.append(
         "Held-out reward at the end, less that of the other. With one pair there is no spread: a difference below "
         "about 0.04, the standard error of two values, says nothing, and the same case has ended 0.1 apart in another "
-        "run. Each fifth of `rollpacker`'s rounds is a long one here, and an evaluation comes after 40: always right "
-        "after an update by slow prompts alone, which at a constant step size moves the policy far. "
+        "run. Single last evaluations scatter: means of several late ones over seeds are to be compared. "
         "What cases change of their preset: "
         + "; ".join(
             f"`{case.name}` ({case.preset}) {' '.join(f'{k}={v}' for k, v in case.overrides.items())}"

@@ -1,14 +1,16 @@
 """The frontier's width against an engine's speed; the oracle is a table read by hand."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
+from configs.races import may_be_too_narrow
 from configs.schema import Config
 from configs.sections import ActorConfig, AdmissionConfig, RoundsConfig, RunConfig
 from launch.placement import Machine
 from launch.plan.engine_profile import EngineProfile
-from launch.plan.frontier_width import may_be_too_narrow, narrowest_width, too_narrow
+from launch.plan.frontier_width import narrowest_width, too_narrow
 from launch.plan.search import Grid
 from launch.preflight import check_engines
 from tests.launch.plan.setup import profile_of
@@ -19,7 +21,7 @@ FLAT = EngineProfile(running=(8.0,), tokens_per_s=(4000.0,), max_num_seqs=32)
 FALLING = EngineProfile(running=(4.0, 16.0, 64.0), tokens_per_s=(100.0, 1000.0, 500.0), max_num_seqs=64)
 
 
-def config_of(*, width=0, policy="frontier", groups=32, max_num_seqs=32, num_engines=1):
+def config_of(*, width=0, policy: Any = "frontier", groups=32, max_num_seqs=32, num_engines=1):
     return Config(
         preset="test",
         run=RunConfig(num_updates=groups // 2),
