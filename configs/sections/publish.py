@@ -46,6 +46,10 @@ class PublishConfig:
     advertise: str = ""
     """URL under which actors reach it (https://learner.example:8443); empty: the address it listens at. With several
     learner processes it has {process_id} or {host}, the machine's name, in it: https://{host}:8443."""
+    max_connections: int = 256
+    """Connections that each learner host serves weights over at once. A reader has 4 connections, spread over up to four
+    learner hosts; with more hosts it has one to each, to at most 16. On Kubernetes each actor is a reader, elsewhere
+    each actor host."""
     reader_wait_s: float = 10.0
     """How long a version that was superseded is served on to who has begun to read it."""
     slow_reader_s: float = 600.0
@@ -79,6 +83,7 @@ class PublishConfig:
             "publish",
             every_n_steps=self.every_n_steps,
             max_adapters=self.max_adapters,
+            max_connections=self.max_connections,
             reader_wait_s=self.reader_wait_s,
             bucket_keep=self.bucket_keep,
             bucket_wait_s=self.bucket_wait_s,
