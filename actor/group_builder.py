@@ -47,7 +47,7 @@ class GroupBuilder:
         if not self.is_complete:
             raise ValueError(f"ticket {self._ticket.id} has {len(self._members)} of {self._ticket.num_samples} samples")
         members = [self._members[i] for i in sorted(self._members)]
-        *older, newest = newest_of_each(v for sample, _ in members for v in _ends_of_incarnations(sample))
+        *older, newest = newest_of_each(v for sample, _, _ in members for v in _ends_of_incarnations(sample))
         return Group(
             ticket_id=self._ticket.id,
             kind=self._ticket.kind,

@@ -23,6 +23,7 @@ _MAY_DIFFER = (
     *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise ", "publish.reader_wait_s "),
     *(
         "publish.slow_reader_s ",
+        "publish.max_connections ",
         "publish.bucket ",
         "publish.bucket_keep ",
         "publish.bucket_wait_s ",

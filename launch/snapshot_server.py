@@ -7,6 +7,7 @@ The first line on stdout is the URL it serves at. It ends with whoever started i
 import asyncio
 import os
 import pathlib
+import resource
 import selectors
 import signal
 import subprocess
@@ -32,6 +33,8 @@ _SLOW_READER_S = flags.DEFINE_float(
     0.0,
     "How long one version is served on after that, to readers slower than versions come; takes a third slot.",
 )
+_MAX_CONNECTIONS = flags.DEFINE_integer("max_connections", 256, "Connections that are served at once.", lower_bound=1)
+_OTHER_FILES = 64
 _START_S = 30.0
 _END_S = 10.0
 SHARED_FLAGS = ()
@@ -48,6 +51,7 @@ def main() -> int:
                 "give --folder=FOLDER of the snapshots, a --reader_wait_s > 0 and a --slow_reader_s of at least 0"
             )
         token = read_token()
+        _allow_files(_MAX_CONNECTIONS.value)
         listener, tls = listen(_LISTEN.value, scheme=_SCHEME.value, token=token, tls=read_tls())
     server = SnapshotServer(
         _FOLDER.value,
@@ -56,6 +60,7 @@ def main() -> int:
         tls=tls,
         reader_wait_s=_READER_WAIT_S.value,
         slow_reader_s=_SLOW_READER_S.value,
+        max_connections=_MAX_CONNECTIONS.value,
     )
 
     async def serve() -> None:
@@ -71,6 +76,23 @@ def main() -> int:
     return 0
 
 
+def _allow_files(num_connections: int) -> None:
+    """Raises the bound on open files so far that so many connections fit.
+
+    Raises:
+      ValueError: this machine's own bound is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        raise ValueError(
+            f"publish.max_connections={num_connections} needs {wanted} open files, ulimit -n allows {hard}: raise it, "
+            "or set a lower publish.max_connections"
+        )
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class ServerProcess:
     """A snapshot server of one's own, as the learner's process starts it; it ends with this process."""
 
@@ -82,6 +104,7 @@ class ServerProcess:
         scheme: str,
         reader_wait_s: float,
         slow_reader_s: float = 0.0,
+        max_connections: int = 256,
         log: pathlib.Path,
     ) -> None:
         """Starts it and waits until it listens; token and certificates are those of the environment.
@@ -92,6 +115,7 @@ class ServerProcess:
         arguments = [
             *(f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"),
             *(f"--reader_wait_s={reader_wait_s}", f"--slow_reader_s={slow_reader_s}"),
+            f"--max_connections={max_connections}",
         ]
         with open(log, "ab") as err:
             begins = err.tell()

@@ -52,6 +52,7 @@ class SnapshotService:
         self._run = run_id(folder)
         self._snapshots, self._scheme = snapshot_folder(config), publish.serve
         self._waits = {"reader_wait_s": publish.reader_wait_s, "slow_reader_s": publish.slow_reader_s}
+        self._max_connections = publish.max_connections
         self._stopped = StoppedProcesses(config.supervision.heartbeat_s)
         self._is_required = not publish.bucket
         self._log = RunFolder(folder).log(f"snapshot-server-{host}" if host else "snapshot-server")
@@ -94,6 +95,7 @@ class SnapshotService:
             listen=listen,
             scheme=self._scheme,
             **self._waits,
+            max_connections=self._max_connections,
             log=self._log,
         )
 

@@ -21,6 +21,8 @@ from bridge.timeline import Timeline
 from bridge.types import Version
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
+_TELL_S = 60.0
+"""Between two log lines of one failure that goes on."""
 _HOPELESS_AFTER = 12
 _STUCK_AFTER = 3
 """Refusals of one version after which it is taken to be broken for good."""
@@ -107,7 +109,9 @@ class WeightClient:
             return None  # the next call takes the newer one
         except UnreachableError as e:  # nothing against the version: the next call goes on where this one stopped
             self._is_cut_off = True
-            logging.warning("snapshot out of reach version=%s served=%s reason=%s", manifest.version, served, e)
+            # Tried again every few seconds, for as long as the learner is gone.
+            text = "snapshot out of reach version=%s served=%s reason=%s"
+            logging.log_every_n_seconds(logging.WARNING, text, _TELL_S, manifest.version, served, e)
             return None
         except SnapshotError as e:
             self._refuse(manifest.version, e)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tokenizers
 from blake3 import blake3
 from jaxtyping import Int32
 

@@ -219,8 +219,9 @@ class LossConfig:
             read = {"proximal_logprobs": self.name in PROXIMAL_LOSSES, "sequence_log_ratio": self.name == "gspo"}
             return frozenset(name for name, is_read in read.items() if is_read)
         named: object = getattr(extension.load("loss.name", self.name, OWN_LOSS), "needs", ())
-        read = frozenset(name for name in OPTIONAL_INPUTS if isinstance(named, (tuple, list)) and name in named)
-        if not isinstance(named, (tuple, list)) or len(read) != len(cast("Sequence[object]", named)):
+        names = cast("Sequence[object]", named) if isinstance(named, tuple | list) else (named,)
+        read = frozenset(name for name in OPTIONAL_INPUTS if name in names)
+        if len(read) != len(names):
             raise ValueError(
                 f"loss.name={self.name}: its attribute `needs` must be a tuple of some of "
                 f"{', '.join(OPTIONAL_INPUTS)}, got {named!r}"

@@ -7,9 +7,12 @@ before has too. Where the version before lies beside it, the delta is fetched in
 import concurrent.futures
 import dataclasses
 import pathlib
+import socket
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+import blake3
 import numpy as np
 from absl import logging
 
@@ -24,6 +27,7 @@ from bridge.types import Version
 
 MAX_AT_ONCE = 16
 """Pieces that are fetched at the same time."""
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,10 +140,33 @@ class PieceFetch:
         return left
 
 
+def num_connections(num_pieces: int, patience: Patience) -> int:
+    """Returns the connections that one reader of a version of so many pieces has at once, to all hosts together."""
+    at_once = min(MAX_AT_ONCE, num_pieces)
+    return at_once * patience.shared_by(at_once).num_ranges
+
+
+def rotated(pieces: Sequence[T], reader: str) -> list[T]:
+    """Returns the pieces in the order in which a reader asks for them.
+
+    All readers hear of a version at the same moment. Each begins with another piece, by a hash of its name, so that they
+    do not all begin with the same host of the learner.
+    """
+    start = int.from_bytes(blake3.blake3(reader.encode()).digest()[:8]) % max(1, len(pieces))
+    return [*pieces[start:], *pieces[:start]]
+
+
 def fetch_all(
-    fetches: Sequence[PieceFetch], *, held: Held, before: tuple[Version, np.ndarray] | None, stop: Stop
+    fetches: Sequence[PieceFetch],
+    *,
+    held: Held,
+    before: tuple[Version, np.ndarray] | None,
+    stop: Stop,
+    reader: str = socket.gethostname(),
 ) -> None:
-    """Runs all of them, each in a thread; when one fails the others end soon, and what arrived stays.
+    """Runs all of them, each in a thread, in this machine's order (`rotated`).
+
+    When one fails the others end soon, and what arrived stays.
 
     Raises:
       SnapshotError: what the first one failed with.
@@ -159,7 +186,7 @@ def fetch_all(
             failed.set()
 
     with concurrent.futures.ThreadPoolExecutor(min(MAX_AT_ONCE, len(fetches)), "sluice-piece") as threads:
-        for fetch in fetches:
+        for fetch in rotated(fetches, reader):
             threads.submit(run, fetch)
     if errors:
         raise errors[0]

@@ -6,6 +6,7 @@ Where one of these gives out nothing stops: actors skip versions, so lag grows.
 import math
 
 from bridge.snapshots.fetching.download import Patience
+from bridge.snapshots.fetching.piece_fetch import num_connections
 from bridge.snapshots.serving.front_door import MAX_CONNECTIONS
 from launch.plan.cluster.part import Part
 from launch.plan.cluster.profile import lowest
@@ -83,12 +84,12 @@ def _bucket(transfers: Transfers, publishes_per_s: float) -> Part:
 
 
 def _server_connections(transfers: Transfers) -> Part:
-    # Each range that is read at once is a connection; those of one host are spread over the learner's hosts.
+    # Each range that is read at once is a connection; those of one reader are spread over the learner's hosts.
     return Part(
         name="snapshot servers' connections",
-        load=transfers.num_actor_hosts * Patience().num_ranges,
+        load=transfers.num_actor_hosts * num_connections(transfers.num_learner_hosts, Patience()),
         capacity=MAX_CONNECTIONS * transfers.num_learner_hosts,
         unit="connections",
-        remedy="more learner hosts, more engines a host, or a bucket in place of the links "
+        remedy="a higher publish.max_connections, more engines a host, or a bucket in place of the links "
         "(publish.bucket with publish.serve=none)",
     )

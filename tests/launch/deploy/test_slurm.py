@@ -1,5 +1,6 @@
 """Rendered jobs: read by bash and shellcheck, and run with Slurm's commands and Python stood in for."""
 
+import os
 import pathlib
 import shlex
 import signal
@@ -288,3 +289,19 @@ def test_node_whose_time_is_up_is_queued_again(tmp_path):
     job.send_signal(signal.SIGUSR1)
     slurm.end(job)
     assert slurm.calls[-1] == "scontrol requeue 4242"
+
+
+def test_actors_work_folder_is_new_and_this_users_alone_whatever_another_user_made_there(tmp_path):
+    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["0"])
+    theirs = slurm.folder / "sluice-4242"
+    theirs.mkdir(mode=0o777)
+    (slurm.out / "finished").touch()  # nothing is started
+    with open(slurm.out / "settings.sh", "a") as settings:
+        settings.write('trap \'[ -z "${work_dir:-}" ] || stat -c "%a %u %n" "$work_dir" >> "$FAKE/seen"\' DEBUG\n')
+    code, said = slurm.end(slurm.start("actors.sbatch"))
+    assert code == 0, said
+    (seen,) = set((slurm.folder / "seen").read_text().splitlines())
+    mode, uid, path = seen.split()
+    assert (mode, uid) == ("700", str(os.getuid()))
+    assert pathlib.Path(path).parent == slurm.folder and path != str(theirs)
+    assert list(theirs.iterdir()) == [] and not pathlib.Path(path).exists()

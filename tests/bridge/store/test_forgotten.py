@@ -1,0 +1,120 @@
+"""Acknowledged tickets: the newest stay known, older ones are forgotten and counted, whatever a learner goes back to."""
+
+import random
+
+import pytest
+
+from bridge.store.runs import Runs
+from bridge.store.sql import tickets as sql_tickets
+from bridge.store.sql.script import Step
+from tests.bridge.factories import make_group, make_ticket
+
+KEPT = 8
+
+
+@pytest.fixture(autouse=True)
+def few_are_kept(monkeypatch):
+    monkeypatch.setattr(sql_tickets, "KEPT_ORDERS", KEPT)
+
+
+def ids_in(store) -> set[str]:
+    inner = getattr(store, "learner", store)
+    read = inner._database.read(inner._run, Step("SELECT id FROM tickets WHERE run = :run", {"run": inner._run}))
+    return {id_ for (id_,) in read}
+
+
+def serve(store, tickets) -> None:
+    store.put_tickets(tickets)
+    for ticket in tickets:
+        assert store.put_group(make_group(ticket, actor="a"))
+
+
+def ticket(order: int, sample: int = 0):
+    return make_ticket(f"{order:09d}.{sample}", order=order)
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_rows_stay_bounded_and_the_count_is_exact_over_many_updates(store, num_samples):
+    most = 0
+    for order in range(60):
+        tickets = [ticket(order, i) for i in range(num_samples)]
+        serve(store, tickets)
+        store.acknowledge([t.id for t in tickets])
+        most = max(most, len(ids_in(store)))
+        assert store.counts()["acknowledged"] == num_samples * (order + 1)
+    assert most <= num_samples * (KEPT + 2) + 1
+    # The newest are known, so that a late copy is refused; the oldest are of no ticket.
+    assert store.put_group(make_group(ticket(59))) is False
+    with pytest.raises(KeyError):
+        store.put_group(make_group(ticket(0)))
+
+
+def test_open_and_failed_tickets_are_never_forgotten(store):
+    store.put_tickets([ticket(0), ticket(1)])
+    store.claim("a", limit=1, lease_s=60.0)
+    store.give_up(ticket(0).id, "no verdict", max_attempts=1)
+    for order in range(2, 40):
+        serve(store, [ticket(order)])
+        store.acknowledge([ticket(order).id])
+    assert {ticket(0).id, ticket(1).id} <= ids_in(store)
+    assert store.failed() == {ticket(0).id: "no verdict"}
+    assert store.counts() | {"reissued": 0} == {
+        "open": 1, "claimed": 0, "done": 0, "acknowledged": 38, "failed": 1, "reissued": 0
+    }  # fmt: skip
+
+
+def test_learner_that_falls_back_to_an_older_checkpoint_gets_its_open_tickets_served_again(store):
+    for order in range(40):
+        serve(store, [ticket(order)])
+        store.acknowledge([ticket(order).id])
+    # What `Stream.resume` does with the checkpoint of order 5, whose tickets 3 and 4 were open.
+    open_tickets = [ticket(3), ticket(4)]
+    assert store.put_tickets(open_tickets) == 2
+    store.rewind([t.id for t in open_tickets], next_order=5, step=0)
+    assert [t.id for t in store.claim("b", limit=9, lease_s=60.0)] == [t.id for t in open_tickets]
+    assert store.put_group(make_group(ticket(3))) is True
+
+
+def test_random_orders_of_acknowledgement_keep_count_and_bound(store):
+    order_of, waiting, num = random.Random(3), [], 0
+    for order in range(80):
+        serve(store, [ticket(order)])
+        waiting.append(ticket(order).id)
+        if len(waiting) > 6:
+            order_of.shuffle(waiting)
+            store.acknowledge([waiting.pop() for _ in range(3)])
+            num += 3
+            assert store.counts()["acknowledged"] == num
+    assert len(ids_in(store)) <= KEPT + 2 * 6 + 9
+
+
+def test_backlog_of_an_older_build_goes_a_little_with_each_call(store, monkeypatch):
+    monkeypatch.setattr(sql_tickets, "KEPT_ORDERS", 10**6)
+    for order in range(50):
+        serve(store, [ticket(order)])
+        store.acknowledge([ticket(order).id])
+    assert len(ids_in(store)) == 50
+    monkeypatch.setattr(sql_tickets, "KEPT_ORDERS", KEPT)
+    sizes = []
+    for order in range(50, 90):
+        serve(store, [ticket(order)])
+        store.acknowledge([ticket(order).id])
+        sizes.append(len(ids_in(store)))
+    assert all(before - after <= 3 for before, after in zip(sizes, sizes[1:], strict=False))
+    assert sizes[-1] <= KEPT + 3 and store.counts()["acknowledged"] == 90
+
+
+def test_steps_metric_of_reissued_tickets_is_the_count(store):
+    serve(store, [ticket(0), ticket(1)])
+    assert store.num_reissued() == 0
+    store.reissue([ticket(0).id, ticket(1).id])
+    assert store.num_reissued() == store.counts()["reissued"] == 2
+
+
+def test_runs_count_what_was_trained_and_forgotten(store):
+    for order in range(30):
+        serve(store, [ticket(order)])
+        store.acknowledge([ticket(order).id])
+    inner = getattr(store, "learner", store)
+    (state,) = (s for s in Runs(inner._database, place="here", names=None).all() if s.run == inner._run)
+    assert state.num_trained == 30
