@@ -80,8 +80,7 @@ class ControlTokens:
         return self._broken(value, is_assistant=False)
 
     def _broken(self, value: Any, *, is_assistant: bool) -> Any:
-        tokens = self.of_turns if is_assistant else self.of_turns | self.special
-        pattern = _pattern(tokens)
+        pattern = _pattern(self.of_turns, frozenset[str]() if is_assistant else self.special)
         return value if pattern is None else _map_texts(value, lambda text: _break(text, pattern))
 
 
@@ -157,8 +156,8 @@ def _turns(chat: ChatTemplate) -> str:
 
 
 @functools.cache
-def _pattern(tokens: frozenset[str]) -> re.Pattern[str] | None:
-    longest_first = sorted((t for t in tokens if len(t) > 1), key=lambda t: (-len(t), t))
+def _pattern(of_turns: frozenset[str], special: frozenset[str]) -> re.Pattern[str] | None:
+    longest_first = sorted((t for t in of_turns | special if len(t) > 1), key=lambda t: (-len(t), t))
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 

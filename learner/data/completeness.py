@@ -12,7 +12,6 @@ from typing import Any
 
 from bridge import template_language
 from bridge.chat_template import ChatTemplate, JsonObject
-from learner.data.conversations import text_of
 
 _MUST_COUNT = ("function_call", "tool_call_id", "name")
 """Fields without which a message says something else: a template that ignores one renders the same without it."""
@@ -94,7 +93,7 @@ def _missing(key: _Key, shape: str) -> str:
     fields: dict[str, str] = {}
     for i, message in enumerate(messages):
         said = f"message {i + 1} (role {message['role']})"
-        if text_of(message) and _word("text", i) not in whole:
+        if any(word not in whole for word in _content_words(message)):
             return f"{said}; remove it, or take another template"
         fields |= {n: said for n in _MUST_COUNT if n in message and same(_without(messages, i, n))}
         fields |= {n: said for n in _MAY_BE_DROPPED if n in message and n not in known}
@@ -112,6 +111,13 @@ def _without(messages: list[JsonObject], i: int, name: str, *, call: int | None 
     changed = copy.deepcopy(messages)
     del (changed[i] if call is None else changed[i]["tool_calls"][call])[name]
     return changed
+
+
+def _content_words(shape: JsonObject) -> list[str]:
+    """The words that stand for the text, or the texts, of a message."""
+    content = shape.get("content")
+    texts = [p.get("text", "") for p in content] if isinstance(content, list) else [content or ""]
+    return [text for text in texts if text.strip()]
 
 
 def _words_of(call: JsonObject) -> list[str]:
@@ -132,10 +138,12 @@ def _shapes(messages: Sequence[JsonObject]) -> list[JsonObject]:
 
     shapes: list[JsonObject] = []
     for i, message in enumerate(messages):
-        shape = copy.deepcopy(message)
+        shape = dict(message)
         content = message.get("content")
         if isinstance(content, list):
-            shape["content"] = [p | {"text": _word("text", i)} if "text" in p else p for p in content]
+            shape["content"] = [
+                p | {"text": _word("text", i, k)} if p.get("text", "").strip() else p for k, p in enumerate(content)
+            ]
         elif content and content.strip():
             shape["content"] = _word("text", i)
         for name in ("name", *_MAY_BE_DROPPED):
@@ -143,6 +151,8 @@ def _shapes(messages: Sequence[JsonObject]) -> list[JsonObject]:
                 shape[name] = _word(name, i)
         if isinstance(message.get("tool_call_id"), str):
             shape["tool_call_id"] = id_of(message["tool_call_id"])
+        if "tool_calls" in message:
+            shape["tool_calls"] = copy.deepcopy(message["tool_calls"])
         for n, call in enumerate(shape.get("tool_calls", ())):
             function, word = call.get("function", call), _word("function", i, n)
             if isinstance(call.get("id"), str):

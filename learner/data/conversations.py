@@ -1,5 +1,6 @@
 """Conversations in rows: lists of messages, or such lists as JSON text, checked and in one form."""
 
+import ast
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -78,14 +79,28 @@ def _from_json(text: str, field: str) -> list[Any] | None:
     if not _LOOKS_LIKE_ONE.match(text):
         return None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        if not text.lstrip().startswith("["):
-            return None  # a question about JSON, or a program
-        raise NotAPromptError(f"{field!r} looks like a conversation, and is not JSON: {e}") from e
-    found = [found] if isinstance(found, dict) else found
-    is_one = all(isinstance(m, dict) and ("role" in m or "from" in m) for m in found)
+        found = _as_messages(json.loads(text))
+    except (ValueError, RecursionError):
+        if _as_messages(_literal(text)) is not None:
+            raise NotAPromptError(f"{field!r} is a conversation as Python prints it; write it as JSON") from None
+        return None  # a question about JSON, or a program
+    return found
+
+
+def _as_messages(value: Any) -> list[Any] | None:
+    """A list of messages, or of one; None for anything else."""
+    found: Any = [value] if isinstance(value, dict) else value
+    if not isinstance(found, list) or not found:
+        return None
+    is_one = all(isinstance(m, dict) and ("role" in m or {"from", "value"} <= m.keys()) for m in found)
     return found if is_one else None
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:

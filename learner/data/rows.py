@@ -55,7 +55,8 @@ class RowFormat:
         """The fields that are looked at."""
         source = self.source
         fields = (source.prompt_field, source.answer_field, self.rewards_field, self.metadata_field)
-        return [f for f in (*fields, self.tools_field, self.template_arguments_field, *MEDIA_FIELDS) if f]
+        others = (self.tools_field, self.template_arguments_field, *MEDIA_FIELDS)
+        return [f for f in (*fields, *(f for f in others if f not in self.ignored_fields)) if f]
 
 
 def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem | str:

@@ -132,7 +132,7 @@ def load_tokenizer(
     settings = read_json(folder / "tokenizer_config.json")
     beginning = text_tokens.beginning(backend, settings, chat.special_tokens.get("bos_token", ""))
     notes = _disagreements(folder, chat, backend, named, beginning)
-    end = text_tokens.turn_end(backend, chat, stops) if chat.source else None
+    end = text_tokens.turn_end(backend, chat, stops) if chat.exists else None
     if end is not None and end < vocab_size:
         said = ", ".join(f"{backend.id_to_token(i)!r} ({i})" for i in sorted(stops))
         notes.append(
@@ -147,7 +147,7 @@ def load_tokenizer(
         stop_token_ids=tuple(sorted(stops)),
         fingerprint=blake3((folder / "tokenizer.json").read_bytes()).hexdigest(),
         beginning=beginning,
-        control=text_tokens.control_tokens(backend, chat if chat.source else None, ends=stops),
+        control=text_tokens.control_tokens(backend, chat if chat.exists else None, ends=stops),
         beyond={text: i for text, i in added.items() if i >= vocab_size},
         notes=tuple(notes),
     )

@@ -48,6 +48,13 @@ def tokenizer() -> tokenizers.Tokenizer:
     return made
 
 
+def id_of(token: str) -> int:
+    """The id of one of the tokens."""
+    found = tokenizer().token_to_id(token)
+    assert found is not None, token
+    return found
+
+
 def make_folder(folder: pathlib.Path, template: str = "", **settings: Any) -> pathlib.Path:
     """A model folder's tokenizer and config, without weights."""
     folder.mkdir(exist_ok=True)

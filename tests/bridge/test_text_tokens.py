@@ -13,7 +13,7 @@ TEXT = "a question that is longer than sixteen bytes"
 
 
 def ids_of(*texts):
-    return [published.tokenizer().token_to_id(t) for t in texts]
+    return [published.id_of(t) for t in texts]
 
 
 @pytest.mark.parametrize("saved", ["truncation", "padding", "both", "padding to the left, to a multiple"])
@@ -106,7 +106,7 @@ def test_as_text_leaves_roles_and_other_values_and_the_given_messages_alone():
 def test_turn_end_is_the_token_behind_the_assistants_words(tmp_path, name, stops, end):
     chat = read_chat_template(published.make_folder(tmp_path / "m", (published.FOLDER / f"{name}.jinja").read_text()))
     found = text_tokens.turn_end(published.tokenizer(), chat, ids_of(*stops))
-    assert found == (None if end is None else published.tokenizer().token_to_id(end))
+    assert found == (None if end is None else published.id_of(end))
 
 
 @pytest.mark.parametrize("processor", ["", "<s> $A", "<s> $A </s>", "$A </s>"])

@@ -104,6 +104,26 @@ def test_message_of_a_role_that_the_template_passes_over_is_refused(loaded, role
     assert "12" in asked(loaded, row, DROPS)
 
 
+def test_part_of_a_content_that_the_template_passes_over_is_refused(loaded):
+    first_alone = "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"
+    row = {"prompt": [{"role": "system", "content": [{"type": "text", "text": t} for t in ("a", "b")]}, USER]}
+    assert "leaves out message 1 (role system)" in asked(loaded, row, first_alone)
+    row["prompt"][0]["content"].pop()
+    assert asked(loaded, row, first_alone) == "aHow warm is it?"
+
+
+def test_call_whose_id_names_its_function_is_shown_by_it(loaded):
+    """As Kimi K2's template does."""
+    template = DROPS.replace(
+        "{{ m.content }}",
+        "{% for c in m.tool_calls %}{{ c.id }}{{ c.function.arguments }}{% endfor %}{{ m.content or '' }}",
+    )
+    call = CALL | {"id": "functions.temperature:0"}
+    row = {"prompt": [USER, CALLS | {"tool_calls": [call]}, RESULT]}
+    assert "functions.temperature:0" in asked(loaded, row, template)
+    assert "a tool call of message 2" in asked(loaded, {"prompt": [USER, CALLS, RESULT]}, template)
+
+
 def test_fields_that_are_ignored_on_purpose_are_left_out(loaded):
     row = {"prompt": [USER, CALLS, RESULT | {"tool_call_id": "c1", "name": "temperature"}], "images": ["a.png"]}
     template = DROPS.replace(
@@ -150,7 +170,13 @@ def test_conversation_is_read_from_lists_objects_and_their_json(loaded, prompt, 
 
 
 @pytest.mark.parametrize(
-    "text", ['[1, 2] "role"', '{"content": "x"}', '[{"roles": 1}]', '{"role": broken', "[{'a': 1}]"]
+    "text",
+    [
+        *('[1, 2] "role"', '{"content": "x"}', '[{"roles": 1}]', '{"role": broken', "[{'a': 1}]", "[[1], {}]"),
+        '[{"role": "user", "content": "x"}] Sum this up.',
+        '[{"from": "Lund", "to": "Malmö"}]',
+        "{'role': 'x'} is a dictionary",
+    ],
 )
 def test_text_that_is_no_conversation_stays_text(text):
     raw = parsed({"prompt": text})
@@ -160,7 +186,7 @@ def test_text_that_is_no_conversation_stays_text(text):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"prompt": "[{'role': 'user', 'content': 'x'}]"}, "looks like a conversation, and is not JSON"),
+        ({"prompt": "[{'role': 'user', 'content': 'x'}]"}, "is a conversation as Python prints it; write it as JSON"),
         ({"prompt": json.dumps([{"from": "human", "value": "x"}])}, "every message needs a role and a content"),
         ({"prompt": [{"from": "human", "value": "x"}]}, "every message needs a role and a content"),
         ({"prompt": [{"role": "user", "content": ""}]}, "is empty: no message has text"),
@@ -203,6 +229,7 @@ def test_objects_of_a_parquet_list_have_the_fields_that_they_were_given(tmp_path
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     form = form_of()
     (read,) = next(iter(read_parquet(tmp_path / "rows.parquet", form.columns).batches()))
+    assert isinstance(read, dict)
     raw = parse_row(1, read, form)
     assert isinstance(raw, RawProblem)
     assert raw.messages[1]["tool_calls"] == [CALL, call]
@@ -255,7 +282,7 @@ def test_template_arguments_are_the_configs_and_the_rows_over_them(loaded):
 
 def test_tokens_that_the_model_has_no_row_for_refuse_the_prompt_and_not_the_model(tmp_path, loaded):
     folder = published.make_folder(tmp_path / "m")
-    size = published.tokenizer().token_to_id("<think>")  # the last four are beyond
+    size = published.id_of("<think>")  # the last four are beyond
     tokenizer = load_tokenizer(folder, vocab_size=size)
     assert sorted(tokenizer.beyond) == sorted(published.MARKS)
     raw = parsed({"prompt": "ask <think> now"})

@@ -216,10 +216,13 @@ def test_save_copies_tokenizer_files_only(tmp_path):
     save_reference("qwen3-tied", source)
     (source / "tokenizer.json").write_text("{}")
     (source / "notes.txt").write_text("mine")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "rag.jinja").write_text("{{ messages }}")
     config, params = load(source)
     save(tmp_path / "out", config, params, tokenizer_from=source)
     copied = {p.name for p in (tmp_path / "out").iterdir()} - {"config.json", "model.safetensors"}
-    assert copied == {"tokenizer.json", "generation_config.json"}
+    assert copied == {"tokenizer.json", "generation_config.json", "additional_chat_templates"}
+    assert (tmp_path / "out" / "additional_chat_templates" / "rag.jinja").read_text() == "{{ messages }}"
 
 
 def test_save_that_fails_leaves_neither_folder_nor_temporary(tmp_path, monkeypatch):
