@@ -250,3 +250,25 @@ def test_score_of_a_model_with_soft_caps_is_transformers_own(tmp_path):
         np.testing.assert_allclose(scores[row, here[1:]][scored], want[scored], atol=1e-4)
         num_scored += scored.sum()
     assert num_scored == batch.loss_mask.sum() > 10
+
+
+@pytest.mark.parametrize(
+    ("own", "built_in", "fields"),
+    [
+        ("of_sequences", "gspo", dict(normalization="sequence")),
+        ("clipped_from_proximal", "decoupled_ppo", dict(epochs=2, clip_high=0.28)),
+    ],
+)
+def test_loss_of_ones_own_that_names_its_inputs_trains_as_the_built_in(own, built_in, fields):
+    grads = []
+    for name in (f"tests.learner.objective.test_check:{own}", built_in):
+        config = config_of(name=name, advantage="mean_baseline", **fields)
+        steps = steps_of(config)
+        assert steps.keeps_logprobs == (built_in == "decoupled_ppo")
+        state = steps.init(fresh_params())
+        for micro in pack(config, random_groups(3, 2)):
+            state = steps.accumulate(state, micro.batch)
+        grads.append(state.accumulator.grads)
+    largest = max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(grads[1]))
+    assert largest > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest), *grads)
