@@ -1,5 +1,6 @@
 """Command-line entry points."""
 
+import signal
 import sys
 from types import TracebackType
 
@@ -13,3 +14,5 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 sys.excepthook = _show
+if "--multiprocessing-fork" in sys.orig_argv:  # an engine's process: the terminal's Ctrl-C ends it without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

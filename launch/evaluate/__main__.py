@@ -1,7 +1,13 @@
 """`python -m launch.evaluate`."""
 
+import importlib.util
+import sys
+
 from launch import command_line
 from launch.evaluate.command import main
 
-if __name__ == "__main__":  # vLLM's processes import this module
+if __name__ == "__main__":
+    # A process that multiprocessing starts imports this program's main module first, but none that is a `__main__`.
+    # With a module of ours in its place vLLM's processes import `launch`, and so end without a traceback on Ctrl-C.
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("launch.cache")
     command_line.run(main)

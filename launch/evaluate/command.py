@@ -8,6 +8,8 @@ one. docs/evaluation.md explains the numbers.
 
 import asyncio
 import contextlib
+import multiprocessing
+import os
 import pathlib
 import signal
 import sys
@@ -56,6 +58,7 @@ _VERIFIER = flags.DEFINE_string("verifier", None, "Who judges rows that name nob
 _SEED = flags.DEFINE_integer("seed", 0, "What is drawn; each sample draws for itself.")
 _LIMIT = flags.DEFINE_integer("limit", None, "Problems of each set at most, the first ones.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "results.json", "The results' file (JSON), written whole at the end.")
+_INTERRUPTED = "interrupted: nothing is written"
 _SHOW = flags.DEFINE_integer("show", 8, "Problems of each set whose responses are in the results.", lower_bound=0)
 
 
@@ -81,13 +84,14 @@ def main() -> int:
             parts.callback(timeline.close)
         progress.say(f"starting vLLM: {model}, {config.model.served_dtype}, at most {config.model.max_tokens} tokens")
         try:
-            engine = serving.start_engine(model, config, seed=_SEED.value)
+            with _ended_at_once(parts):
+                engine = serving.start_engine(model, config, seed=_SEED.value)
             version = Version(incarnation=0, step=step or 0)
             job = serving.Job(config, sets, engine, timeline, judge, version)
             with progress:
                 groups = asyncio.run(job.run(progress))
         except KeyboardInterrupt:
-            print("interrupted: nothing is written", file=sys.stderr)
+            print(_INTERRUPTED, file=sys.stderr)
             return 130
         except Exception as e:
             first, *others = leaves(e)
@@ -174,6 +178,25 @@ def _judge(config: Config, folder: pathlib.Path) -> Iterator[Judge | None]:
         service = JudgeService(config.judge, folder / "judge.log", stopped_s=config.supervision.heartbeat_s)
         with contextlib.closing(service):
             yield Judge(service.config, failure=lambda: service.failure)
+
+
+@contextlib.contextmanager
+def _ended_at_once(parts: contextlib.ExitStack) -> Iterator[None]:
+    """Ends this process, its parts and all that it started on Ctrl-C: vLLM's start lets no exception through."""
+
+    def end(*_: object) -> None:
+        print(_INTERRUPTED, file=sys.stderr, flush=True)
+        for child in multiprocessing.active_children():
+            child.kill()
+        parts.close()
+        os._exit(130)
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _interrupt() -> None:
