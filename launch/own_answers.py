@@ -228,7 +228,9 @@ async def _judge(pool: VerifierPool, row: GoldRow, questions: Sequence[tuple[str
     """Why a row does not pass; empty if it does."""
     for name, text in questions:
         try:
-            score = await pool.score(name, Response(text=text, finish="stop", num_tokens=1), row.task)
+            score = await pool.score(
+                name, Response(text=text, finish="stop", num_tokens=1, begun_by_prompt=""), row.task
+            )
         except RaisedError as e:
             return f"its own answer can't be judged: {e}"
         if score.verdict != "ok":

@@ -183,7 +183,9 @@ class Rewards:
     async def _run_own(self, name: str, text: str, task: Task) -> None:
         assert self._anchors is not None
         try:
-            score = await self._pool.score(name, Response(text=text, finish="stop", num_tokens=1), task)
+            score = await self._pool.score(
+                name, Response(text=text, finish="stop", num_tokens=1, begun_by_prompt=""), task
+            )
         except VerifierError as e:  # what it is asked of responses will say the same, and is counted
             logging.warning("a task's own answer can't be judged verifier=%s problem=%r", name, str(e))
             return
@@ -196,7 +198,9 @@ class Rewards:
         Raises:
           VerifierError: it did not judge it.
         """
-        own = Response(text=own_answer(name, task, self._pool.settings), finish="stop", num_tokens=1)
+        own = Response(
+            text=own_answer(name, task, self._pool.settings), finish="stop", num_tokens=1, begun_by_prompt=""
+        )
         if name in TIMES_CASES and not own.text:
             raise VerifierError(f"{hang}; and the row has no program that would show whether the verifier works")
         try:
