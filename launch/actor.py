@@ -268,7 +268,7 @@ async def _serve(
         rewards=rewards,
         read=ResponseReader(
             joined.model.tokenizer,
-            read_chat_template(joined.model.path),
+            read_chat_template(joined.model.path, config.prompts.template_settings),
             thinking_marks=config.model.thinking_marks,
         ),
         admission=Admission.of(config),
