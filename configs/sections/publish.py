@@ -47,9 +47,9 @@ class PublishConfig:
     """URL under which actors reach it (https://learner.example:8443); empty: the address it listens at. With several
     learner processes it has {process_id} or {host}, the machine's name, in it: https://{host}:8443."""
     max_connections: int = 256
-    """Connections that each learner host serves weights over at once. A reader has 4 connections, spread over up to four
-    learner hosts; with more hosts it has one to each, to at most 16. On Kubernetes each actor is a reader, elsewhere
-    each actor host."""
+    """Connections that each learner host serves weights over at once. A reader has 4 connections, spread over up to
+    four learner hosts; with more hosts it has one to each, to at most 16. On Kubernetes each actor is a reader,
+    elsewhere each actor host."""
     reader_wait_s: float = 10.0
     """How long a version that was superseded is served on to who has begun to read it."""
     slow_reader_s: float = 600.0

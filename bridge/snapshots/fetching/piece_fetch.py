@@ -149,8 +149,8 @@ def num_connections(num_pieces: int, patience: Patience) -> int:
 def rotated(pieces: Sequence[T], reader: str) -> list[T]:
     """Returns the pieces in the order in which a reader asks for them.
 
-    All readers hear of a version at the same moment. Each begins with another piece, by a hash of its name, so that they
-    do not all begin with the same host of the learner.
+    All readers hear of a version at the same moment. Each begins with another piece, by a hash of its name, so that
+    they do not all begin with the same host of the learner.
     """
     start = int.from_bytes(blake3.blake3(reader.encode()).digest()[:8]) % max(1, len(pieces))
     return [*pieces[start:], *pieces[:start]]
