@@ -14,6 +14,8 @@ Clock = Callable[[], float]
 _READING, _OFFSET = "clock_reading_us", "clock_offset_us"
 _STEP_S = 1.0
 """A reading is kept if it is later than the kept one by so much; a step back by less is not noticed."""
+_AFTER_STEP_S = 2.0
+"""From the kept time on to where it goes on after a step back: later than any time that was given out."""
 _PUT = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
@@ -55,5 +57,5 @@ class SqliteClock:
             return reading_s, to_unix_s, False
         kept_s, offset_s = kept[_READING] / 1e6, kept[_OFFSET] / 1e6
         if reading_s < kept_s - _STEP_S:
-            return reading_s, max(to_unix_s, kept_s + offset_s - reading_s), False
+            return reading_s, max(to_unix_s, kept_s + offset_s + _AFTER_STEP_S - reading_s), False
         return reading_s, offset_s, reading_s < kept_s + _STEP_S

@@ -1,4 +1,4 @@
-"""Acknowledged tickets: the newest stay known, older ones are forgotten, whatever a learner goes back to."""
+"""Acknowledged tickets: the newest stay known, older ones are forgotten and only counted."""
 
 import random
 
