@@ -47,7 +47,7 @@ class TemplateSettings:
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=JsonObject)
     """Variables of the template, such as enable_thinking."""
     date: str = dataclasses.field(default_factory=today)
-    """What `strftime_now` takes for now, YYYY-MM-DD."""
+    """Date that `strftime_now` takes for now, YYYY-MM-DD."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ChatTemplate:
     """Jinja of the template that renders a conversation without tools; empty where the folder has none, or several of
     which none is chosen."""
     special_tokens: Mapping[str, str]
-    """What the template may name: bos_token, eos_token, pad_token, unk_token and their like."""
+    """Special tokens that the template may name: bos_token, eos_token, pad_token, unk_token and their like."""
     named: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Jinja by name, where the folder has several templates."""
     settings: TemplateSettings = dataclasses.field(default_factory=TemplateSettings)

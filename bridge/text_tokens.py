@@ -25,7 +25,7 @@ _TURNS = (
     {"role": "assistant", "content": _ANSWER},
     {"role": "user", "content": _FOLLOW_UP},
 )
-"""What a template writes around these messages it writes around all."""
+"""Messages to probe a template with: text around them is around all messages."""
 _THINKING = re.compile(r"</?think(ing)?>|\[/?THINK\]")
 """Marks that some templates write beside each turn, and that the assistant writes itself."""
 

@@ -289,4 +289,4 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 DEFAULT = ThinkingFormat(KNOWN)
-"""For texts of an unknown model."""
+"""Format for texts of an unknown model."""

@@ -37,7 +37,7 @@ class Range:
 Count = Annotated[int, Range(0, 2**31 - 1, excludes_low=True)]
 CountOrZero = Annotated[int, Range(0, 2**31 - 1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
-"""What every generator of the run takes: grain's seeds have 32 bits."""
+"""Seed that every generator of a run takes: grain's seeds have 32 bits."""
 Seconds = Annotated[float, Range(0, 1e9, excludes_low=True)]
 """At most 31 years: threads and timers overflow not far above."""
 SecondsOrZero = Annotated[float, Range(0, 1e9)]
@@ -86,7 +86,7 @@ def is_core_list(text: str) -> bool:
 
 @functools.cache
 def _ranges(section: type) -> dict[str, Range]:
-    """By field: the range of its annotation, or of the values of a dict."""
+    """Returns by field the range of its annotation, or of a dict's values."""
     hints = typing.get_type_hints(section, include_extras=True)
     return {name: found for name, hint in hints.items() if (found := _range(hint)) is not None}
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 T = TypeVar("T")
 
 _PREFIXES = ("hf:", "file://", "sqlite:///")
-"""What may stand before a local path."""
+"""Prefixes of a local path."""
 
 
 class _Local:

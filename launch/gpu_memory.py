@@ -12,7 +12,7 @@ from launch.placement import Machine, Placement
 FRACTION, PREALLOCATE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
 """JAX's own variables, which go before `learner.gpu_memory_fraction`."""
 MOST = 0.95
-"""Of a GPU's memory that its processes may reserve together: each has a context outside its share."""
+"""Share of a GPU's memory that its processes may reserve together: each has a context outside its share."""
 
 
 def reserve(config: Config, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

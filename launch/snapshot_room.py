@@ -12,17 +12,17 @@ from configs.schema import Config
 _SLOTS = 2
 """One that is announced, and one that is being written."""
 _DELTA_SHARE = 0.5
-"""Of a slot's file, at most, that its delta takes (`bridge.snapshots.delta`)."""
+"""Largest share of a slot's file that its delta takes (`bridge.snapshots.delta`)."""
 _SHARED_COPIES = 2
 """Files that the actors of a machine without the learner download into, in turn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SnapshotRoom:
-    """What versions of a run take on one machine, in bytes."""
+    """Room that versions of a run take on one machine, in bytes."""
 
     served_bytes: float
-    """Of a whole version, in the served dtype."""
+    """Bytes of a whole version, in the served dtype."""
     num_hosts: int = 1
     """Machines that the learner runs on."""
     num_engines: int = 0

@@ -86,7 +86,7 @@ class Supervisor:
         self._due_s: dict[Process, float] = {}
         """When those are to be started again that wait for it."""
         self._causes: dict[Process, str] = {}
-        """What each process last failed of in its start."""
+        """Last cause by process of a failure at its start."""
         self._num_resizes: dict[Process, int] = {}
         self.last_error = ""
 

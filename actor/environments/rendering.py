@@ -25,7 +25,7 @@ from bridge.thinking import DEFAULT, ThinkingFormat
 _STAND_IN = "Sluicestandin"
 """For a turn of the policy: one word, which no template trims or takes for anything else."""
 _OBSERVED = "Sluiceobserved"
-"""For an observation."""
+"""Stand-in for an observation."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Rendering:
     control: text_tokens.ControlTokens = text_tokens.ControlTokens(frozenset(), frozenset())
     """Texts that are control tokens."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Of the prompt, for the template."""
+    """The prompt's own, for the template."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    """Of the prompt, for the template."""
+    """The prompt's own, for the template."""
     thinking: ThinkingFormat = DEFAULT
     """The marks of the model's thinking."""
 

@@ -161,7 +161,7 @@ _OTHER_MARKS = re.compile(
     r"|<[|\uff5c]\s*(?:python_tag|tool[_\u2581]?calls?\w*)[^<>]{0,40}>|\bfunctools\s*\[",
     re.IGNORECASE,
 )
-"""What calls begin or end with in the forms of other models."""
+"""Texts that calls begin or end with in the forms of other models."""
 
 
 def _refuse_other_forms(parser: str, text: str, tools: Collection[str]) -> list[ToolCall]:

@@ -48,7 +48,7 @@ _MAX_CHARS = 4000
 _MAX_WORDS = 80
 """Characters of an answer in words."""
 _MAX_BOXES = 8
-"""That are one answer together."""
+"""Pieces that are one answer together."""
 _MAX_BETWEEN = 60
 """Characters between two of them."""
 _MAX_STATEMENTS = 64

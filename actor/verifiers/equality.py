@@ -8,7 +8,7 @@ import sympy
 from actor.verifiers import bounds, expression, forms, notation, units
 
 RELATIVE_TOLERANCE = 2e-6
-"""Of a rounded number: six digits that are right. The library rounds to six decimals, by which small numbers are 0."""
+"""Relative tolerance of a rounded number: six digits. The library rounds to six decimals, so small numbers become 0."""
 
 
 def is_in_words(gold: str) -> bool:

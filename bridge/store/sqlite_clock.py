@@ -15,7 +15,7 @@ _READING, _OFFSET = "clock_reading_us", "clock_offset_us"
 _STEP_S = 1.0
 """A reading is kept if it is later than the kept one by so much; a step back by less is not noticed."""
 _AFTER_STEP_S = 2.0
-"""From the kept time on to where it goes on after a step back: later than any time that was given out."""
+"""Seconds after the kept time at which the clock continues after a step back: later than any time it gave."""
 _PUT = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 

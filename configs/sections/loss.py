@@ -210,7 +210,7 @@ class LossConfig:
 
     @property
     def optional_inputs(self) -> frozenset[str]:
-        """Those of `OPTIONAL_INPUTS` that the chosen loss reads.
+        """Members of `OPTIONAL_INPUTS` that the chosen loss reads.
 
         Raises:
           ValueError: a user's own loss can't be loaded or names another input, or loss.proximal is set and not read.

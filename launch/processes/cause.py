@@ -4,9 +4,9 @@ import pathlib
 import re
 
 LOG_HEAD = re.compile(r"^[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\]\s]+\] ")
-"""What a line of absl's log begins with: its level and day, the time, the thread, and where it was written."""
+"""Prefix of a line of absl's log: its level and day, the time, the thread, and the source line."""
 _ENGINE_HEAD = re.compile(r"^(?:\([\w-]+(?: pid=\d+)?\) )+")
-"""What vLLM puts before each line of an engine's processes: `(EngineCore pid=7) `."""
+"""Prefix that vLLM puts before each line of an engine's processes: `(EngineCore pid=7) `."""
 _VLLM_HEAD = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ")
 _POINTS_ELSEWHERE = re.compile(r"root cause|stack trace|see .*(?:above|below)", re.IGNORECASE)
 """Messages that name no cause, but where it is to be found."""
@@ -16,7 +16,7 @@ _SYSTEM_CAUSE = re.compile(
     r"|can't start new thread|resource temporarily unavailable|cannot resolve",
     re.IGNORECASE,
 )
-"""What the system ran out of, which a library may print in any form before it fails with something else."""
+"""Messages of a resource that ran out; a library may print one in any form before it fails with something else."""
 _MAX_LINES, _MAX_CHARS = 2000, 1000
 
 

@@ -71,7 +71,7 @@ class Child:
         self._vigil = Vigil(bounds, clock)
         self._phases: PhaseLog | None = None
         self._log_start = 0
-        """Where in the log this process began."""
+        """Offset in the log at which this process began."""
 
     @property
     def name(self) -> str:

@@ -18,13 +18,13 @@ from typing import cast
 _SSL_REQUEST, _GSS_REQUEST = struct.pack(">II", 8, 80877103), struct.pack(">II", 8, 80877104)
 _HELLO_S = 10.0
 _LOGIN_S = 10.0
-"""From being accepted until the database lets the client in."""
+"""Time from being accepted until the database lets the client in."""
 _BUFFER_BYTES = 2**18
 _MAX_CONNECTIONS = 400
 _MAX_STRANGERS = 64
 """Connections at once that have not logged in; the oldest makes room for the next."""
 _MAX_STARTUP_BYTES, _MAX_MESSAGE_BYTES = 10_000, 2**20
-"""Of a client's first packet, and of the database's messages before it lets a client in; PostgreSQL's own are less."""
+"""Bytes of a client's first packet, and of each message before login, at most; PostgreSQL's own are smaller."""
 _AUTHENTICATION, _OK = b"R", bytes(4)
 _PLAIN = b"SFATAL\0VFATAL\0C28000\0Mthis server takes encrypted connections only; sslmode=verify-full asks for one\0\0"
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}

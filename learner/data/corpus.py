@@ -126,7 +126,7 @@ def _partial_sums(question: str) -> str:
 
 
 def _of_sums(prompts: PromptsConfig, seed: int, *, thinks: bool = False) -> Iterator[Example]:
-    """Of a task whose answers are whole numbers; with `thinks` they stand behind partial sums and `</think>`."""
+    """Yields examples of a task with whole-number answers; with `thinks` behind partial sums and `</think>`."""
     source = PromptSource(task=prompts.task, task_args=prompts.task_args, pattern=prompts.pattern, verifier="exact")
     problems = ReasoningGymSource(source, seed=seed)
     for index in itertools.count():

@@ -33,7 +33,7 @@ class RowFormat:
     tools_field: str = ""
     template_arguments_field: str = ""
     ignored_fields: frozenset[str] = frozenset()
-    """Of messages and rows, left out of prompts on purpose."""
+    """Fields of messages and rows that prompts leave out on purpose."""
     verifiers: frozenset[str]
     """Those that a row may name: ours, and the user's own that the config names. A file can't have code imported."""
 

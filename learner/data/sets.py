@@ -26,7 +26,7 @@ class ProblemSet:
     problems: tuple[Problem, ...]
     bad: tuple[BadRow, ...] = ()
     looked_at: tuple[Screened, ...] = ()
-    """As of `Opened`."""
+    """Counts of the look at all rows, as in `Opened`."""
 
     @property
     def reads_answers(self) -> bool:

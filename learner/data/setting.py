@@ -35,7 +35,7 @@ class Opened:
     """As many as were asked for, or all."""
     bad: tuple[BadRow, ...] = ()
     looked_at: tuple[Screened, ...] = ()
-    """What the look at all rows found: of the file to train on, then of an evaluation file; none of rows by index."""
+    """Counts of the look at all rows: the file to train on, then an evaluation file; none for rows by index."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,7 +108,7 @@ class PromptStream:
         self._curriculum.set_state(state["curriculum"])
 
     def _rows(self, name: str) -> dict[str, Any]:
-        """How many rows a source trains on, and a hash of what they and those of its evaluation hold; JSON."""
+        """Returns the number of rows a source trains on, and a hash of their content and its evaluation's; JSON."""
         opened = self._opened[name]
         return {"num": len(opened.problems), "digest": "-".join(one.digest for one in opened.looked_at)}
 

@@ -34,7 +34,7 @@ class Tokenizer:
     beyond: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Added tokens whose ids the model has no embedding for, by their texts: no prompt may have them."""
     notes: tuple[str, ...] = ()
-    """What the folder's files disagree on, a line each."""
+    """Disagreements between the folder's files, one line each."""
 
     def encode(self, text: str) -> Int32[np.ndarray, " T"]:
         """Token ids of a text, with nothing added."""
@@ -154,7 +154,7 @@ def load_tokenizer(
 
 
 def _named_ends(folder: pathlib.Path, chat: ChatTemplate, backend: tokenizers.Tokenizer) -> dict[str, set[int]]:
-    """By file, the end-of-sequence ids that it names.
+    """End-of-sequence ids by the file that names them.
 
     Raises:
       ValueError: the eos_token of the tokenizer is none of its tokens.

@@ -38,7 +38,7 @@ class Summary:
     mean_response_tokens: float
     """That were sampled."""
     mean_thinking_tokens: float
-    """That are thinking, of those."""
+    """Tokens of thinking among them."""
     unfinished: float
     """Fraction of the responses that end within their thinking."""
     mean_turns: float | None

@@ -29,7 +29,7 @@ class Responses(NamedTuple):
     num_tokens: Int[np.ndarray, " K"]
     """Tokens that the policy sampled."""
     turn_rewards: list[Float32[np.ndarray, " N"]]
-    """Of each response its environment's rewards, one a turn; empty where it gave none by turn."""
+    """Environment rewards of each response, one per turn; empty where it gave none by turn."""
 
 
 def grpo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:

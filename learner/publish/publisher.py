@@ -52,7 +52,7 @@ class _Job:
     export: Export
     is_awaited: bool
     start_s: float
-    """By `time.monotonic`."""
+    """Times of `time.monotonic`."""
     is_announced: bool = False
 
 

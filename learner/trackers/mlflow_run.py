@@ -15,7 +15,7 @@ from learner.trackers.tracker import Row, Told, scalars, table, written_s
 TAG = "sluice.run"
 """By which a learner that was started again finds its run."""
 MAX_METRICS, MAX_PARAMS, MAX_VALUE, MAX_TAG, MAX_NAME = 1000, 100, 6000, 8000, 250
-"""What one request, one value, and one name may hold at most."""
+"""Largest size of one request, one value, and one name."""
 _NAME = re.compile(r"[\w\-. :/]+")
 _REFUSED = re.compile(r"[^\w\-. :/]")
 

@@ -31,7 +31,7 @@ class ApplyUpdate:
     num_steps: int
     """Of the optimizer, in the whole run."""
     seed: int
-    """Of the rounding of parameters in bfloat16."""
+    """Seed of the rounding of parameters in bfloat16."""
 
     def __call__(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         """The state after pass number `epoch` over a batch, and the update's metrics."""

@@ -26,7 +26,7 @@ from learner.update.packing import PackedBatch
 from learner.update.segments import segment_sums
 
 MAX_EXPONENT = 88.0
-"""Of a mean ratio that is shown: e^88 is the last power that float32 holds."""
+"""Largest log of a mean ratio that is shown: e^88 is the last power that float32 holds."""
 LAG_BUCKETS: dict[str, int] = {"0": 0, "1": 1, "2-3": 2, "4-7": 4, "8_up": 8}
 """Name of each lag bucket -> its lowest lag, in steps."""
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Float32, UInt32
 from learner.model.decoder import Params
 
 Words = UInt32[Array, "2"]
-"""What tells the bits of one leaf and one step from all others."""
+"""Values that tell the bits of one leaf and one step from all others."""
 
 
 def rounding_words(params: Params, *, seed: int, step: Array, epoch: Array) -> Params:
