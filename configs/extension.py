@@ -93,12 +93,17 @@ def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
 @contextlib.contextmanager
 def importable(folder: pathlib.Path) -> Generator[None]:
     """Lets modules of a folder be imported inside the context, behind our own packages."""
-    before = list(sys.path)
+    paths, modules = list(sys.path), set(sys.modules)
     _append_path(str(folder))
     try:
         yield
     finally:
-        sys.path[:] = before
+        sys.path[:] = paths
+        # Another folder's module of the same name must not be taken for one of this folder.
+        for name in set(sys.modules) - modules:
+            file = pathlib.Path(getattr(sys.modules[name], "__file__", None) or "/")
+            if file.is_relative_to(folder) and not file.is_relative_to(_PROJECT):
+                del sys.modules[name]
 
 
 def _append_path(folder: str) -> None:

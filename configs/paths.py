@@ -73,4 +73,4 @@ def _absolute(text: str, folder: pathlib.Path) -> str:
     prefix, path = _split(text)
     if not path or "://" in path or (prefix == "hf:" and not (folder / path).exists()):
         return text
-    return prefix + os.path.join(folder, path)
+    return prefix + os.path.normpath(os.path.join(folder, path))

@@ -157,7 +157,8 @@ def run_dirs(*, most: int | None = None) -> list[str]:
     """
     given = _RUN_DIR.value or ""
     # A folder may have a comma in its name.
-    found = [given] if pathlib.Path(given).is_dir() and given else [part for part in given.split(",") if part]
+    parts = [given] if pathlib.Path(given).is_dir() and given else [part for part in given.split(",") if part]
+    found = [os.path.expanduser(part) for part in parts]
     if not found:
         raise ValueError("give --run_dir=FOLDER of a run")
     if most is not None and len(found) > most:

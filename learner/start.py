@@ -266,7 +266,12 @@ def _open_prompts(
     quarantine = Quarantine(RunFolder(folder).quarantine)
     own = open_own_sets(config, tokenizer)
     prompts, held_out, bad = load_prompts(
-        config, tokenizer, set_aside=set_aside, quarantine=quarantine.add, evaluated=questions_of(own)
+        config,
+        tokenizer,
+        set_aside=set_aside,
+        quarantine=quarantine.add,
+        evaluated=questions_of(own),
+        digests={f"evaluation.sets.{name}": one.digest for name, one in own.items()},
     )
     quarantine.add(*bad, *bad_rows(own.values()))
     return prompts, held_out, all_sets(config, own, held_out)

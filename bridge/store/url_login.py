@@ -11,7 +11,9 @@ _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key"
 _LEARNERS_FILES = ("passfile", "sslcert", "sslkey", "sslcertmode")
 """Parameters that name the files of one login."""
 _POSTGRES = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://", re.IGNORECASE)
-_HOST_AND_PORT = re.compile(r"^(\[[^\]]*\]|[^:@/?,\[]*):\d*([/?,]|$)")
+_HOST = r"(?:\[[^\]]*\]|[^:@/?,\[]*)(?::\d*)?"
+_HOSTS = re.compile(rf"^{_HOST}(?:,{_HOST})*/")
+"""Hosts with their ports up to the database: libpq looks for a login only before the first "/"."""
 
 
 def secret_in(url: str) -> str | None:
@@ -24,7 +26,7 @@ def secret_in(url: str) -> str | None:
         return None
     rest = url[scheme.end() :]
     before_host, at, _ = rest.partition("@")
-    if at and ":" in before_host and not _HOST_AND_PORT.match(before_host):
+    if at and ":" in before_host and not _HOSTS.match(before_host):
         return "password"
     return next((name for name, _ in _query(url) if name in _SECRETS), None)
 

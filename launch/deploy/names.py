@@ -19,6 +19,9 @@ MAX_INT32 = 2**31 - 1
 """The largest user id and number of replicas."""
 
 
+_SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
+
+
 def check_label(flag: str, value: str) -> None:
     """Refuses what is no DNS label (RFC 1123), as a namespace must be.
 
@@ -73,5 +76,7 @@ def check_mount(flag: str, value: str, *, taken: tuple[str, ...]) -> None:
     is_path = value.startswith("/") and value.isprintable() and ":" not in value
     if not is_path or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"--{flag} must be a folder's absolute path without ':', got {value!r}")
-    if hidden := next((one for one in taken if one == value or one.startswith(f"{value}/")), None):
+    if value in _SYSTEM_FOLDERS:
+        raise ValueError(f"--{flag} must be a folder of its own, got {value!r}, which is the system's")
+    if hidden := next((one for one in taken if f"{one}/".startswith(f"{value}/") or value.startswith(f"{one}/")), None):
         raise ValueError(f"--{flag} must be a folder of its own, got {value!r}, where the pod has {hidden}")

@@ -171,7 +171,11 @@ class _Found:
     def keep(self, index: int, raw: RawProblem, side: str) -> None:
         """Takes a row in as one of its side."""
         self.sides[side].append(index)
-        self.digest.update(repr((side, raw.question, raw.messages, raw.task, raw.environment)).encode())
+        self.digest.update(
+            repr(
+                (side, raw.question, raw.messages, raw.task, raw.environment, raw.tools, raw.template_arguments)
+            ).encode()
+        )
         question, answer = hash(raw.question.strip()), hash(raw.task.answer)
         if self._answers.setdefault(question, answer) != answer:
             self.contradicting.add(question)

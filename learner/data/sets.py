@@ -29,6 +29,11 @@ class ProblemSet:
     """Counts of the look at all rows, as in `Opened`."""
 
     @property
+    def digest(self) -> str:
+        """Hash of the rows; empty where they are made by index."""
+        return "-".join(one.digest for one in self.looked_at)
+
+    @property
     def reads_answers(self) -> bool:
         """Whether of each problem a verifier of ours says which answer a response gives."""
         return all(any(part.name in READS_ANSWERS for part in p.task.rewards) for p in self.problems)

@@ -1,7 +1,7 @@
 """Training problems without end, from one source or a mixture, with all that a restart needs to go on alike."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -27,9 +27,22 @@ class PromptStream:
     """
 
     def __init__(
-        self, config: Config, opened: Sequence[Opened], *, quarantine: Callable[[BadRow], None] | None = None
+        self,
+        config: Config,
+        opened: Sequence[Opened],
+        *,
+        quarantine: Callable[[BadRow], None] | None = None,
+        digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts at the first problem; `quarantine` is told of the bad rows among those that are made by index."""
+        """Starts at the first problem.
+
+        Args:
+          config: the run's.
+          opened: its sources.
+          quarantine: told of the bad rows among those that are made by index.
+          digests: hashes of rows that a resume must find as they were, by the field that names them.
+        """
+        self._digests = dict(digests or {})
         self._opened = {o.name: o for o in opened}
         self._sieves = {o.name: _Sieve(quarantine) for o in opened}
         self._iterators = {o.name: iter(_dataset(o, config.run.seed, self._sieves[o.name])) for o in opened}
@@ -77,6 +90,7 @@ class PromptStream:
             },
             "mixture": self._mixture.get_state(),
             "curriculum": self._curriculum.get_state(),
+            "digests": self._digests,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -90,6 +104,12 @@ class PromptStream:
             self._iterators[name].set_state(state)
             self._num_drawn[name] = state["next_index"]
             return
+        for name, digest in self._digests.items():
+            if state["digests"].get(name, digest) != digest:
+                raise ValueError(
+                    f"{name}: expected the rows that the run was evaluated on (hash {state['digests'][name]}), got "
+                    f"others (hash {digest}). Restore the file, or start another run (--config.run.dir)"
+                )
         for name, iterator in self._iterators.items():
             saved = state["sources"].get(name)
             if saved is None:

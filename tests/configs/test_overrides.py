@@ -313,6 +313,15 @@ def test_load_preset_is_loaded_as_a_module_with_what_lies_beside_it(tmp_path):
     assert sys.path == before
 
 
+def test_load_preset_beside_another_file_of_the_same_name_takes_its_own(tmp_path):
+    for rate in (0.25, 0.5):
+        folder = tmp_path / str(rate)
+        folder.mkdir()
+        (folder / "rates_of_mine.py").write_text(f"RATE = {rate}\n")
+        (folder / "mine.py").write_text(USES_BESIDE.format(module="rates_of_mine"))
+        assert overrides.load_preset(str(folder / "mine.py")).optimizer.learning_rate == rate
+
+
 def test_load_preset_that_imports_what_is_missing_says_where_it_was_looked_for(tmp_path):
     (tmp_path / "mine.py").write_text(USES_BESIDE.format(module="rates_of_nobody"))
     with pytest.raises(ValueError, match=rf"mine.py:3: ModuleNotFoundError: .*looked in {tmp_path}"):

@@ -101,6 +101,8 @@ def test_relative_paths_are_made_absolute_and_names_stay(tmp_path: pathlib.Path)
     assert found.evaluation.sets["s"].path == f"hf:{tmp_path}/set"
     assert (found.publish.bucket, found.model.path) == ("s3://weights/run", config.model.path)
     assert absolute(found, tmp_path / "elsewhere") == found
+    for spelled in ("./m", "m/", "x/../m"):
+        assert absolute(apply(TINY, {"model.path": spelled}), tmp_path).model.path == f"{tmp_path}/m"
 
 
 @pytest.mark.parametrize(

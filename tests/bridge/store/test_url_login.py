@@ -21,6 +21,9 @@ WITH_A_SECRET = [
     f"postgresql://a@h?password={SECRET}",
     f"postgresql://a:{SECRET}@/db?host=/var/run",
     f"postgresql://a:x?{SECRET}@h/db",
+    f"postgresql://a:,{SECRET}@h/db",
+    f"postgresql://a:2024,{SECRET}@h/db",
+    f"postgresql://a:1234?{SECRET}@h/db",
 ]
 UNREADABLE = [
     f"postgresql://a@h/db?sslmode=verify-full&&password={SECRET}",

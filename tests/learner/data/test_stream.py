@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -5,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.sections.prompt_source import PromptSource
-from learner.data.problems import is_held_out
+from learner.data import filters
+from learner.data.problems import RawProblem, is_held_out, task_of
 from learner.data.prompts import load_prompts
 from learner.metrics import meaning
 from tests.learner.data.rooms import SUMS, config_of, jsonl, rows_of, take
@@ -232,3 +234,22 @@ def test_state_over_other_rows_behind_the_same_path_is_refused(tokenizer, tmp_pa
     jsonl(tmp_path, evals, "eval.jsonl")
     with pytest.raises(ValueError, match="expected the rows that the run was trained on"):
         load_prompts(config, tokenizer)[0].set_state(state)
+
+
+def test_state_over_other_rows_of_an_evaluation_set_is_refused(tokenizer, files):
+    def stream(**digests):
+        return load_prompts(one_file(files), tokenizer, digests=digests)[0]
+
+    state = json.loads(json.dumps(stream(**{"evaluation.sets.a": "1"}).get_state()))
+    stream(**{"evaluation.sets.a": "1", "evaluation.sets.new": "2"}).set_state(state)
+    with pytest.raises(ValueError, match="evaluation.sets.a: expected the rows that the run was evaluated on"):
+        stream(**{"evaluation.sets.a": "3"}).set_state(state)
+
+
+@pytest.mark.parametrize("change", [{"tools": ({"name": "g"},)}, {"template_arguments": {"thinks": True}}])
+def test_digest_of_rows_is_of_all_that_makes_a_prompt(change):
+    before = RawProblem(question="q", messages=(), task=task_of("1", {"exact": 1.0}, answer_in="text"))
+    one, two = filters._Found(), filters._Found()
+    one.keep(0, before, "train")
+    two.keep(0, dataclasses.replace(before, **change), "train")
+    assert one.digest.hexdigest() != two.digest.hexdigest()
