@@ -55,6 +55,11 @@ SEPARATOR = "..."
 """Stands between the two marks of `model.thinking_marks`."""
 
 _CODE = r"```.*?```|`[^`\n]+`"
+_CALL = r"<tool_call>(?:(?!<tool_call>).)*?</tool_call>"
+_TAG = re.compile(r"<[\w:]+>")
+"""An opening mark that is an ordinary word in angle brackets, which texts also speak of."""
+_MENTIONED = re.compile(r"(?:[^\W\d_],? +|[\"'(])\Z")
+"""Text before a tag that is spoken of: in the middle of a sentence, or quoted."""
 _MAX_MARK_CHARS = 100
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT, _ANSWER = "Sluicethought", "Sluiceanswer"
@@ -87,9 +92,11 @@ class ThinkingFormat:
         self.marks, self.header = marks, header
         openings = [_named(f"o{i}", m.opening_pattern, m.opening) for i, m in enumerate(marks)]
         closings = [_named(f"c{i}", m.closing_pattern, m.closing) for i, m in enumerate(marks)]
-        firsts = "".join({re.escape(text[0]) for m in marks for text in (m.opening, m.closing)} | {"`"})
+        firsts = "".join({re.escape(text[0]) for m in marks for text in (m.opening, m.closing)} | {"`", "<"})
         # The first characters before all the alternatives: most places of a text begin none of them.
-        self._any = _compiled(f"(?=[{firsts}])(?:{'|'.join([*openings, *closings, f'(?P<code>{_CODE})'])})")
+        self._any = _compiled(
+            f"(?=[{firsts}])(?:{'|'.join([*openings, *closings, f'(?P<code>{_CODE})', f'(?P<call>{_CALL})'])})"
+        )
         self._closings = [
             _compiled(f"{closing}|{m.interrupts}" if m.interrupts else closing)
             for closing, m in zip(closings, marks, strict=True)
@@ -102,7 +109,8 @@ class ThinkingFormat:
 
         A closing mark without an opening one ends thinking that the prompt opened. Marks within code are text outside
         the thinking; but after an unknown prompt the first closing mark counts wherever it stands. Everything before an
-        unmatched closing mark is thinking.
+        unmatched closing mark is thinking. Calls of tools are not searched. A tag such as `<think>` that the response
+        does not close is text where it stands in the middle of a sentence or in quotes, as in "the <think> mode".
 
         Args:
           text: the response, special tokens as text.
@@ -115,7 +123,9 @@ class ThinkingFormat:
         at, implied = 0, ""
         while at < len(whole) and (found := self._any.search(whole, at)) is not None:
             kind, number = _kind(found)
-            if kind == "code":
+            if kind == "call":
+                at = found.end()
+            elif kind == "code":
                 closing = None
                 if not blocks and begun is None and self._any_closing is not None:
                     closing = self._any_closing.search(found.group())
@@ -131,6 +141,10 @@ class ThinkingFormat:
                 blocks = [(0, 0, found.start(), at)]
             else:
                 closing = self._closings[number].search(whole, found.end())
+                before = whole[max(start, found.start() - _MAX_MARK_CHARS) : found.start()]
+                if closing is None and _TAG.fullmatch(found.group()) and _MENTIONED.search(before):
+                    at = found.end()
+                    continue
                 if closing is None:
                     blocks.append((found.start(), found.end(), len(whole), len(whole)))
                     return Parts(thinking=_thinking(whole, blocks, start), is_finished=False)
@@ -256,7 +270,7 @@ def _written_marks(chat: ChatTemplate, header: str) -> Marks | None:
 
 def _kind(found: re.Match[str]) -> tuple[str, int]:
     name = found.lastgroup or ""
-    return ("code", 0) if name == "code" else (name[0], int(name[1:]))
+    return (name, 0) if name in ("code", "call") else (name[0], int(name[1:]))
 
 
 def _thinking(text: str, blocks: list[tuple[int, int, int, int]], start: int) -> str:

@@ -45,6 +45,8 @@ class TurnReader:
           stop_token_ids: end a turn; one at the end is left out.
         """
         begun = self.thinking.begun_by(self._decode(context[-_MAX_CONTEXT_TOKENS:]))
+        if not begun and context.size > _MAX_CONTEXT_TOKENS:  # a longer prefill hides the message's beginning
+            begun = self.thinking.begun_by(self._decode(context))
         tokens = turn[:-1] if int(turn[-1]) in stop_token_ids else turn
         text = self._decode(tokens)
         parts = self.thinking.split(text, begun=begun)

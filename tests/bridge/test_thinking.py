@@ -49,6 +49,14 @@ def chat(source: str) -> ChatTemplate:
         ("<think></think>\n\n  indented", "", "  indented"),
         ("<think>a", "a", UNFINISHED),
         ("Well. <think>a", "a", UNFINISHED),
+        ("Well\n<think>a", "a", UNFINISHED),
+        # spoken of, or within a call of a tool
+        ("So 5, found in <think> mode.", "", "So 5, found in <think> mode."),
+        ('{"name": "f", "parameters": {"q": "<thought>"}}', "", '{"name": "f", "parameters": {"q": "<thought>"}}'),
+        ('<tool_call>{"q": "a </think> b"}</tool_call>', "", '<tool_call>{"q": "a </think> b"}</tool_call>'),
+        ('<tool_call>{"q": "<think>"}</tool_call> x', "", '<tool_call>{"q": "<think>"}</tool_call> x'),
+        ("maybe <tool_call>{}</tool_call>, no.</think>b", "maybe <tool_call>{}</tool_call>, no.", "b"),
+        ("<think><tool_call>{}</tool_call></think>b", "<tool_call>{}</tool_call>", "b"),
         ("<think>a</think>b<think>c", "a\nc", UNFINISHED),
         # opened by the prompt
         ("a</think>b", "a", "b"),
