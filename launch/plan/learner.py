@@ -117,6 +117,7 @@ class SimLearner:
 
     def on_claim(self) -> None:
         """Tickets were claimed; the learner sees to it that there are others, also while it computes."""
+        self._planner.served_step = self._rollout.served_step
         self._rollout.offer(self._planner.top_up(step=self.step, num_unclaimed=self._num_unclaimed))
 
     def on_group(self, group: ServedGroup) -> None:
@@ -143,6 +144,7 @@ class SimLearner:
         if self._clock.rollout_start_s is None:
             self._round_is_counted = self._recorder.is_on
         self._clock.rollout_started(self._calendar.now_s)
+        self._planner.served_step = self._rollout.served_step
         self._rollout.offer(self._planner.issue(step=self.step, num_unclaimed=self._num_unclaimed))
         self._go_on()
 

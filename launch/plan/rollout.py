@@ -138,6 +138,11 @@ class SimActors:
         self._settle()
 
     @property
+    def served_step(self) -> int:
+        """Step of the oldest weights that any engine serves."""
+        return min(actor.engine.step for actor in self._fleet.actors)
+
+    @property
     def num_free_chips(self) -> int:
         """Chips of engines that don't generate: those given up, and all when nothing is to be served."""
         actors = self._fleet.actors

@@ -40,7 +40,7 @@ class AsyncWindow(TicketBooks):
         # at most that, rounded up. All that lead to the next publish have to be among them.
         ahead = [x for x in (alpha, config.rounds.max_lag_steps) if x is not None]
         self._updates_ahead = max(min(ahead), self._publish_every - 1) if ahead else None
-        self._max_age = None if alpha is None else math.ceil(alpha)
+        self._max_age = config.lag_bound
         self._held_back_by: str | None = None
         self._full_at: int | None = None
         """Open tickets that stay while as many complete groups wait as may; None while they are fewer."""
@@ -125,6 +125,16 @@ class AsyncWindow(TicketBooks):
         self._long_prompts = LongPromptQueue(self._rounds.groups_per_update)
         self._long_prompts.defer(long_queue)
 
+    def _replaced_version(self, ticket: Ticket) -> Version:
+        """Returns the oldest weights for another problem under a ticket's id; later ones give it a later deadline."""
+        if self._max_age is None:
+            return ticket.min_version
+        return max(ticket.min_version, Version(incarnation=self._incarnation, step=self.served_step))
+
+    def _coming(self) -> Iterable[Ticket]:
+        """Returns open tickets whose groups are still to arrive and be trained; of an open race as many as win."""
+        return self._heats.wanted(self.open_tickets, self._arrived) if self._heats.races else super()._coming()
+
     def _next_tickets(self, step: int) -> list[Ticket]:
         """One order's, or a heat's."""
         tickets = [self._next_ticket(step)]
@@ -167,10 +177,14 @@ class AsyncWindow(TicketBooks):
         return len(self._open) >= self._full_at
 
     def _earliest_step(self, step: int) -> int:
-        """The oldest weights that the next order may begin on; never ones that are not published yet."""
+        """Returns the step of the oldest weights that the next order may begin on.
+
+        Ones that are published, so no actor waits for long; and no older ones than every engine serves already. So the
+        learner knows a deadline for each group that has not arrived (`deadlines.py`).
+        """
         if self._max_age is None:
             return 0
-        return max(0, min(self._heats.next_index - self._max_age, self._published(step)))
+        return max(0, min(max(self._heats.next_index - self._max_age, self.served_step), self._published(step)))
 
     def _published(self, step: int) -> int:
         """The step of the weights that samples begin on now."""

@@ -110,6 +110,28 @@ class Heats:
         heat.num_lost += len(lost)
         return lost
 
+    def wanted(self, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
+        """Returns the tickets whose groups are still to come and be trained; of an open race the lowest orders.
+
+        Args:
+          open_tickets: of all heats, by order.
+          arrived: the ids of those whose group is here.
+        """
+        num_lacking: dict[int, int] = {h.index: self._num_winners - h.num_consumed for h in self._heats}
+        coming: list[tuple[int, Ticket]] = []
+        for ticket in open_tickets:
+            index = self._of(ticket.order).index
+            if ticket.id in arrived:
+                num_lacking[index] -= 1
+            else:
+                coming.append((index, ticket))
+        wanted: list[Ticket] = []
+        for index, ticket in coming:
+            num_lacking[index] -= 1
+            if num_lacking[index] >= 0:
+                wanted.append(ticket)
+        return wanted
+
     def consume(self, order: int) -> None:
         """Books a group as trained."""
         self._of(order).num_consumed += 1

@@ -6,7 +6,9 @@ looked at when it arrives and once more when it is handed out, since the learner
 waited. `launch/plan` runs this very code in virtual time, over groups that are no more than an `Arrival`.
 """
 
+import bisect
 import collections
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -85,7 +87,7 @@ MAX_REFUSED_PER_TICKET = 3
 
 
 class Intake(Generic[G]):
-    """The groups that wait to be trained, in order of arrival."""
+    """The groups that wait to be trained: in order of arrival, in a lag-bounded window by their oldest tokens."""
 
     def __init__(
         self,
@@ -163,7 +165,10 @@ class Intake(Generic[G]):
         losers = self._planner.arrive(group.ticket_id)
         if losers:
             self._desk.withdraw([t.id for t in losers])
-        self._ready.append(group)
+        if self._lag_bound is None:
+            self._ready.append(group)
+        else:
+            bisect.insort(self._ready, group, key=lambda g: g.min_step)
         return losers
 
     def give_way(self) -> None:
@@ -172,14 +177,20 @@ class Intake(Generic[G]):
             self._drop(self._ready.popleft(), "overflow")
 
     def hand_out(self, limit: int) -> list[G]:
-        """Up to `limit` groups to train now; what may not be trained any more is dropped on the way."""
+        """Returns up to `limit` groups to train now; drops groups that must not be trained any more on the way.
+
+        Under a lag bound a group waits while older ones need the places left in the update (`deadlines.py`). The caller
+        books all of them as trained before it asks again.
+        """
         groups: list[G] = []
         while self._ready and len(groups) < limit:
-            group = self._ready.popleft()
+            group = self._ready[0]
             if reason := self._objection(group):
-                self._drop(group, reason)
+                self._drop(self._ready.popleft(), reason)
+            elif len(groups) < self._num_places(group):
+                groups.append(self._ready.popleft())
             else:
-                groups.append(group)
+                break
         return groups
 
     def fence(self, actor: str) -> None:
@@ -208,6 +219,12 @@ class Intake(Generic[G]):
     def forget_waiting(self) -> None:
         """Starts over with nothing that waits; the store still has it."""
         self._ready.clear()
+
+    def _num_places(self, group: G) -> float:
+        """Returns how many groups as old as this one the update being filled can take now."""
+        if self._lag_bound is None:
+            return math.inf
+        return self._planner.num_places(group.min_step, step=self.step, lag_bound=self._lag_bound)
 
     def _catch_up(self, order: int) -> None:
         """Issues what a restarted learner had issued after its checkpoint; prompts and ids are deterministic."""

@@ -28,6 +28,7 @@ from learner.schedule.intake import Intake
 from learner.schedule.planner import planner_of
 from learner.schedule.race_places import RacePlaces
 from learner.schedule.reward_tally import RewardTally
+from learner.schedule.served_steps import ServedSteps
 from learner.schedule.waiting_ratio import RoundClock
 from learner.update.packing import MicroBatch
 from learner.update.row_shape import RowShape
@@ -115,6 +116,7 @@ class Stream:
             )
         )
         self._race_places = RacePlaces(config, store)
+        self._served = ServedSteps(store, incarnation=incarnation, is_needed=config.lag_bound is not None)
         self._tally = RewardTally(config.loss, max_response_tokens=config.sampling.max_response_tokens)
         self._shape = RowShape(config)
         self._pick = SamplePick(
@@ -174,6 +176,7 @@ class Stream:
         """
         while True:
             self.clock.rollout_started(time.time())  # of a round only the first call counts
+            self.planner.served_step = self._served.step
             self._offer(self.planner.issue(step=self.step, num_unclaimed=self._store.num_unclaimed))
             groups = next(self._queue)
             self.clock.dispatched(time.time(), fills_update=len(groups) == self.planner.num_left_in_update)
@@ -305,6 +308,7 @@ class Stream:
             self._timeline.instant("issue", tickets=len(tickets), step=self.step)
 
     def _top_up(self) -> None:
+        self.planner.served_step = self._served.step
         self._offer(self.planner.top_up(step=self.step, num_unclaimed=self._store.num_unclaimed))
 
     def _while_waiting(self) -> None:

@@ -15,6 +15,7 @@ from bridge.types import Sampling, Ticket, Version
 from configs.schema import Config
 from configs.sections import RoundsConfig
 from learner.data.problems import Problem
+from learner.schedule import deadlines
 
 MAX_REPLACED_PER_GROUP = 10
 """Prompts that a filter may throw away in a round, for each of its groups; then it lets groups pass."""
@@ -55,6 +56,9 @@ class TicketBooks(abc.ABC):
         self._num_replaced_in_round = 0
         self.round_is_long = False
         """Whether the round now open, or the heat last issued from, is one of the long-prompt queue's."""
+        self.served_step = 0
+        """Step of the oldest weights that any engine serves, as far as the learner knows; the caller keeps it current.
+        """
         self.num_held_back: collections.Counter[str] = collections.Counter()
         """How often a bound began to keep a window's backlog from being filled: `queue` (complete groups) or `lag`."""
 
@@ -110,6 +114,19 @@ class TicketBooks(abc.ABC):
         """Whether the round has had few enough prompts replaced; a bound on what a filter can throw away."""
         return self._num_replaced_in_round < MAX_REPLACED_PER_GROUP * self._rounds.groups_per_round
 
+    def num_places(self, min_step: int, *, step: int, lag_bound: int) -> int:
+        """Returns how many groups with an oldest token of `min_step` the update being filled can take now.
+
+        Fewer than it lacks, where older groups that have not arrived need the places by their deadlines
+        (`deadlines.num_places`). `step` is the learner's.
+        """
+        deadline, left = min_step + lag_bound, self.num_left_in_update
+        if deadline <= step:
+            return left
+        coming = collections.Counter(ticket.min_version.step + lag_bound for ticket in self._coming())
+        per_update = self._rounds.groups_per_update
+        return deadlines.num_places(deadline, coming, update=step, left=left, per_update=per_update)
+
     def is_open(self, ticket_id: str) -> bool:
         """Whether this ticket's group is still wanted."""
         return ticket_id in self._open
@@ -132,7 +149,12 @@ class TicketBooks(abc.ABC):
         With `is_filtered` for one that teaches nothing: those are counted (`may_replace`).
         """
         problem = self._next_problem()
-        ticket = dataclasses.replace(self._open[ticket_id], prompt_tokens=problem.prompt_tokens, task=problem.task)
+        ticket = dataclasses.replace(
+            self._open[ticket_id],
+            prompt_tokens=problem.prompt_tokens,
+            task=problem.task,
+            min_version=self._replaced_version(self._open[ticket_id]),
+        )
         self._open[ticket_id] = ticket
         self._set_source(ticket_id, problem.source)
         self._arrived.discard(ticket_id)
@@ -220,6 +242,14 @@ class TicketBooks(abc.ABC):
         self._sources = dict(state.get("sources", {}))
         self._open = {t.id: t for t in open_tickets}
         self._arrived, self._update = set(), []
+
+    def _replaced_version(self, ticket: Ticket) -> Version:
+        """Returns the oldest weights for another problem under a ticket's id."""
+        return ticket.min_version
+
+    def _coming(self) -> Iterable[Ticket]:
+        """Returns open tickets whose groups are still to arrive and be trained."""
+        return (t for t in self._open.values() if t.id not in self._arrived)
 
     def _kept_ids(self) -> set[str]:
         """Tickets whose prompts are asked for now or later."""

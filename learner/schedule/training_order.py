@@ -16,7 +16,7 @@ class TrainingOrder(Generic[G]):
     """Hands out the groups to train next, all of one update."""
 
     def __init__(self, config: Config, planner: TicketBooks, take: Callable[[int], list[G]]) -> None:
-        """`take` gives up to so many of the groups that wait, in order of arrival (`Intake.hand_out`)."""
+        """`take` gives up to so many of the groups that wait and may be trained now (`Intake.hand_out`)."""
         self._by_round = config.rounds.train_start == "round_complete"
         self._planner, self._take = planner, take
         self._taken: list[G] = []
@@ -29,10 +29,9 @@ class TrainingOrder(Generic[G]):
         if not self._chosen:
             left_in_round, left_in_update = self._planner.num_left_in_round, self._planner.num_left_in_update
             least, most = (left_in_round, left_in_round) if self._by_round else (1, left_in_update)
-            self._taken += self._take(least - len(self._taken))
+            self._taken += self._take(most - len(self._taken))
             if len(self._taken) < least:
                 return []
-            self._taken += self._take(most - least)
             self._chosen, self._taken = self._taken, []
             if self._by_round:
                 self._chosen.sort(key=lambda group: group.order)

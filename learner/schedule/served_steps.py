@@ -1,0 +1,51 @@
+"""Oldest weights that the engines of a run serve, from the actors' heartbeats.
+
+The learner asks for groups from these weights on (`Ticket.min_version`): no actor has to wait for newer ones, and the
+learner knows how old a group can be that has not arrived (`deadlines.py`). Weights only get newer within a learner's
+incarnation, so an old answer is a lower bound.
+"""
+
+import time
+from collections.abc import Callable
+
+from bridge.store.protocol import LIVE_S, LearnerStore
+
+LOOK_S = 1.0
+"""Interval between two reads of the heartbeats, in seconds."""
+
+
+class ServedSteps:
+    """Lower bound on the step of the weights that a new request begins on."""
+
+    def __init__(
+        self,
+        store: LearnerStore,
+        *,
+        incarnation: int,
+        is_needed: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Creates a bound that is 0 until an engine serves this learner's weights.
+
+        Args:
+          store: where the heartbeats are.
+          incarnation: the learner's; engines that still serve an earlier one's weights take newer ones first.
+          is_needed: False leaves the bound at 0 and the store alone.
+          clock: seconds.
+        """
+        self._store, self._incarnation, self._is_needed, self._clock = store, incarnation, is_needed, clock
+        self._looked_s: float | None = None
+        self._step = 0
+
+    @property
+    def step(self) -> int:
+        """Step of the oldest weights that a live engine serves; 0 if none is known."""
+        now_s = self._clock()
+        if self._is_needed and (self._looked_s is None or now_s - self._looked_s >= LOOK_S):
+            self._looked_s = now_s
+            since_s = self._store.now_s() - LIVE_S
+            live = [b for b in self._store.heartbeats() if b.role == "actor" and b.time_s > since_s]
+            versions = [b.version for b in live if b.version is not None]
+            steps = [v.step for v in versions if v.incarnation == self._incarnation]
+            self._step = min(steps, default=0)
+        return self._step
