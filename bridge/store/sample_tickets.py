@@ -93,7 +93,10 @@ class SampleTickets(LearnerStore):
                 ids += [parts[i].ticket_id for i in parts.keys() - kept.keys()]
             else:
                 ids += self._ids([id_])
-        return self._store.reissue(ids)
+        num_reissued = self._store.reissue(ids)
+        # A decided race withdrew its other samples. The next one has them again: `failed` counts on them.
+        self._store.put_tickets([part for id_ in ticket_ids if id_ in self._tickets for part in split(self._tickets[id_])])
+        return num_reissued
 
     @override
     def withdraw(self, ticket_ids: Sequence[str]) -> None:

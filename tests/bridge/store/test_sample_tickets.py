@@ -115,6 +115,30 @@ def test_stale_sample_alone_is_made_again_and_its_siblings_stay(inner):
     assert store.reissue(["g"], older_than=9) == 3  # all of them
 
 
+@pytest.mark.parametrize("older_than", [None, 3, 1])
+@pytest.mark.parametrize(("K", "requests"), [(2, 3), (2, 5), (3, 4)])
+def test_group_whose_race_was_decided_runs_it_again_and_completes_or_is_known_to_have_failed(
+    store, K, requests, older_than
+):
+    """After a reissue K samples are wanted again: it takes as many failures as before until the learner is told."""
+    groups = over(store, K=K, requests=requests)
+    groups.put_tickets([make_ticket("g", num_samples=K, num_requests=requests)])
+    serve(store, pick=lambda tickets: tickets[:1], step=0)
+    for i in range(1, K):
+        store.put_group(make_group(make_ticket(f"g.{i}"), actor="b", rollouts=(make_rollout(step=2),)))
+    (stored,) = read(groups)
+    num_kept = K - 1 if older_than == 1 else 0
+    assert groups.reissue(["g"], older_than=older_than) == K - num_kept
+    offered = store.claim("c", limit=99, lease_s=60)
+    assert len(offered) == requests - num_kept
+    for failed, ticket in enumerate(offered[:-1], 1):
+        store.give_up(ticket.id, "judge down", max_attempts=1)
+        assert ("g" in groups.failed()) == (failed > requests - K)
+    if requests - K == len(offered) - 1:  # the last one completes it, all others failed
+        store.put_group(make_group(offered[-1], actor="c", rollouts=(make_rollout(step=4),)))
+        assert len(read(groups, stored.seq)) == 1
+
+
 def test_unclaimed_samples_are_counted_as_groups_and_evaluations_not_at_all(inner):
     store = over(inner)
     store.put_tickets([make_ticket("a", num_samples=2), make_ticket("b", order=1, num_samples=2)])
