@@ -1,12 +1,13 @@
 """Puts a ticket's K samples and rewards together; a group exists only when it is complete. Pure."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from actor.engine.protocol import Episode, Sample
 from actor.rewards.scheduler import Judgement
-from bridge.types import Group, Rollout, Ticket
+from bridge.types import Group, Rollout, Ticket, Version, newest_of_each
 
 
 class GroupBuilder:
@@ -45,6 +46,7 @@ class GroupBuilder:
         if not self.is_complete:
             raise ValueError(f"ticket {self._ticket.id} has {len(self._members)} of {self._ticket.num_samples} samples")
         members = [self._members[i] for i in sorted(self._members)]
+        *older, newest = newest_of_each(v for sample, _ in members for v in _ends_of_incarnations(sample))
         return Group(
             ticket_id=self._ticket.id,
             kind=self._ticket.kind,
@@ -52,11 +54,19 @@ class GroupBuilder:
             order=self._ticket.order,
             prompt_tokens=self._ticket.prompt_tokens,
             rollouts=tuple(_rollout(sample, judged) for sample, judged in members),
-            incarnation=max(v.incarnation for sample, _ in members for v in sample.token_versions),
+            incarnation=newest.incarnation,
+            older_versions=tuple(older),
             actor=self._actor,
             started_s=self._started_s,
             finished_s=finished_s,
         )
+
+
+def _ends_of_incarnations(sample: Sample) -> Sequence[Version]:
+    """Returns versions of a sample, among them the last of each incarnation; they never go back within a sample."""
+    versions = sample.token_versions
+    is_mixed = versions[0].incarnation != versions[-1].incarnation
+    return versions if is_mixed else versions[-1:]
 
 
 def _rollout(sample: Sample, judged: Judgement) -> Rollout:

@@ -19,7 +19,7 @@ from bridge.checks import is_array
 from bridge.published import Announcement, RunCard, WeightManifest
 from bridge.types import MAX_REWARD_PARTS, MAX_SAMPLES, Group, Heartbeat, RewardScore, Rollout, Task, Ticket
 
-FORMATS = {Ticket: 3, Group: 4, WeightManifest: 4, Heartbeat: 4, Announcement: 2, RunCard: 1}
+FORMATS = {Ticket: 3, Group: 5, WeightManifest: 5, Heartbeat: 4, Announcement: 3, RunCard: 1}
 """What travels, and the version of its form.
 
 A type's number goes up with every change of its fields. What a store or a checkpoint then holds of that type is read by
@@ -121,10 +121,15 @@ def _older_struct(type_: type, **other: Any) -> type[msgspec.Struct]:
 _TASK_2 = _older_struct(Task, rewards=None, environment=None, verifier=msgspec.Raw)
 _TICKET_2 = _older_struct(Ticket, task=_TASK_2)
 _ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None)
-_GROUP_2 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)])
+_GROUP_2 = _older_struct(Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)])
 _SCORE_3 = _older_struct(RewardScore, answer=None)
 _ROLLOUT_3 = _older_struct(Rollout, scores=Annotated[list[_SCORE_3], msgspec.Meta(max_length=MAX_REWARD_PARTS)])
-_GROUP_3 = _older_struct(Group, rollouts=Annotated[list[_ROLLOUT_3], msgspec.Meta(max_length=MAX_SAMPLES)])
+_GROUP_3 = _older_struct(Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_3], msgspec.Meta(max_length=MAX_SAMPLES)])
+
+_GROUP_4 = _older_struct(Group, older_versions=None)
+_MANIFEST_4 = _older_struct(WeightManifest, base_steps=None)
+_ANNOUNCEMENT_2 = _older_struct(Announcement)
+_NO_OLDER: dict[str, Any] = {"older_versions": []}
 
 
 def _ticket_2(body: msgspec.Raw) -> bytes:
@@ -140,7 +145,7 @@ def _group_2(body: msgspec.Raw) -> bytes:
     fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_2))
     new: dict[str, Any] = {"scores": [], "turn_rewards": _Array("<f4", b"")}
     rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) | new for rollout in fields["rollouts"]]
-    return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
+    return msgspec.msgpack.encode(fields | {"rollouts": rollouts} | _NO_OLDER)
 
 
 def _group_3(body: msgspec.Raw) -> bytes:
@@ -149,13 +154,34 @@ def _group_3(body: msgspec.Raw) -> bytes:
     rollouts: list[dict[str, Any]] = [msgspec.structs.asdict(rollout) for rollout in fields["rollouts"]]
     for rollout in rollouts:
         rollout["scores"] = [msgspec.structs.asdict(score) | {"answer": None} for score in rollout["scores"]]
-    return msgspec.msgpack.encode(fields | {"rollouts": rollouts})
+    return msgspec.msgpack.encode(fields | {"rollouts": rollouts} | _NO_OLDER)
+
+
+def _group_4(body: msgspec.Raw) -> bytes:
+    """Reads a group of a build that did not record the weights of earlier incarnations."""
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_GROUP_4))
+    return msgspec.msgpack.encode(fields | _NO_OLDER)
+
+
+def _manifest_4(body: msgspec.Raw) -> bytes:
+    """Reads a manifest of a build that did not say where the learner's incarnations began."""
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_MANIFEST_4))
+    return msgspec.msgpack.encode(fields | {"base_steps": []})
+
+
+def _announcement_2(body: msgspec.Raw) -> bytes:
+    """Reads an announcement of such a manifest."""
+    fields = msgspec.structs.asdict(msgspec.msgpack.decode(body, type=_ANNOUNCEMENT_2))
+    return msgspec.msgpack.encode(fields | {"manifest": msgspec.Raw(_manifest_4(fields["manifest"]))})
 
 
 _OLDER: dict[tuple[type, int], Callable[[msgspec.Raw], bytes]] = {
     (Ticket, 2): _ticket_2,
     (Group, 2): _group_2,
     (Group, 3): _group_3,
+    (Group, 4): _group_4,
+    (WeightManifest, 4): _manifest_4,
+    (Announcement, 2): _announcement_2,
 }
 """Older forms that are read: from a body of theirs to one of today's. A run goes on that an older build began."""
 

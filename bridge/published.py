@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta
@@ -18,6 +19,8 @@ MAX_HOSTS = 1024
 MAX_BLOCKS = 2**14
 """Of one piece; a sharded leaf of the learner's is one, or one a layer where its experts are split over hosts."""
 MAX_CARD_FILES = 64
+MAX_BASE_STEPS = 2**12
+"""Restarts behind whose weights no actor can still be."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,9 @@ class WeightManifest:
     hmac: str | None = None
     """Keyed hash over the rest of the manifest, where snapshots cross machines."""
     created_s: float = 0.0
+    base_steps: Annotated[tuple[Version, ...], Meta(max_length=MAX_BASE_STEPS)] = ()
+    """Step that each of the run's incarnations began at, as far as they decide (`deciding_base_steps`), this version's
+    own last; empty where the writer does not know them."""
 
     def __post_init__(self) -> None:
         """Refuses overlapping or out-of-range tensors and double names."""
@@ -198,6 +204,22 @@ class WeightManifest:
     def num_bytes(self) -> int:
         """Size of the whole file."""
         return max((t.offset_bytes + t.num_bytes for t in self.tensors), default=0)
+
+
+def deciding_base_steps(base_steps: Mapping[int, int]) -> tuple[Version, ...]:
+    """Returns the base steps that decide which earlier weights are abandoned, oldest incarnation first.
+
+    Weights are abandoned if a later incarnation began at an earlier step (`Version.is_abandoned`). So of incarnations
+    that began at the same or at a later step than one after them nothing depends.
+
+    Args:
+      base_steps: the step that each incarnation began at.
+    """
+    deciding: list[Version] = []
+    for incarnation, step in sorted(base_steps.items(), reverse=True):
+        if not deciding or step < deciding[-1].step:
+            deciding.append(Version(incarnation=incarnation, step=step))
+    return tuple(reversed(deciding[:MAX_BASE_STEPS]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

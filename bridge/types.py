@@ -6,6 +6,7 @@ as good as what went in. Arrays are numpy; shapes use P (prompt tokens), T (resp
 
 import dataclasses
 import math
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import numpy as np
@@ -61,6 +62,17 @@ class Version:
         if self.incarnation < 0 or self.step < 0:
             raise ValueError(f"version counts must be >= 0, got {self}")
 
+    def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
+        """Returns True if a later learner went back behind these weights.
+
+        True if and only if step > b_j for an incarnation j > incarnation; b_j is the step that j began at. At b_j both
+        learners had the same parameters.
+
+        Args:
+          base_steps: b_j by incarnation.
+        """
+        return any(self.step > base for later, base in base_steps.items() if later > self.incarnation)
+
     def __str__(self) -> str:
         """`incarnation:step`, the form the engine stamps on its tokens."""
         return f"{self.incarnation}:{self.step}"
@@ -76,6 +88,14 @@ class Version:
         if not (sep and head.isdigit() and tail.isdigit()):
             raise ValueError(f"a version reads incarnation:step, got {text!r}")
         return cls(incarnation=int(head), step=int(tail))
+
+
+def newest_of_each(versions: Iterable[Version]) -> tuple[Version, ...]:
+    """Returns the newest version of each incarnation, oldest first."""
+    newest: dict[int, Version] = {}
+    for version in versions:
+        newest[version.incarnation] = max(version, newest.get(version.incarnation, version))
+    return tuple(newest[incarnation] for incarnation in sorted(newest))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +300,8 @@ class Group:
     rollouts: Annotated[tuple[Rollout, ...], Meta(max_length=MAX_SAMPLES)]
     incarnation: int
     """Incarnation of the newest weights that made any of its tokens."""
+    older_versions: Annotated[tuple[Version, ...], Meta(max_length=MAX_SAMPLES)] = ()
+    """Newest weights of each earlier incarnation that made any of its tokens, oldest first; usually there are none."""
     actor: str
     """Who made it; a name a rollout, with "+" between them, where single samples of several were put together."""
     started_s: float
@@ -295,8 +317,24 @@ class Group:
             raise ValueError(f"group {self.ticket_id} has no rollouts")
         for name in self.actor.split("+"):
             check_name("actor", name)
+        incarnations = [v.incarnation for v in (*self.older_versions, self)]
+        if incarnations[0] < 0 or incarnations != sorted(set(incarnations)):
+            raise ValueError(f"group {self.ticket_id}: expected rising incarnations >= 0, got {incarnations}")
         if not (math.isfinite(self.started_s) and math.isfinite(self.finished_s)):
             raise ValueError(f"a group's times must be finite, got {self.started_s} to {self.finished_s}")
+
+    @property
+    def oldest_incarnation(self) -> int:
+        """Incarnation of the oldest weights that made any of its tokens."""
+        return self.older_versions[0].incarnation if self.older_versions else self.incarnation
+
+    def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
+        """Returns True if a later learner went back behind the weights of any of its tokens (`Version.is_abandoned`).
+
+        The newest step stands for the newest incarnation: what came after that one decides about all tokens alike.
+        """
+        newest = Version(incarnation=self.incarnation, step=self.max_step)
+        return any(version.is_abandoned(base_steps) for version in (*self.older_versions, newest))
 
     @property
     def actors(self) -> frozenset[str]:

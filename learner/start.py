@@ -174,6 +174,7 @@ def _build(parts: _Parts, whole_store: GroupStore, incarnation: int, outlets: Se
         token=token,
         outlets=outlets,
         incarnation=incarnation,
+        base_steps=store.restores(),
         timeline=timeline,
         while_waiting=heart.check,
         announce=announcer(store, token),

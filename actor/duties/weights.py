@@ -102,15 +102,18 @@ async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | Non
 
 
 def _is_abandoned(actor: Actor, manifest: WeightManifest) -> bool:
-    """Whether the served weights belong to a future that the learner went back behind.
+    """Returns True if the served weights belong to a future that the learner went back behind.
 
-    A learner that went back to a checkpoint publishes under a higher incarnation with a step that may
-    lie before the served one, and train on from there before this actor hears of it. Tokens of steps that the
-    new learner never made must reach no group, so unless it is at the very step served, every group in
-    progress starts again from its prompt.
+    A learner that went back to a checkpoint publishes under a higher incarnation, and may train on to any step before
+    this actor hears of it. Tokens of steps that it never made must reach no group. So every group in progress starts
+    again from its prompt if and only if the served step is above the one that any incarnation since began at
+    (`Version.is_abandoned`), or if the manifest does not say where they began.
     """
     old, new = actor.engine.version, manifest.version
-    return old is not None and new.incarnation != old.incarnation and new.step != old.step
+    if old is None or new.incarnation == old.incarnation:
+        return False
+    base_steps = {v.incarnation: v.step for v in getattr(manifest, "base_steps", ())}
+    return new.incarnation not in base_steps or old.is_abandoned(base_steps)
 
 
 async def _abandon(actor: Actor, manifest: WeightManifest) -> list[Ticket]:

@@ -20,7 +20,15 @@ from absl import logging
 
 from bridge import codec
 from bridge.files import replace_file, try_flock
-from bridge.published import Block, DeltaEntry, FileEntry, PieceEntry, TensorEntry, WeightManifest
+from bridge.published import (
+    Block,
+    DeltaEntry,
+    FileEntry,
+    PieceEntry,
+    TensorEntry,
+    WeightManifest,
+    deciding_base_steps,
+)
 from bridge.secrets import Token
 from bridge.snapshots.cast import cast_all_into
 from bridge.snapshots.chunks import CHUNK_BYTES, hashed, unhashed
@@ -78,6 +86,7 @@ class SnapshotWriter:
         has_spare: bool = False,
         host: int = 0,
         num_hosts: int = 1,
+        base_steps: Mapping[int, int] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -88,6 +97,7 @@ class SnapshotWriter:
         With a token manifests are signed, as actors on other machines want them. Of this writer's versions each
         `full_every`-th, from the first on, has no delta against the one before. With `has_spare` a third slot is taken,
         and stays, as soon as a version has to go out while the one that is not announced is still being read.
+        `base_steps` has the step that each incarnation of the learner began at.
 
         Raises:
           SnapshotError: another writer lives, or the folder holds another run's snapshots.
@@ -96,6 +106,7 @@ class SnapshotWriter:
         self._run, self._tokenizer_hash = run, tokenizer_hash
         self._lock_timeout_s, self._chunk_bytes, self._clock = lock_timeout_s, chunk_bytes, clock
         self._token, self._full_every = token, full_every
+        self._base_steps = deciding_base_steps(base_steps or {})
         self._base: WeightManifest | None = None
         self._num_announced = 0
         self._draft: SnapshotDraft | None = None
@@ -170,7 +181,7 @@ class SnapshotWriter:
         if any(dataclasses.replace(p, pieces=first.pieces, created_s=first.created_s) != first for p in parts):
             raise SnapshotError(f"the hosts' pieces of version {first.version} are not of one snapshot")
         pieces = sorted((piece for part in parts for piece in part.pieces), key=lambda piece: piece.host)
-        whole = dataclasses.replace(first, pieces=tuple(pieces))
+        whole = dataclasses.replace(first, pieces=tuple(pieces), base_steps=self._base_steps)
         check_layout(whole)
         return whole if self._token is None else sign(whole, self._token)
 

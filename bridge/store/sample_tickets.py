@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from bridge.published import Announcement, RunCard
 from bridge.store.protocol import Finished, LearnerStore, Mark, StoredGroup, Topic
-from bridge.types import Group, Heartbeat, Ticket
+from bridge.types import Group, Heartbeat, Ticket, Version, newest_of_each
 
 
 class SampleTickets(LearnerStore):
@@ -235,7 +235,7 @@ class SampleTickets(LearnerStore):
             self._store.withdraw([part.ticket_id])
             self._store.put_tickets([p for p in split(ticket) if p.id == part.ticket_id])
             return None
-        if self._is_abandoned(part):  # looked at one by one: a group has one incarnation, its newest sample's
+        if self._is_abandoned(part):  # alone: its siblings may stay
             self._store.reissue([part.ticket_id])
             return None
         if id_ in self._complete:
@@ -256,10 +256,10 @@ class SampleTickets(LearnerStore):
         return ticket.num_requests - self._num_samples if ticket is not None else 0
 
     def _is_abandoned(self, part: Group) -> bool:
-        """Whether a sample's weights are of a future that a restarted learner went back behind."""
+        """Returns True if a restarted learner went back behind a sample's weights."""
         if self._restores is None:
             self._restores = self._store.restores()
-        return any(step < part.max_step for later, step in self._restores.items() if later > part.incarnation)
+        return part.is_abandoned(self._restores)
 
     def _ids(self, ticket_ids: Iterable[str]) -> list[str]:
         return [f"{id_}.{i}" for id_ in ticket_ids for i in range(self._num_requests)]
@@ -290,12 +290,15 @@ def group_id(part_id: str) -> str:
 
 
 def join(id_: str, parts: Sequence[Group]) -> Group:
-    """One group of several samples."""
+    """Returns one group of several samples."""
+    newest_of_parts = [Version(incarnation=p.incarnation, step=p.max_step) for p in parts]
+    *older, newest = newest_of_each([*newest_of_parts, *(v for p in parts for v in p.older_versions)])
     return dataclasses.replace(
         parts[0],
         ticket_id=id_,
         rollouts=tuple(r for p in parts for r in p.rollouts),
-        incarnation=max(p.incarnation for p in parts),
+        incarnation=newest.incarnation,
+        older_versions=tuple(older),
         actor=parts[0].actor if len({p.actor for p in parts}) == 1 else "+".join(p.actor for p in parts),
         started_s=min(p.started_s for p in parts),
         finished_s=max(p.finished_s for p in parts),

@@ -1,6 +1,7 @@
 """A group in virtual time: while its responses are sampled on simulated engines, and as the learner gets it."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Int32
@@ -50,6 +51,11 @@ class ServedGroup:
     def incarnation(self) -> int:
         """A simulated learner is never started again."""
         return 0
+
+    def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
+        """Returns False: a simulated learner never goes back."""
+        del base_steps
+        return False
 
     @property
     def actors(self) -> frozenset[str]:

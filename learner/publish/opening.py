@@ -1,7 +1,7 @@
 """The publisher of one of the learner's processes, put together from its config; every process has one."""
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bridge.adapter_names import TensorNames
 from bridge.published import Announcement
@@ -35,6 +35,7 @@ def open_publisher(
     token: Token | None,
     outlets: Sequence[Outlet],
     incarnation: int = 0,
+    base_steps: Mapping[int, int] | None = None,
     timeline: Timeline | None = None,
     while_waiting: Callable[[], None] = lambda: None,
     announce: Callable[[Announcement], None] | None = None,
@@ -50,6 +51,7 @@ def open_publisher(
       token: what manifests are signed with.
       outlets: where this process's pieces go besides.
       incarnation: the learner's, where this process leads.
+      base_steps: the step that each incarnation began at (`LearnerStore.restores`), where this process leads.
       timeline: where each publish is recorded.
       while_waiting: called again and again while a publish is waited for; may raise.
       announce: the leader's: told of each version that can be fetched.
@@ -70,6 +72,7 @@ def open_publisher(
         has_spare=publish.has_spare_slot,
         host=hosts.index,
         num_hosts=hosts.count,
+        base_steps=base_steps,
     )
     if not publish.leaves_the_machine:
         _check_one_machine(snapshots, hosts)

@@ -54,6 +54,10 @@ class Arrival(Protocol):
         """The learner's, of the newest."""
         ...
 
+    def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
+        """Returns True if a later incarnation, of those that began at these steps, went back behind its weights."""
+        ...
+
     @property
     def actors(self) -> frozenset[str]:
         """Who made it."""
@@ -232,8 +236,8 @@ class Intake(Generic[G]):
             self._desk.put_tickets(tickets)
 
     def _is_abandoned(self, group: G) -> bool:
-        """Whether a token's weights are of a future that a restarted learner went back behind."""
-        return any(step < group.max_step for later, step in self._restores.items() if later > group.incarnation)
+        """Returns True if a restarted learner went back behind the weights of any of its tokens."""
+        return group.is_abandoned(self._restores)
 
     def _objection(self, group: G) -> str | None:
         if self._is_abandoned(group):

@@ -24,7 +24,7 @@ from bridge.types import (
     Verdict,
     Version,
 )
-from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket, one_piece
+from tests.bridge.factories import as_plain, make_announcement, make_group, make_report, make_rollout, make_ticket, one_piece
 
 UNHURRIED = settings(deadline=None, max_examples=200)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -101,7 +101,8 @@ GROUPS = st.builds(
     order=INT64,
     prompt_tokens=PROMPTS,
     rollouts=st.lists(rollouts(), min_size=1, max_size=3).map(tuple),
-    incarnation=INT64,
+    incarnation=st.integers(8, 2**63 - 1),
+    older_versions=st.just(()) | st.just((Version(incarnation=0, step=1), Version(incarnation=7, step=2))),
     actor=st.lists(NAMES, min_size=1, max_size=3).map("+".join),
     started_s=FINITE,
     finished_s=FINITE,
@@ -152,6 +153,7 @@ def manifests(draw) -> WeightManifest:
         tokenizer_hash=draw(st.text()),
         hmac=draw(st.none() | st.text()),
         created_s=draw(FINITE),
+        base_steps=tuple(draw(st.lists(VERSIONS, max_size=3))),
     )
 
 
@@ -361,6 +363,7 @@ def in_form_2(message: Ticket | Group) -> bytes:
         (part,) = body["task"].pop("rewards")
         body["task"] = {"verifier": part["name"]} | {k: body["task"][k] for k in ("answer", "metadata")}
     else:
+        del body["older_versions"]
         for rollout in body["rollouts"]:
             del rollout["scores"], rollout["turn_rewards"]
     return msgspec.msgpack.encode([2, name, body])
@@ -376,6 +379,7 @@ def test_group_of_the_form_whose_scores_have_no_answers_is_read():
     score = RewardScore(name="math", value=0.5, verdict="ok")
     group = make_group(make_ticket(num_samples=1), rollouts=(make_rollout(scores=(score,)),))
     _, name, body = msgspec.msgpack.decode(codec.encode(group))
+    del body["older_versions"]
     for rollout in body["rollouts"]:
         for old in rollout["scores"]:
             assert old.pop("answer") is None
@@ -383,6 +387,22 @@ def test_group_of_the_form_whose_scores_have_no_answers_is_read():
     body["rollouts"][0]["scores"][0] = {"name": 7}
     with pytest.raises(ValueError, match="malformed"):
         codec.decode(Group, msgspec.msgpack.encode([3, name, body]))
+
+
+def test_group_and_manifest_of_the_form_before_base_steps_are_read():
+    group, announcement = make_group(make_ticket()), make_announcement(step=3)
+    forms = (
+        (4, group, lambda body: body.pop("older_versions")),
+        (4, announcement.manifest, lambda body: body.pop("base_steps")),
+        (2, announcement, lambda body: body["manifest"].pop("base_steps")),
+    )
+    for form, value, take_out in forms:
+        _, name, body = msgspec.msgpack.decode(codec.encode(value))
+        assert take_out(body) == []
+        assert as_plain(codec.decode(type(value), msgspec.msgpack.encode([form, name, body]))) == as_plain(value)
+        body["surplus"] = 1
+        with pytest.raises(ValueError, match="malformed"):
+            codec.decode(type(value), msgspec.msgpack.encode([form, name, body]))
 
 
 def test_answers_travel_and_a_long_one_is_refused():
@@ -415,10 +435,10 @@ def test_formats_of_what_old_stores_hold_stay_as_they_were():
     """Tickets and groups are read from stores, manifests from folders, that an older build wrote."""
     assert {t.__name__: f for t, f in codec.FORMATS.items()} == {
         "Ticket": 3,
-        "Group": 4,
-        "WeightManifest": 4,
+        "Group": 5,
+        "WeightManifest": 5,
         "Heartbeat": 4,
-        "Announcement": 2,
+        "Announcement": 3,
         "RunCard": 1,
     }
     assert codec.FORMATS.keys() == set(TYPES)
