@@ -203,10 +203,15 @@ class Actor:
         self._is_paused = False
         self._changed.ring()
 
-    async def end_groups(self) -> list[Ticket]:
-        """Ends every group in progress, its requests aborted; returns the tickets of them that are held on."""
-        tickets = [self.held[id_] for id_ in self._groups if id_ in self.held]
-        tasks = list(self._groups.values())
+    async def end_groups(self, ticket_ids: Iterable[str] | None = None) -> list[Ticket]:
+        """Ends groups in progress, their requests aborted; returns the tickets of them that are still held.
+
+        Args:
+          ticket_ids: whose groups; None for all. Of these, a group on its way to the store is left alone.
+        """
+        ids = list(self._groups) if ticket_ids is None else [i for i in ticket_ids if i in self._groups and i in self.held]
+        tickets = [self.held[id_] for id_ in ids if id_ in self.held]
+        tasks = [self._groups[id_] for id_ in ids]
         for task in tasks:
             task.cancel()
         if tasks:

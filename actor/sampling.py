@@ -37,6 +37,8 @@ class Sampler:
         self._engine, self._timeline, self._lag_bound = engine, timeline, lag_bound
         self._running: dict[str, _Request] = {}
         """Those for training, by their ids."""
+        self._ended: dict[str, int] = {}
+        """Start step of the oldest sample that has ended, by training ticket in service."""
 
     async def sample(self, ticket: Ticket, index: int) -> Sample:
         """One response of a ticket, begun anew as often as it gets stale (`restart_stale`).
@@ -54,13 +56,17 @@ class Sampler:
             if ticket.kind == "train":
                 self._running[request_id] = request
             try:
-                return await request.task
+                sample = await request.task
             except asyncio.CancelledError as e:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
                 if not request.is_stale:  # or a group would be built without it
                     raise EpisodeError(f"request {request_id} was cancelled, and nobody had asked for it") from e
+            else:
+                if ticket.kind == "train":
+                    self._ended[ticket.id] = min(request.start_step, self._ended.get(ticket.id, request.start_step))
+                return sample
             finally:
                 self._running.pop(request_id, None)
             attempt += 1
@@ -104,14 +110,32 @@ class Sampler:
             episode=Episode(sampled=played.loss_mask, turn_rewards=played.turn_rewards),
         )
 
-    def restart_stale(self) -> int:
-        """Starts samples anew that began more than the lag bound behind the weights served; returns how many.
+    def forget(self, ticket_id: str) -> None:
+        """Forgets a ticket's ended samples: it is not served any more."""
+        self._ended.pop(ticket_id, None)
 
-        ROLL Flash's freshness by the async ratio (section 4.3): each sample for itself, its siblings go on.
-        """
+    @property
+    def stale_tickets(self) -> list[str]:
+        """Training tickets whose group is stale whatever becomes of their running samples: one that ended is stale."""
+        oldest = self._oldest_step
+        return [] if oldest is None else [id_ for id_, start_step in self._ended.items() if start_step < oldest]
+
+    @property
+    def _oldest_step(self) -> int | None:
+        """Step that a sample must have begun on, or a later one, to be trained; None where nothing gets stale."""
         if self._lag_bound is None or self._engine.version is None:
+            return None
+        return self._engine.version.step - self._lag_bound
+
+    def restart_stale(self) -> int:
+        """Restarts samples that began more than the lag bound behind the weights served; returns how many.
+
+        ROLL Flash's freshness by the async ratio (section 4.3): each sample for itself, its siblings continue. The
+        caller has ended `stale_tickets` before, in which that is in vain.
+        """
+        oldest = self._oldest_step
+        if oldest is None:
             return 0
-        oldest = self._engine.version.step - self._lag_bound
         stale = [r for r in self._running.values() if r.start_step < oldest]
         for request in stale:
             request.is_stale = True

@@ -112,6 +112,7 @@ class Serving:
         except* (VerifierError, EpisodeError) as e:
             await self._drop(ticket, e.exceptions[0])
         finally:
+            self.sampler.forget(ticket.id)
             if not is_recorded:
                 cut_off(self.timeline, ticket, lane=lane)
             self._lanes.give_back(lane)

@@ -51,6 +51,7 @@ async def _replace(actor: Actor, manifest: WeightManifest) -> None:
     restarting = await _abandon(actor, newest) if newest is not None and _is_abandoned(actor, newest) else []
     if newest is not None:
         await _swap(actor, newest)
+    restarting += await actor.end_groups(actor.sampler.stale_tickets)
     actor.resume(restarting)
     if num_stale := actor.sampler.restart_stale():
         logging.info("stale samples begun anew count=%d version=%s", num_stale, actor.engine.version)

@@ -156,10 +156,18 @@ class SimActors:
         return self._fleet.totals()
 
     def _restart_stale(self) -> None:
-        """Begins samples anew that began too long ago, each for itself (`Sampler.restart_stale`)."""
+        """Restarts samples that began too long ago, as an actor does (`Sampler.restart_stale`).
+
+        Each for itself; but a whole group's ticket where one that has ended makes the group stale.
+        """
         if self._lag_bound is None:
             return
-        for group in self._groups.values():
+        for group in list(self._groups.values()):
+            oldest = max((a.engine.step for a, _ in group.running.values()), default=0) - self._lag_bound
+            if self._config.admission.unit == "group" and any(f.spans[0][0] < oldest for f in group.finished):
+                self._fleet.wasted_tokens += sum(tokens for f in group.finished for _, tokens in f.spans)
+                self.offer([group.ticket], attempt=group.attempt + 1)
+                continue
             for request, (actor, _) in group.running.items():
                 step = actor.engine.step
                 if group.start_steps[request] < step - self._lag_bound:

@@ -43,6 +43,11 @@ class Setup:
         self.writer.write(version, {"a": np.full(4, step, np.float32)}, dtype="float32")
         return version
 
+    def restart_learner(self, base_steps: dict[int, int]) -> None:
+        """Another learner publishes from here on; its incarnations began at these steps."""
+        self.writer.close()
+        self.writer = SnapshotWriter(self.root / "snapshots", run="r", tokenizer_hash="t", base_steps=base_steps)
+
     def put(self, *orders: int, **fields) -> None:
         self.store.put_tickets(ticket(o, **fields) for o in orders)
 

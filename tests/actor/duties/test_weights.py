@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 
+import pytest
+
 from actor.engine.protocol import EngineDeadError
 from bridge.types import Version
 from tests.actor.fakes import until
@@ -84,7 +86,19 @@ def test_abandoned_future_is_sampled_again(tmp_path):
     run(body())
 
 
-def test_higher_incarnation_that_lost_nothing_aborts_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("base_steps", "newest"),
+    [
+        ({0: 0, 1: 3}, (1, 5)),  # it trained to the very step served, other weights
+        ({0: 0, 1: 3}, (1, 9)),
+        ({0: 0, 1: 3, 2: 6}, (2, 6)),  # the learner between them went back
+        ({0: 0, 1: 4, 2: 4, 3: 4}, (3, 4)),
+        ({}, (1, 5)),  # not told: an older learner
+    ],
+)
+def test_weights_that_a_learner_went_back_behind_are_abandoned_whatever_step_it_is_at_now(tmp_path, base_steps, newest):
+    incarnation, step = newest
+
     async def body():
         s = make_setup(tmp_path)
         s.publish(5)
@@ -92,13 +106,43 @@ def test_higher_incarnation_that_lost_nothing_aborts_nothing(tmp_path):
         async with s.serving():
             await s.runs("t0.0", "t0.1")
             s.engine.step("t0.0", 1)
-            await s.served(s.publish(5, incarnation=1))
+            s.restart_learner(base_steps)
+            await s.served(s.publish(step, incarnation=incarnation))
+            await s.runs("t0.0", "t0.1")
+            assert sorted(s.engine.aborted) == ["t0.0", "t0.1"]
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: bool(s.groups()), "the group")
+        (group,) = s.groups()
+        assert (group.incarnation, group.oldest_incarnation, group.min_step) == (incarnation, incarnation, step)
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("base_steps", "newest"),
+    [({0: 0, 1: 5}, (1, 5)), ({0: 0, 1: 5}, (1, 7)), ({0: 0, 1: 6, 2: 5, 3: 8}, (3, 8))],
+)
+def test_higher_incarnation_that_lost_nothing_aborts_nothing(tmp_path, base_steps, newest):
+    incarnation, step = newest
+
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(5)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.0", 1)
+            s.restart_learner(base_steps)
+            await s.served(s.publish(step, incarnation=incarnation))
             s.engine.step("t0.0", 1)
             s.engine.finish("t0.0")
             s.engine.finish("t0.1")
             await until(lambda: bool(s.groups()), "the group")
         assert s.engine.aborted == []
-        assert s.groups()[0].incarnation == 1
+        (group,) = s.groups()
+        assert (group.incarnation, group.max_step) == (incarnation, step)
+        assert group.older_versions == (Version(incarnation=0, step=5),)
 
     run(body())
 
@@ -190,6 +234,32 @@ def test_broken_snapshot_gives_waiting_tickets_back_and_serves_on(tmp_path):
     run(body())
 
 
+def test_ticket_with_an_ended_sample_that_is_stale_begins_anew_whole(tmp_path):
+    """Its running samples alone would be restarted in vain: the group would be dropped as stale."""
+
+    async def body():
+        s = make_setup(tmp_path, lag_bound=1)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.finish("t0.1")
+            await s.runs("t0.0")
+            await s.served(s.publish(1))
+            await s.runs("t0.0")
+            await s.served(s.publish(2))
+            await s.runs("t0.0", "t0.1")
+            assert s.engine.aborted == ["t0.0"]
+            for id_ in s.running():
+                s.engine.finish(id_)
+            await until(lambda: bool(s.groups()), "the group")
+        (group,) = s.groups()
+        assert (group.min_step, len(group.rollouts)) == (2, 2)
+        assert s.store.counts()["reissued"] == 0
+
+    run(body())
+
+
 def test_sample_begun_before_the_lag_bound_starts_anew_and_its_siblings_go_on(tmp_path):
     async def body():
         s = make_setup(tmp_path, lag_bound=1)
@@ -198,19 +268,19 @@ def test_sample_begun_before_the_lag_bound_starts_anew_and_its_siblings_go_on(tm
         s.put(-5, kind="eval", num_samples=1, num_requests=1)
         async with s.serving():
             await s.runs("t-5.0", "t0.0", "t0.1")
-            s.engine.finish("t0.1")
-            await s.runs("t-5.0", "t0.0")
             s.engine.step("t0.0", 3)
             await s.served(s.publish(1))
-            await s.runs("t-5.0", "t0.0")  # within the bound
+            await s.runs("t-5.0", "t0.0", "t0.1")  # within the bound
             await s.served(s.publish(2))
-            await s.runs("t-5.0", "t0.0+1")  # an evaluation is of the weights it began on
-            assert s.engine.aborted == ["t0.0"]
+            await s.runs("t-5.0", "t0.0+1", "t0.1+1")  # an evaluation is of the weights it began on
+            assert sorted(s.engine.aborted) == ["t0.0", "t0.1"]
+            s.engine.finish("t0.1+1")
+            await s.runs("t-5.0", "t0.0+1")
             await s.served(s.publish(3))
             s.engine.finish("t0.0+1")
             await until(lambda: bool(s.groups()), "the group")
         (group,) = s.groups()
-        assert [set(r.token_versions.tolist()) for r in group.rollouts] == [{3}, {0}]
+        assert [set(r.token_versions.tolist()) for r in group.rollouts] == [{3}, {2}]
 
     run(body())
 
