@@ -209,7 +209,11 @@ class Actor:
         Args:
           ticket_ids: whose groups; None for all. Of these, a group on its way to the store is left alone.
         """
-        ids = list(self._groups) if ticket_ids is None else [i for i in ticket_ids if i in self._groups and i in self.held]
+        ids = (
+            list(self._groups)
+            if ticket_ids is None
+            else [i for i in ticket_ids if i in self._groups and i in self.held]
+        )
         tickets = [self.held[id_] for id_ in ids if id_ in self.held]
         tasks = [self._groups[id_] for id_ in ids]
         for task in tasks:

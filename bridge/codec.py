@@ -121,10 +121,14 @@ def _older_struct(type_: type, **other: Any) -> type[msgspec.Struct]:
 _TASK_2 = _older_struct(Task, rewards=None, environment=None, verifier=msgspec.Raw)
 _TICKET_2 = _older_struct(Ticket, task=_TASK_2)
 _ROLLOUT_2 = _older_struct(Rollout, scores=None, turn_rewards=None)
-_GROUP_2 = _older_struct(Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)])
+_GROUP_2 = _older_struct(
+    Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_2], msgspec.Meta(max_length=MAX_SAMPLES)]
+)
 _SCORE_3 = _older_struct(RewardScore, answer=None)
 _ROLLOUT_3 = _older_struct(Rollout, scores=Annotated[list[_SCORE_3], msgspec.Meta(max_length=MAX_REWARD_PARTS)])
-_GROUP_3 = _older_struct(Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_3], msgspec.Meta(max_length=MAX_SAMPLES)])
+_GROUP_3 = _older_struct(
+    Group, older_versions=None, rollouts=Annotated[list[_ROLLOUT_3], msgspec.Meta(max_length=MAX_SAMPLES)]
+)
 
 _GROUP_4 = _older_struct(Group, older_versions=None)
 _MANIFEST_4 = _older_struct(WeightManifest, base_steps=None)

@@ -95,7 +95,9 @@ class SampleTickets(LearnerStore):
                 ids += self._ids([id_])
         num_reissued = self._store.reissue(ids)
         # A decided race withdrew its other samples. The next one has them again: `failed` counts on them.
-        self._store.put_tickets([part for id_ in ticket_ids if id_ in self._tickets for part in split(self._tickets[id_])])
+        self._store.put_tickets(
+            [part for id_ in ticket_ids if id_ in self._tickets for part in split(self._tickets[id_])]
+        )
         return num_reissued
 
     @override

@@ -24,7 +24,15 @@ from bridge.types import (
     Verdict,
     Version,
 )
-from tests.bridge.factories import as_plain, make_announcement, make_group, make_report, make_rollout, make_ticket, one_piece
+from tests.bridge.factories import (
+    as_plain,
+    make_announcement,
+    make_group,
+    make_report,
+    make_rollout,
+    make_ticket,
+    one_piece,
+)
 
 UNHURRIED = settings(deadline=None, max_examples=200)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -165,7 +165,10 @@ def _versions(evidence: Evidence, trained: set[str]) -> tuple[int, int, list[str
         if ticket_id not in trained:
             continue
         group = body(payload)
-        known = set().union(*(steps for i, steps in steps_of.items() if i <= group["incarnation"]))
+        older = [(v["incarnation"], v["step"]) for v in group["older_versions"]]
+        oldest = min([group["incarnation"], *(i for i, _ in older)])
+        known = set().union(*(steps for i, steps in steps_of.items() if oldest <= i <= group["incarnation"]))
+        said += [f"ticket {ticket_id} has tokens of {i}:{s}, never announced" for i, s in set(older) - announced]
         bad = 0
         for rollout in group["rollouts"]:
             versions = array(rollout["token_versions"])
@@ -181,8 +184,21 @@ def _versions(evidence: Evidence, trained: set[str]) -> tuple[int, int, list[str
 
 
 def _abandoned(evidence: Evidence, group: Mapping[str, Any]) -> int:
-    """Tokens of weights that a later learner went back behind; nobody may train them after that."""
-    later = [step for i, step in evidence.restores.items() if i > group["incarnation"]]
-    if not later:
-        return 0
-    return sum(int(np.sum(array(r["token_versions"]) > min(later))) for r in group["rollouts"])
+    """Counts tokens of weights that a later learner went back behind; no learner may train them after that.
+
+    Of each incarnation in a group, by the newest step that it has of it: steps above the lowest later base step, up to
+    that one. A step that two incarnations share counts if either one's is abandoned.
+    """
+    newest = max((int(array(r["token_versions"]).max()) for r in group["rollouts"]), default=0)
+    older = [(v["incarnation"], v["step"]) for v in group.get("older_versions", ())]
+    num_abandoned = 0
+    bounds = [
+        (min(later), step)
+        for incarnation, step in (*older, (group["incarnation"], newest))
+        if (later := [base for i, base in evidence.restores.items() if i > incarnation])
+    ]
+    for rollout in group["rollouts"]:
+        versions = array(rollout["token_versions"])
+        is_abandoned = [(low < versions) & (versions <= high) for low, high in bounds]
+        num_abandoned += int(np.sum(np.any(is_abandoned, axis=0))) if is_abandoned else 0
+    return num_abandoned

@@ -1,0 +1,465 @@
+"""A run in one thread, driven by a random number generator: real planner, arrival policy, stream and SQLite store.
+
+Actors, engines and crashes are simulated. Every token carries the version of the weights that made it, and every sample
+a number of its own as its tokens, so what is trained is held against what was sampled and not against what a group says
+of itself. Learners crash at any moment, resume from their last committed checkpoint, and train on under the next
+incarnation; actors crash, forget their leases, hand in late, fail to judge, and hear of new weights late.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from actor.admission import Admission
+from actor.duties.weights import _is_abandoned  # pyright: ignore[reportPrivateUsage]  # the rule that actors follow
+from actor.engine.protocol import Sample
+from actor.group_builder import GroupBuilder
+from actor.rewards.scheduler import Judgement
+from actor.sampling import Sampler, _Request  # pyright: ignore[reportPrivateUsage]
+from bridge.store.protocol import FencedError, LearnerStore, UnfitGroupError
+from bridge.store.sample_tickets import SampleTickets, group_id
+from bridge.types import Group, Heartbeat, Ticket, Version
+from configs import schema
+from learner.schedule.stream import Stream
+from learner.schedule.ticket_books import training_sampling
+from tests.bridge.factories import make_report
+from tests.learner.schedule.fakes import Marks, Problems, RestlessStore
+
+LEASE_S, MAX_ATTEMPTS = 30.0, 3
+MAX_TICKS_PER_UPDATE = 4000
+VOCAB = 2**30
+"""Numbers of samples are their token ids."""
+
+
+class CrashError(Exception):
+    """The learner's process died."""
+
+
+@dataclasses.dataclass
+class Findings:
+    """Violations and events of one schedule; of a right one the first eight are 0."""
+
+    trained_twice: int = 0
+    lost: int = 0
+    abandoned_groups: int = 0
+    """Trained with a token of weights that a later learner went back behind."""
+    over_lag_bound: int = 0
+    wrong_groups: int = 0
+    """Trained with other samples or another prompt than their tickets asked for."""
+    stood_still: int = 0
+    stale_groups: int = 0
+    """Dropped as stale."""
+    doomed_restarts: int = 0
+    """Samples restarted although a stale one of their ticket had ended, so that the group would be dropped."""
+    restarts: int = 0
+    """Samples restarted because they were stale."""
+    restarted_tickets: int = 0
+    """Tickets begun anew whole, because a sample of theirs that had ended was stale."""
+    learner_crashes: int = 0
+    actor_crashes: int = 0
+    dropped: int = 0
+    trained: int = 0
+
+    def add(self, other: "Findings") -> None:
+        """Adds another schedule's."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+@dataclasses.dataclass
+class Request:
+    """A sample in progress."""
+
+    number: int
+    length: int
+    start_step: int
+    versions: list[Version]
+
+
+class Ticketed:
+    """A ticket in service: its requests, those that ended, the winners among them."""
+
+    def __init__(self, ticket: Ticket, requests: dict[int, Request]) -> None:
+        self.ticket, self.running = ticket, requests
+        self.ended: dict[int, Request] = {}
+
+
+class Engine:
+    """An actor with its engine: real admission, group builder and rule of abandoned weights."""
+
+    def __init__(self, name: str, world: "World") -> None:
+        self.name, self.world = name, world
+        self.version: Version | None = None
+        self.start_over()
+
+    def start_over(self) -> None:
+        """A process of this name begins with nothing."""
+        self.version = None
+        self.admission = Admission.of(self.world.config)
+        self.serving: dict[str, Ticketed] = {}
+
+    def take_weights(self) -> None:
+        """Serves the announced version, in flight."""
+        manifest = self.world.announced
+        if manifest is None or (self.version is not None and manifest.version <= self.version):
+            return
+        actor: Any = SimpleNamespace(engine=SimpleNamespace(version=self.version))
+        if _is_abandoned(actor, manifest):
+            self.restart(self.serving)
+        self.version = manifest.version
+        self._restart_stale()
+        self.beat()
+
+    def beat(self) -> None:
+        """Says that it lives, and what it serves."""
+        store = self.world.shared
+        beat = Heartbeat(
+            process=self.name, role="actor", pid=1, time_s=store.now_s(), version=self.version, report=make_report()
+        )
+        store.heartbeat(beat)
+
+    def claim(self) -> None:
+        """Claims and begins what its admission lets it."""
+        if self.version is None:
+            return
+        shared = self.world.shared
+        admission = self.admission
+        width = admission.width if admission.policy == "frontier" else None
+        engines = self.world.engines
+        admission.share_among({self.world.config.actor.max_num_seqs: len(engines)})
+        try:
+            tickets = shared.claim(
+                self.name,
+                limit=admission.num_to_claim(),
+                lease_s=LEASE_S,
+                width=width,
+                among=1 if admission.policy == "window" else len(engines),
+                part=admission.group_part,
+            )
+        except FencedError:
+            self.world.replace(self)
+            return
+        waiting = {t.id for t in admission.waiting}
+        for ticket in tickets:  # a ticket that is here already: its lease had ended, or another took its place
+            if ticket.id in self.serving or ticket.id in waiting:
+                self.forget(ticket.id)
+        admission.offer(tickets)
+        for ticket in admission.admit(self.version):
+            self._begin(ticket)
+
+    def _begin(self, ticket: Ticket) -> None:
+        self.serving[ticket.id] = Ticketed(ticket, {i: self._request() for i in range(ticket.num_requests)})
+
+    def _request(self) -> Request:
+        assert self.version is not None
+        return Request(self.world.next_number(), self.world.draw_length(), self.version.step, [])
+
+    def restart(self, ticket_ids: Any) -> None:
+        """Begins these tickets from their prompts, on the weights that are served next."""
+        restarting = [self.serving[id_].ticket for id_ in list(ticket_ids)]
+        for ticket in restarting:
+            self.forget(ticket.id)
+        self.admission.offer(restarting)
+
+    def _restart_stale(self) -> None:
+        """Has the real sampler say which tickets begin anew whole, and which samples alone."""
+        bound = self.world.config.lag_bound if self.world.config.publish.when == "every" else None
+        marks: Any = Marks()
+        engine: Any = SimpleNamespace(version=self.version)
+        sampler: Any = Sampler(engine, timeline=marks, lag_bound=bound)
+        starts = {id_: [r.start_step for r in t.ended.values()] for id_, t in self.serving.items()}
+        sampler._ended = {id_: min(steps) for id_, steps in starts.items() if steps}
+        whole = list(getattr(sampler, "stale_tickets", ()))  # before there was this rule: none
+        self.restart(whole)
+        self.world.findings.restarted_tickets += len(whole)
+        for id_, ticketed in self.serving.items():
+            for index, request in ticketed.running.items():
+                task = SimpleNamespace(cancel=functools.partial(self._restart_sample, ticketed, index, starts[id_]))
+                sampler._running[f"{id_}.{index}"] = _Request(request.start_step, cast(Any, task))
+        sampler.restart_stale()
+
+    def _restart_sample(self, ticketed: Ticketed, index: int, ended: list[int]) -> None:
+        bound = self.world.config.lag_bound
+        assert self.version is not None and bound is not None
+        self.world.findings.restarts += 1
+        self.world.findings.doomed_restarts += min(ended, default=self.version.step) < self.version.step - bound
+        ticketed.running[index] = self._request()
+
+    def sample(self) -> None:
+        """Samples a few tokens of one request; it may end, its group may be handed in."""
+        rng, version = self.world.rng, self.version
+        ticketed = self.serving[rng.choice(sorted(self.serving))]
+        if not ticketed.running or version is None:  # all that is left is to hand in
+            self._hand_in(ticketed)
+            return
+        index = rng.choice(sorted(ticketed.running))
+        request = ticketed.running[index]
+        num_tokens = min(rng.randint(1, 4), request.length - len(request.versions))
+        request.versions += [version] * num_tokens
+        if len(request.versions) < request.length:
+            return
+        ticketed.ended[index] = ticketed.running.pop(index)
+        num_losers = 0
+        if len(ticketed.ended) == ticketed.ticket.num_samples:
+            num_losers = len(ticketed.running)
+            ticketed.running.clear()
+        self.admission.finish_sample(ticketed.ticket.id, 1 + num_losers)
+        if not ticketed.running and rng.random() < 0.8:  # else its reward takes a while
+            self._hand_in(ticketed)
+
+    def _hand_in(self, ticketed: Ticketed) -> None:
+        world, ticket = self.world, ticketed.ticket
+        del self.serving[ticket.id]
+        self.admission.remove(ticket.id)
+        if world.rng.random() < world.failing:
+            if world.shared.renew(self.name, [ticket.id], lease_s=LEASE_S):
+                world.shared.give_up(ticket.id, "no verdict", max_attempts=MAX_ATTEMPTS)
+            return
+        builder = GroupBuilder(ticket, actor=self.name, started_s=0.0)
+        is_flat = world.rng.random() < 0.3  # without signal, for a filter
+        for index, request in ticketed.ended.items():
+            world.versions[request.number] = tuple(request.versions)
+            sample = Sample(
+                tokens=np.full(request.length, request.number, np.int32),
+                logprobs=np.full(request.length, -0.5, np.float32),
+                token_versions=tuple(request.versions),
+                finish="stop",
+            )
+            reward = 0.0 if is_flat else float(index % 2)
+            builder.add(index, sample, Judgement(reward=reward, scores=()))
+        with contextlib.suppress(KeyError, UnfitGroupError):  # withdrawn, or another prompt by now
+            try:
+                world.shared.put_group(builder.build(finished_s=0.0))
+            except FencedError:
+                world.replace(self)
+
+    def forget(self, ticket_id: str) -> None:
+        """Aborts a ticket's requests; it is not held any more."""
+        self.serving.pop(ticket_id, None)
+        self.admission.remove(ticket_id)
+
+    def follow_leases(self) -> None:
+        """Renews what it holds, and aborts what was withdrawn or went to others."""
+        held = [*self.serving, *(t.id for t in self.admission.waiting)]
+        kept = self.world.shared.renew(self.name, held, lease_s=LEASE_S) if held else []
+        for id_ in set(held) - set(kept):
+            self.forget(id_)
+
+
+class World:
+    """Learner lives one after the other over one store, and engines that do something whenever a learner looks."""
+
+    def __init__(self, folder: str, config: schema.Config, seed: int, *, crashes: float, ess_stops: float) -> None:
+        """`crashes` and `ess_stops` are probabilities per tick and per full update."""
+        self.config, self.rng = config, random.Random(seed)
+        self.now_s = 1000.0
+        self.shared = RestlessStore(f"{folder}/store.db", clock=lambda: self.now_s)
+        self.store: LearnerStore = self.shared
+        self.crashes, self.ess_stops = crashes, ess_stops
+        self.failing = self.rng.choice([0.0, 0.0, 0.05, 0.3])
+        self.findings = Findings()
+        self.bases: dict[int, int] = {}
+        self.announced: Any = None
+        self.versions: dict[int, tuple[Version, ...]] = {}
+        """Of each sample's tokens, by its number."""
+        self.num_samples = self.num_names = self.num_ticks = 0
+        self.engines: list[Engine] = []
+        for _ in range(2):
+            self.join()
+        self.history: list[tuple[int, list[str]]] = []
+        """Updates that survive: step made, groups trained."""
+        self.checkpoint: tuple[int, str] | None = None
+
+    def next_number(self) -> int:
+        """A new sample's."""
+        self.num_samples += 1
+        return self.num_samples
+
+    def draw_length(self) -> int:
+        """Tokens of a response; a few take far longer than the others."""
+        return 8 if self.rng.random() < 0.15 else self.rng.randint(1, 4)
+
+    def join(self) -> None:
+        """Another engine comes."""
+        self.num_names += 1
+        self.engines.append(Engine(f"a{self.num_names}", self))
+
+    def replace(self, engine: Engine) -> None:
+        """An engine is fenced for good; another one comes in its place."""
+        if engine in self.engines:
+            self.engines.remove(engine)
+            self.join()
+
+    def run(self, num_updates: int) -> None:
+        """Lives until so many updates are made, and looks at what is left."""
+        while not self.history or self.history[-1][0] < num_updates:
+            with contextlib.suppress(CrashError):
+                self._live(num_updates)
+        self._look_at_the_end()
+
+    def tick(self) -> None:
+        """One thing that may happen at any time."""
+        self.num_ticks += 1
+        self.now_s += 0.05
+        if self.num_ticks > self.max_ticks:
+            raise AssertionError("stood still")
+        rng = self.rng
+        if rng.random() < self.crashes:
+            raise CrashError
+        engine, what = rng.choice(self.engines), rng.random()
+        if engine.version is None or what < 0.12:
+            engine.take_weights()
+        elif what < 0.12 + 4 * self.crashes:
+            self._crash(engine)
+        elif what < 0.2:
+            engine.follow_leases()
+        elif what < 0.4 or not engine.serving:
+            engine.claim()
+            if rng.random() < 0.1:
+                engine.beat()
+        else:
+            engine.sample()
+
+    def _crash(self, engine: Engine) -> None:
+        self.findings.actor_crashes += 1
+        how = self.rng.random()
+        held = [*engine.serving, *(t.id for t in engine.admission.waiting)]
+        if how < 0.2:  # it was away for long: its leases are over, and it does not know
+            self.now_s += LEASE_S
+            return
+        if how < 0.6:  # one in its place gives back what it held
+            self.shared.release(engine.name, held)
+        engine.start_over()
+
+    def _live(self, num_updates: int) -> None:
+        """A learner's life, from its last committed checkpoint on."""
+        try:
+            self._train(num_updates)
+        except CrashError:
+            self.findings.learner_crashes += 1
+            self._book_drops()
+            raise
+
+    def _train(self, num_updates: int) -> None:
+        config, step = self.config, 0 if self.checkpoint is None else self.checkpoint[0]
+        self.history = [(s, groups) for s, groups in self.history if s <= step]
+        self.incarnation = self.shared.lead("here", lease_s=1e9)
+        self.bases[self.incarnation] = step
+        self.store = self.shared
+        if config.admission.unit == "sample":
+            rounds = config.rounds
+            self.store = SampleTickets(
+                self.shared, num_samples=rounds.samples_per_group, num_requests=rounds.requests_per_group
+            )
+        self.store.record_restore(self.incarnation, step)
+        self.max_ticks = self.num_ticks + MAX_TICKS_PER_UPDATE
+        marks: Any = Marks()
+        self.stream = stream = Stream(
+            config,
+            store=self.store,
+            prompts=Problems(2),
+            sampling=training_sampling(config, ()),
+            timeline=marks,
+            incarnation=self.incarnation,
+            vocab_size=VOCAB,
+            step=step,
+            while_waiting=self.tick,
+        )
+        self._spy()
+        stream.resume(None if self.checkpoint is None else json.loads(self.checkpoint[1]))
+        self._publish(step)
+        batches, groups = stream.micro_batches(), []
+        while stream.step < num_updates:
+            micro = next(batches)
+            groups += micro.ticket_ids
+            for _ in range(self.rng.randrange(6)):  # the learner computes
+                self.tick()
+            stream.poll()
+            if not micro.ends_update:
+                continue
+            if not stream.takes_only_fresh and self.rng.random() < self.ess_stops:
+                stream.drop_update()
+                groups = []
+                continue
+            stream.end_update()
+            self.max_ticks = self.num_ticks + MAX_TICKS_PER_UPDATE
+            self.history.append((stream.step, groups))
+            groups = []
+            publish = config.publish
+            if micro.ends_round if publish.when == "round_end" else stream.step % publish.every_n_steps == 0:
+                self._publish(stream.step)
+            if self.rng.random() < 0.02 and len(self.engines) > 1:
+                stream.fence(self.rng.choice(self.engines).name, "off")
+            if publish.when == "every" or micro.ends_round:
+                self._save()
+        self._book_drops()
+
+    def _publish(self, step: int) -> None:
+        version = Version(incarnation=self.incarnation, step=step)
+        bases = tuple(Version(incarnation=i, step=s) for i, s in self.bases.items())
+        self.announced = SimpleNamespace(version=version, base_steps=bases)
+
+    def _save(self) -> None:
+        if self.rng.random() < 0.5:
+            return
+        step, books = self.stream.step, json.dumps(self.stream.begin_save())
+        if self.rng.random() < 10 * self.crashes:
+            raise CrashError  # inside the save
+        self.checkpoint = step, books
+        if self.rng.random() < 10 * self.crashes:
+            raise CrashError  # before what it contains was acknowledged
+        self.stream.acknowledge(step)
+
+    def _spy(self) -> None:
+        """Looks at every group that is handed out to be trained."""
+        intake, hand_out = self.stream.intake, self.stream.intake.hand_out
+
+        def look(limit: int) -> list[Group]:
+            groups = hand_out(limit)
+            for group in groups:
+                self._look_at(group)
+            return groups
+
+        intake.hand_out = look
+
+    def _look_at(self, group: Group) -> None:
+        found, config = self.findings, self.config
+        found.trained += 1
+        ticket = self.stream.planner.ticket(group.ticket_id)
+        numbers = {int(n) for r in group.rollouts for n in np.unique(r.tokens)}
+        is_right = len(numbers) == len(group.rollouts) == config.rounds.samples_per_group
+        is_right &= np.array_equal(group.prompt_tokens, ticket.prompt_tokens)
+        found.wrong_groups += not is_right
+        versions = {v for n in numbers for v in self.versions[n]}
+        abandoned = any(v.step > base for v in versions for i, base in self.bases.items() if i > v.incarnation)
+        found.abandoned_groups += abandoned
+        bound = config.lag_bound
+        if bound is not None:
+            found.over_lag_bound += self.stream.step - min(v.step for v in versions) > bound
+
+    def _book_drops(self) -> None:
+        dropped = self.stream.intake.dropped
+        self.findings.stale_groups += dropped["stale"]
+        self.findings.dropped += sum(dropped.values())
+
+    def _look_at_the_end(self) -> None:
+        """Each order that was issued is trained once, open, or deferred; and what is open, actors are offered."""
+        found, planner = self.findings, self.stream.planner
+        trained = [g for _, groups in self.history for g in groups]
+        counts = collections.Counter(trained)
+        found.trained_twice += sum(n - 1 for n in counts.values())
+        open_ids = {t.id for t in planner.open_tickets}
+        state = planner.get_state()
+        found.lost += abs(state["num_issued"] - state["num_deferred"] - len(counts.keys() | open_ids))
+        found.trained_twice += len(counts.keys() & open_ids)
+        self.now_s += 10 * LEASE_S
+        offered = {group_id(t.id) for t in self.shared.claim("end", limit=10**6, lease_s=LEASE_S)}
+        here = {group_id(s.group.ticket_id) for s in self.shared.read_groups(after_seq=0, limit=10**6)}
+        found.lost += len(open_ids - offered - here - set(self.store.failed()))
