@@ -130,7 +130,7 @@ METRICS: dict[str, str] = {
     "actor/episode_failures/start": "those that were an environment not to be started, or a row not to be sent",
     "round/is_long": "1 for a round of the long-prompt queue, 0 for any other",
     "round/long_queue": "prompts in the long-prompt queue at the round's end",
-    "round/waiting_ratio_eq4": "trainer's wait before a round's first step over the round (RolloutPipe eq. 4)",
+    "round/waiting_ratio_eq4": "trainer's wait until a round has U complete groups, over the round (RolloutPipe eq. 4)",
     "round/waiting_ratio": "wait / (wait + compute) over a round (RolloutPipe section 5.1)",
     "round/wait_s": "seconds of a round the learner waited for groups, less what was set aside (publishing, probes)",
     "round/compute_s": "seconds of a round the learner computed",

@@ -23,9 +23,10 @@ class AdmissionConfig:
     async_ratio: float | None = None
     """alpha of ROLL Flash (section 4.3), for a window: tickets are issued for the update being filled and alpha more,
     so at most (1 + alpha) U groups are wanted and not yet trained; 0 waits for each update's weights. Redundant prompts
-    (`rounds.overprovision_prompts`) are issued an update's at a time, so alpha is rounded down. It is a bound per
-    sample: one that began more than alpha updates (rounded up) ago is aborted, or not trained, and started anew; with
-    unit=sample its siblings stay."""
+    (`rounds.overprovision_prompts`) are issued an update's at a time, so alpha is rounded down. Updates train from the
+    oldest groups on and wait for those that would be too old after them. It is a bound per sample: one that began more
+    than alpha updates (rounded up) ago is aborted, or not trained, and started anew; with unit=sample its siblings
+    stay."""
     unit: Literal["group", "sample"] = "group"
     """What an actor claims: whole groups (with actor.prefix_caching their prompt is computed once), or single samples,
     so that the K samples of a prompt spread over several engines (ROLL Flash's queue scheduling and prompt

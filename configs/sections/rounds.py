@@ -25,9 +25,10 @@ class RoundsConfig:
     train_start: Literal["round_complete", "group_ready"] = "group_ready"
     """When training on a round may begin: all R groups there, or each as it arrives (CGP)."""
     max_lag_steps: int | None = None
-    """Hard bound on the lag of a group's oldest token. A window is kept narrow enough for it, and groups over it
-    when they are dequeued are dropped, counted and issued again. A response that takes longer than so many steps can
-    never be trained."""
+    """Hard bound on the lag of a group's oldest token, in steps. A window is kept narrow enough for it, and trains from
+    the oldest groups on: an update waits for groups that would be over the bound after it, so a slow response delays
+    updates. Groups over it all the same, as after a restart with a smaller bound, are dropped, counted and issued
+    again."""
     overprovision_prompts: float = 1.0
     """eta_P of RollPacker's tail batching (section 3): a short round issues eta_P R prompts and keeps the first R
     groups to complete; the others' prompts wait until R of them make a long round of their own. In a window the same of

@@ -131,7 +131,7 @@ SECTIONS = (
                 y_label="fraction of a round",
                 kind="round",
                 lines=_lines(
-                    round__waiting_ratio="wait / (wait + compute)", round__waiting_ratio_eq4="before the first step"
+                    round__waiting_ratio="wait / (wait + compute)", round__waiting_ratio_eq4="before the first U groups"
                 ),
                 note="RolloutPipe section 5.1, and its equation 4.",
             ),

@@ -3,7 +3,7 @@
 When the effective sample size of a full batch is below the floor, the batch is not trained: its tickets are issued
 again, and the policy stands still until a full batch by its own, current weights is there (`Stream.drop_update`). That
 batch is trained whatever its ESS, since nothing fresher exists. What is in progress on older weights is aborted and
-begun anew.
+begun anew. The papers' ratio (equation 5) is a whole sequence's; the ESS here is over tokens, as in their public code.
 """
 
 from absl import logging
@@ -13,7 +13,7 @@ def is_off_policy(ess: float, *, floor: float, is_fresh: bool, step: int) -> boo
     """Whether the update that is now full must not be made.
 
     Args:
-      ess: the batch's effective sample size, 0 to 1.
+      ess: the batch's effective sample size, 0 to 1, over tokens.
       floor: `rounds.ess_floor`.
       is_fresh: the batch is by the current weights alone.
       step: the learner's.

@@ -46,7 +46,8 @@ class RoundClock:
     def finish(self) -> dict[str, float]:
         """The round's metrics, up to where its training ended; the clock starts over.
 
-        `waiting_ratio_eq4` is (t_start - t_rollout_start) / (t_train_end - t_rollout_start) (RolloutPipe eq. 4);
+        `waiting_ratio_eq4` is (t_start - t_rollout_start) / (t_train_end - t_rollout_start) (RolloutPipe eq. 4), with
+        t_start the first dispatch, of U complete groups (eq. 2), though training may begin with the first group;
         `waiting_ratio` is wait / (wait + compute) over the same span (section 5.1), where all that is not compute is
         wait, but for what was set aside; `wait_s` and `compute_s` are the two. `rollout_to_train_end_s` is the paper's
         main time, `first_dispatch_s` ends with its first dispatch, of U groups (section 5.2); `first_group_s` with the
@@ -66,7 +67,7 @@ class RoundClock:
         total = max(end_s - start_s, 1e-9)
         wait = max(0.0, total - self.aside_s - self.compute_s)
         metrics = {
-            "round/waiting_ratio_eq4": (train_s - start_s) / total,
+            "round/waiting_ratio_eq4": (first_s - start_s) / total,
             "round/waiting_ratio": wait / max(wait + self.compute_s, 1e-9),
             "round/wait_s": wait,
             "round/compute_s": self.compute_s,

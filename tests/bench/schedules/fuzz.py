@@ -69,7 +69,7 @@ def run_schedule(seed: int) -> tuple[Findings, str]:
         except ValueError:  # what two fields can't do together
             continue
         break
-    crashes = rng.choice([0.0, 0.001, 0.004])
+    crashes = rng.choice([0.0, 0.003, 0.01])
     ess_stops = rng.choice([0.0, 0.0, 0.2]) if config.publish.when == "every" else 0.0
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         world = World(folder, config, seed, crashes=crashes, ess_stops=ess_stops)

@@ -10,10 +10,10 @@ def test_finish_gives_the_papers_ratios():
     clock.trained(104.0, 106.0)  # the first group is trained 4 s after the rollout began,
     clock.dispatched(109.0, fills_update=True)  # the first U are there after 9 s
     clock.trained(109.0, 110.0)
-    # 10 s in all, 3 s of them compute. Eq. 4 counts the wait before the first training alone: 4 / 10.
+    # 10 s in all, 3 s of them compute. Eq. 4 counts the wait for the first U groups (eq. 2): 9 / 10.
     assert clock.finish() == pytest.approx(
         {
-            "round/waiting_ratio_eq4": 0.4,
+            "round/waiting_ratio_eq4": 0.9,
             "round/waiting_ratio": 0.7,
             "round/wait_s": 7.0,
             "round/compute_s": 3.0,
