@@ -110,3 +110,21 @@ def test_last_turn_is_the_last_run_of_sampled_tokens(mask, turn):
     tokens = np.arange(sampled.size, dtype=np.int32)
     whole = dataclasses.replace(sample(0, *[(0, 0)] * sampled.size), tokens=tokens, episode=episode)
     assert whole.last_turn.tolist() == turn
+
+
+def test_build_names_the_newest_weights_of_each_earlier_incarnation():
+    b = builder(3)
+    b.add(0, sample(7, (0, 3), (0, 4), (1, 4)), judged(1.0))
+    b.add(1, sample(8, (0, 2)), judged(1.0))
+    b.add(2, sample(9, (1, 4), (1, 6), (3, 6), (3, 7)), judged(0.0))
+    group = b.build(finished_s=4.0)
+    assert [str(v) for v in group.older_versions] == ["0:4", "1:6"]
+    assert (group.incarnation, group.oldest_incarnation, group.max_step) == (3, 0, 7)
+    for base_steps, is_abandoned in (
+        ({1: 4, 2: 6, 3: 6}, False),
+        ({1: 3, 2: 6, 3: 6}, True),  # 0:4
+        ({1: 4, 2: 5, 3: 5}, True),  # 1:6
+        ({1: 4, 3: 6, 4: 6}, True),  # 3:7
+        ({1: 4, 3: 6, 4: 7}, False),
+    ):
+        assert group.is_abandoned(base_steps) == is_abandoned, base_steps

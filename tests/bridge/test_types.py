@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.checks import MAX_NAME_CHARS, MAX_TEXT_CHARS
 from bridge.published import (
@@ -15,6 +17,7 @@ from bridge.published import (
     RunCard,
     TensorEntry,
     WeightManifest,
+    deciding_base_steps,
 )
 from bridge.types import MAX_SAMPLES, Heartbeat, RewardPart, Sampling, Task, Version
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
@@ -336,3 +339,16 @@ def test_rollout_has_a_reward_for_each_turn_or_none(mask, num_turns):
         make_rollout(**fields, turn_rewards=np.ones(num_turns + 1, np.float32))
     with pytest.raises(ValueError, match="turn_rewards must be finite"):
         make_rollout(**fields, turn_rewards=np.full(num_turns, np.nan, np.float32))
+
+
+@given(
+    bases=st.dictionaries(st.integers(0, 8), st.integers(0, 6), min_size=1, max_size=6),
+    incarnation=st.integers(0, 8),
+    step=st.integers(0, 7),
+)
+def test_base_steps_that_decide_say_of_any_weights_what_all_say(bases, incarnation, step):
+    version, deciding = Version(incarnation=incarnation, step=step), deciding_base_steps(bases)
+    kept = {v.incarnation: v.step for v in deciding}
+    survives = all(step <= base for later, base in bases.items() if later > incarnation)
+    assert version.is_abandoned(bases) == version.is_abandoned(kept) == (not survives)
+    assert deciding[-1].incarnation == max(bases) and list(deciding) == sorted(deciding)

@@ -10,14 +10,15 @@ import sys
 import threading
 import time
 import types
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from launch import actor
 from tests.bench.faults import campaign, table, watched_actor
-from tests.bench.faults.audit import surviving
+from tests.bench.faults.audit import _abandoned, surviving
 from tests.bench.faults.decoder import Shape, log_softmax, next_logits
 from tests.bench.faults.evidence import Life, Update
 from tests.bench.faults.gates import FOLDER, PROCESS, Gates, reach
@@ -174,3 +175,27 @@ def test_decoder_gives_the_logprobs_of_transformers(tmp_path):
     for sequence, row in zip(sequences, got, strict=True):
         wanted = models.reference_logprobs(folder, weights, sequence, temperature=0.7)
         assert abs(row[sequence[-1]] - wanted[-1]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("versions", "incarnation", "older", "restores", "num_abandoned"),
+    [
+        ([4, 4, 5, 5], 1, [(0, 5)], {0: 0, 1: 3}, 4),  # 0:4, 0:5 and 1:5: which 5 is whose can't be told
+        ([3, 4, 5, 6], 1, [(0, 5)], {0: 0, 1: 3}, 2),
+        ([3, 4, 5, 6], 1, [(0, 3)], {0: 0, 1: 3}, 0),
+        ([4, 5], 0, [], {0: 0, 1: 3}, 2),
+        ([4, 5, 6, 7], 2, [(0, 4), (1, 6)], {0: 0, 1: 4, 2: 5}, 1),
+        ([4, 5, 6, 7], 2, [(0, 4), (1, 6)], {0: 0, 1: 4, 2: 6}, 0),
+        ([4, 5, 6, 7], 2, [(0, 4), (1, 6)], {0: 0, 1: 4, 2: 6, 3: 5}, 2),
+    ],
+)
+def test_auditor_counts_tokens_of_abandoned_weights_behind_newer_ones(
+    versions, incarnation, older, restores, num_abandoned
+):
+    evidence: Any = SimpleNamespace(restores=restores)
+    group = {
+        "incarnation": incarnation,
+        "older_versions": [{"incarnation": i, "step": s} for i, s in older],
+        "rollouts": [{"token_versions": ["<i4", np.array(versions, np.int32).tobytes()]}],
+    }
+    assert _abandoned(evidence, group) == num_abandoned

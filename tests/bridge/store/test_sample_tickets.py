@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.store.sample_tickets import SampleTickets, join, split
 from bridge.store.sqlite import SqliteStore
+from bridge.types import Version
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 
@@ -137,6 +138,19 @@ def test_group_whose_race_was_decided_runs_it_again_and_completes_or_is_known_to
     if requests - K == len(offered) - 1:  # the last one completes it, all others failed
         store.put_group(make_group(offered[-1], actor="c", rollouts=(make_rollout(step=4),)))
         assert len(read(groups, stored.seq)) == 1
+
+
+def test_group_of_samples_by_several_incarnations_names_the_newest_weights_of_each():
+    parts = [
+        make_group(
+            make_ticket(f"g.{i}"), rollouts=(make_rollout(step=step),), incarnation=incarnation, older_versions=old
+        )
+        for i, (incarnation, step, old) in enumerate(
+            [(1, 4, (Version(incarnation=0, step=3),)), (0, 2, ()), (2, 4, ()), (1, 5, ())]
+        )
+    ]
+    group = join("g", parts)
+    assert (group.incarnation, [str(v) for v in group.older_versions]) == (2, ["0:3", "1:5"])
 
 
 def test_unclaimed_samples_are_counted_as_groups_and_evaluations_not_at_all(inner):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bridge.store.sqlite import SqliteStore
+from bridge.types import Version
 from configs import schema, sections
 from learner.schedule.group_check import MAX_REFUSED_IN_A_ROW
 from learner.schedule.intake import MAX_REFUSED_PER_TICKET
@@ -22,7 +23,7 @@ NO_PROMPTS = sections.PromptsConfig()
 
 
 class Desk:
-    def __init__(self, store, *, R=2, loss=NO_PENALTY, prompts=NO_PROMPTS, problems=None, **rounds):
+    def __init__(self, store, *, R=2, loss=NO_PENALTY, prompts=NO_PROMPTS, problems=None, incarnation=0, **rounds):
         self.prompts = problems or Problems()
         self.config = schema.Config(
             preset="test",
@@ -39,7 +40,7 @@ class Desk:
             prompts=self.prompts,
             sampling=training_sampling(self.config, ()),
             timeline=timeline,
-            incarnation=0,
+            incarnation=incarnation,
             vocab_size=1000,
         )
         self.planner, self.intake = stream.planner, stream.intake
@@ -140,6 +141,18 @@ def test_group_that_can_not_be_right_is_counted_and_asked_for_again(store, reaso
 def test_group_of_an_abandoned_future_is_that_and_not_of_a_future_version(store):
     store.record_restore(1, 0)  # a learner that began after incarnation 0's at step 0
     assert Desk(store).arrive(0, rollouts=(make_rollout(step=3),) * K) == "abandoned"
+
+
+def test_group_with_abandoned_tokens_behind_newer_ones_is_kept_out(store):
+    """0:4 and 0:5, after which a learner went back to 3, then 1:5 of the next one."""
+    store.record_restore(0, 0)
+    store.record_restore(1, 3)
+    rollouts = tuple(make_rollout(4, token_versions=np.array([4, 4, 5, 5], np.int32)) for _ in range(K))
+    older = (Version(incarnation=0, step=5),)
+    desk = Desk(store, incarnation=1)
+    desk.intake.step = 5
+    assert desk.arrive(0, rollouts=rollouts, incarnation=1, older_versions=older) == "abandoned"
+    assert desk.arrive(1, rollouts=rollouts, incarnation=1, older_versions=(Version(incarnation=0, step=3),)) is None
 
 
 def test_ticket_whose_groups_are_refused_again_and_again_gets_another_prompt(store):

@@ -191,7 +191,8 @@ def test_end_round_tells_the_rounds_times_and_starts_the_next_one(store):
     assert start is not None
     learner.stream.clock.trained(start + 3.0, start + 4.0)
     metrics = learner.stream.end_round()
-    assert metrics["round/waiting_ratio_eq4"] == pytest.approx(0.75)
+    assert metrics["round/first_group_s"] == pytest.approx(3.0)
+    assert metrics["round/rollout_to_train_end_s"] == pytest.approx(4.0)
     assert (metrics["round/is_long"], metrics["round/long_queue"]) == (0.0, 0)
     assert learner.stream.clock.rollout_start_s is None
 
