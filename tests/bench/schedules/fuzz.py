@@ -22,7 +22,7 @@ def draw_config(rng: random.Random) -> schema.Config:
     rounds: dict[str, Any] = dict(groups_per_update=U, groups_per_round=U * rng.choice([1, 2]), samples_per_group=K)
     rounds["filter_zero_variance"] = rng.random() < 0.2
     rounds["overprovision_samples"] = rng.choice([1.0, 1.0, 1.5, 2.0])
-    unit = rng.choice(["group", "sample"])
+    unit: Any = rng.choice(["group", "sample"])
     fields: dict[str, Any] = {}
     kind = rng.choice(["rounds", "frontier", "window", *["alpha"] * 4, *["lag"] * 2, "ring"])
     may_race = kind not in ("frontier", "rounds") or unit == "group"
