@@ -84,7 +84,8 @@ Terms = tuple[Array, Array]
 def truncated_is_loss(logprobs: Array, inputs: TokenInputs, *, max_weight: float) -> Terms:
     """REINFORCE with truncated importance weights (PipelineRL, eq. 5; IMPALA).
 
-    l = -sg(min(c, pi / mu)) A log pi.
+    l = -sg(min(c, pi / mu)) A log pi, with a token's pi / mu, as in PipelineRL's public code; in its papers' equation
+    the ratio is a whole sequence's.
     """
     weight, above = _truncated(logprobs - inputs.behavior_logprobs, max_weight)
     return -jax.lax.stop_gradient(weight) * inputs.advantages * logprobs, above
