@@ -125,8 +125,8 @@ class AsyncWindow(TicketBooks):
         self._long_prompts = LongPromptQueue(self._rounds.groups_per_update)
         self._long_prompts.defer(long_queue)
 
-    def _replaced_version(self, ticket: Ticket) -> Version:
-        """Returns the oldest weights for another problem under a ticket's id; later ones give it a later deadline."""
+    def _renewed_version(self, ticket: Ticket) -> Version:
+        """Returns the oldest weights for a group that is to be generated again: later ones give it a later deadline."""
         if self._max_age is None:
             return ticket.min_version
         return max(ticket.min_version, Version(incarnation=self._incarnation, step=self.served_step))

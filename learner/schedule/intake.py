@@ -178,7 +178,12 @@ class Intake(Generic[G]):
     def give_way(self) -> None:
         """Drops the oldest groups beyond those that may wait (PipelineRL's ring buffer)."""
         while self._max_ready is not None and len(self._ready) > self._max_ready:
-            self._drop(self._ready.popleft(), "overflow")
+            group = self._ready.popleft()
+            if self._lag_bound is None:
+                self._drop(group, "overflow")
+            else:  # with its old deadline it would keep the others waiting, which then overflow as well
+                self._planner.depart(group.ticket_id)
+                self._exchange(self._planner.renew_one(group.ticket_id), "overflow")
 
     def hand_out(self, limit: int) -> list[G]:
         """Returns up to `limit` groups to train now; drops groups that must not be trained any more on the way.

@@ -153,12 +153,18 @@ class TicketBooks(abc.ABC):
             self._open[ticket_id],
             prompt_tokens=problem.prompt_tokens,
             task=problem.task,
-            min_version=self._replaced_version(self._open[ticket_id]),
+            min_version=self._renewed_version(self._open[ticket_id]),
         )
         self._open[ticket_id] = ticket
         self._set_source(ticket_id, problem.source)
         self._arrived.discard(ticket_id)
         self._num_replaced_in_round += is_filtered
+        return ticket
+
+    def renew_one(self, ticket_id: str) -> Ticket:
+        """Asks for an open ticket's group again, from later weights where those decide; returns it as it is now."""
+        ticket = self._open[ticket_id]
+        self._open[ticket_id] = ticket = dataclasses.replace(ticket, min_version=self._renewed_version(ticket))
         return ticket
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
@@ -243,8 +249,8 @@ class TicketBooks(abc.ABC):
         self._open = {t.id: t for t in open_tickets}
         self._arrived, self._update = set(), []
 
-    def _replaced_version(self, ticket: Ticket) -> Version:
-        """Returns the oldest weights for another problem under a ticket's id."""
+    def _renewed_version(self, ticket: Ticket) -> Version:
+        """Returns the oldest weights for a group that is to be generated again under a ticket's id."""
         return ticket.min_version
 
     def _coming(self) -> Iterable[Ticket]:

@@ -188,7 +188,7 @@ class Engine:
                 token_versions=tuple(request.versions),
                 finish="stop",
             )
-            reward = 0.0 if is_flat else float(index % 2)
+            reward = 0.0 if is_flat else float(request.number % 2)
             builder.add(index, sample, Judgement(reward=reward, scores=()))
         with contextlib.suppress(KeyError, UnfitGroupError):  # withdrawn, or another prompt by now
             try:

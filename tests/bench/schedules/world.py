@@ -190,6 +190,7 @@ class World:
             step=step,
             while_waiting=self.tick,
         )
+        stream._served._clock = lambda: self.now_s
         self._spy()
         stream.resume(None if self.checkpoint is None else json.loads(self.checkpoint[1]))
         self._publish(step)
@@ -204,6 +205,8 @@ class World:
                 continue
             if not stream.takes_only_fresh and self.rng.random() < self.ess_stops:
                 stream.drop_update()
+                if self.announced.version.step != stream.step:  # as the learner's loop does
+                    self._publish(stream.step)
                 groups = []
                 continue
             stream.end_update()

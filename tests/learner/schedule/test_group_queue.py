@@ -51,6 +51,7 @@ class Trainer:
             depart=self.departed.append,
             num_left_in_round=9,
             num_left_in_update=1,
+            renew_one=lambda id_: self.tickets[id_],
             num_places=lambda min_step, step, lag_bound: 1,
         )
         self.intake = Intake(
