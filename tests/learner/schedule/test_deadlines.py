@@ -154,6 +154,19 @@ def test_prompt_that_takes_another_ones_place_may_be_trained_as_late_as_its_weig
     assert run.train() == [2, 5] and run.intake.dropped == {"zero_variance": 1}
 
 
+@pytest.mark.parametrize("lag", [dict(max_lag_steps=2), dict(admission=dict(async_ratio=2.0))])
+def test_group_that_gives_way_keeps_no_other_waiting_once_every_engine_has_newer_weights(lag):
+    admission = lag.pop("admission", dict(sequences=8)) | dict(when_full="drop_oldest", queue_groups=1)
+    run = Run(window(admission=admission, **lag))
+    run.issue()
+    run.intake.step = run.planner.served_step = 2
+    run.arrive(0, 1, 2, 3, step=2)
+    run.intake.give_way()
+    assert run.intake.dropped == {"overflow": 3} and not run.desk.reissued
+    assert [t.min_version.step for t in run.planner.open_tickets] == [2, 2, 2, 0]
+    assert run.train() == [3]
+
+
 def test_ticket_asks_for_no_older_weights_than_every_engine_serves():
     run = Run(window(max_lag_steps=8, sequences=8))
     run.intake.step, run.planner.served_step = 7, 5
