@@ -10,7 +10,7 @@ STAMPS = {
     "actor/weights/client.py": "how old published weights are, by the publisher's stamp",
     "bridge/files.py": "how old a file is, by the file system's stamp",
     "bridge/snapshots/writer.py": "when a version was made",
-    "bridge/store/sqlite.py": "the store's clock",
+    "bridge/store/sqlite_clock.py": "where the store's clock continues after a reboot",
     "bridge/store/sqlite_database.py": "the store's clock",
     "bridge/timeline.py": "when an event was",
     "launch/evaluate/results.py": "when results were written",

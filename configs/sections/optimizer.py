@@ -15,7 +15,7 @@ class OptimizerConfig:
     """adafactor keeps the second moment as rows and columns, and no first one (Shazeer and Stern, 2018)."""
     mu_dtype: Dtype = "float32"
     """What adamw keeps its first moment in."""
-    learning_rate: Fraction = 1e-6
+    learning_rate: Positive = 1e-6
     """The highest, after the warm-up."""
     warmup_steps: CountOrZero = 0
     """Optimizer steps, rounds.epochs of them an update."""

@@ -50,7 +50,7 @@ CASES = {
     **{name: ([f"--config={{place}}/{name}"], said) for name, (_, said) in PRESETS.items()},
     "not a preset": ([f"--config={REPO}/configs/schema.py"], "schema.py is no preset: it has no function get_config()"),
     "preset is a folder": ([f"--config={REPO}/configs"], "no config file "),
-    "preset is no Python": (["--config={place}/file"], "is not a Python file"),
+    "preset is no Python": (["--config={place}/file"], "expected a Python file"),
     "preset is empty": (["--config="], "no config file ''"),
     "run folder below a file": (
         [TINY, "--config.run.dir={place}/file/a/b"],

@@ -207,6 +207,7 @@ def test_run_takes_overrides_and_returns_mains_code(tmp_path, model, arguments, 
         capture_output=True,
         text=True,
     )
-    said = "".join(line for line in done.stdout.splitlines(keepends=True) if read_phase(line) is None)
+    lines = [line for line in done.stdout.splitlines(keepends=True) if not line.startswith("warning: admission.width")]
+    said = "".join(line for line in lines if read_phase(line) is None)
     assert (done.returncode, said) == (code, out), done.stderr
     assert err in done.stderr and "Traceback" not in done.stderr

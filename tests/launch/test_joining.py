@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from bridge.store.group_objects import GroupObjects
 from bridge.store.open import FinishedRunError, NoRunError
 from bridge.store.protocol import NAME_LEASE_S, NameTakenError
 from bridge.store.sqlite import SqliteStore
+from bridge.store.sqlite_clock import since_boot_s
 from bridge.types import Heartbeat, Version
 from configs import overrides
 from configs.run_folder import RunFolder, run_id, set_up_run
@@ -244,7 +244,7 @@ def test_name_of_a_live_actor_elsewhere_is_refused_and_a_dead_ones_is_taken_when
     place.put_card()
     beat = Heartbeat(process="far-1", role="actor", pid=1, time_s=0.0)
     place.store.take_name(beat, place="elsewhere")
-    now_s, slept = [time.time()], []
+    now_s, slept = [since_boot_s()], []
     monkeypatch.setattr(joining, "open_store", lambda *_, **__: SqliteStore(place.path, clock=lambda: now_s[0]))
 
     def sleep(seconds: float) -> None:

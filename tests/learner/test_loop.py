@@ -214,7 +214,7 @@ def test_publishing_and_the_probe_are_set_aside_from_the_rounds_time(aside, monk
 
 def test_what_the_learner_computes_is_told_with_whether_it_was_compiled_first():
     run, num_compilations = mock.MagicMock(), iter([0, 1, 1, 1])  # read before and after each
-    run.timeline.span.side_effect = lambda name, start, end, **about: told.append((name, start <= end, about))
+    run.timeline.took.side_effect = lambda name, start, end, **about: told.append((name, start <= end, about))
     type(run.trainer.steps).num_compilations = mock.PropertyMock(side_effect=num_compilations)
     told: list[Any] = []
     results = [loop.compute(run, mock.sentinel.command, "train", step=step)[0] for step in (0, 1)]

@@ -13,7 +13,7 @@ from launch.plan.profiles import Profile
 BYTES_PER_TOKEN = 13
 """Of a response on the wire: token, logprob and version of 4 bytes each, loss mask (`bridge/types.py:Rollout`)."""
 BYTES_PER_PROMPT_TOKEN = 4
-_BYTES_PER_ROLLOUT, _BYTES_PER_GROUP = 110, 140
+_BYTES_PER_ROLLOUT, _BYTES_PER_GROUP = 155, 155
 """Names, lengths and the fields that are no arrays, about."""
 _NUM_PROBLEMS = 512
 """Drawn for the means."""

@@ -88,6 +88,7 @@ def request_s(rig: Rig, config: Config, engine: dict[str, Any]) -> float:
     short = dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, num_updates=1),
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=0),
         rounds=rounds,
         admission=AdmissionConfig(policy="fifo"),
         publish=publish,

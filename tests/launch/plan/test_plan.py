@@ -83,7 +83,7 @@ REFUSED = [
     (["--config=configs/cgp.py"], {"num_engines": 0}, "num_engines must be >= 1"),
     (["--config=configs/cgp.py"], {"learner": {"seconds_per_token": "slow"}}, "learner.seconds_per_token"),
     (["--config=configs/cgp.py"], {"learner": {}}, "seconds_per_token"),
-    (["--config=configs/cgp.py", "--config.rounds.groups=3"], {}, "did you mean"),
+    (["--config=configs/cgp.py", "--config.rounds.groups=3"], {}, "rounds has groups_per_round"),
     (["--config=configs/cgp.py", "--search", "--search_alpha=1"], {}, "--search_alpha needs"),
     (["--config=configs/pipelinerl.py", "--search", "--search_alpha=x"], {}, "--search_alpha wants a list"),
     (["--config=configs/pipelinerl.py", "--search", "--chips=1"], {}, "--chips=1 is no budget"),

@@ -64,7 +64,7 @@ def test_variant_changes_config_and_profile():
     [
         ("publish.full_every=7", "--variant wants"),
         ("a: publish.full_every", "has no value"),
-        ("a: publish.full=7", "did you mean"),
+        ("a: publish.full=7", "publish has when"),
         ("a: profile.store.max_connections=7", "the profile has no store.max_connections"),
         ("a: profile.num_engines=many", "num_engines"),
     ],
