@@ -352,7 +352,7 @@ def test_check_functions_of_the_other_machines_role_are_not_looked_for(tmp_path,
         (dict(verifier="judge:sore"), "prompts.verifier=judge:sore: "),
         (
             dict(verifier="mine:one"),
-            "must be a function (response_text, task, *, any of finish, num_tokens, thinking, message) -> float, it is ",
+            "must be a function (response_text, task, *, any of finish, num_tokens, thinking, message) -> float, it",
         ),
     ],
 )
