@@ -105,7 +105,7 @@ class PromptStream:
             self._num_drawn[name] = state["next_index"]
             return
         for name, digest in self._digests.items():
-            if state["digests"].get(name, digest) != digest:
+            if state.get("digests", {}).get(name, digest) != digest:
                 raise ValueError(
                     f"{name}: expected the rows that the run was evaluated on (hash {state['digests'][name]}), got "
                     f"others (hash {digest}). Restore the file, or start another run (--config.run.dir)"
@@ -115,7 +115,7 @@ class PromptStream:
             if saved is None:
                 logging.warning("prompts source=%s is new: it begins at its first problem", name)
                 continue
-            if saved["rows"] != self._rows(name):
+            if saved.get("rows", self._rows(name)) != self._rows(name):  # older checkpoints have no hash
                 path = self._opened[name].source.path
                 raise ValueError(
                     f"{path or name}: expected the rows that the run was trained on ({_told(saved['rows'])}), got "
