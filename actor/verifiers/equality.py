@@ -25,6 +25,8 @@ def are_equal(gold: str, stated: str) -> bool:
 
 
 def _by_form(gold: str, stated: str) -> bool:
+    if letters := forms.sequence(gold):
+        return letters == forms.sequence(stated)
     if letters := forms.choices(gold):
         return letters == forms.choices(stated) or _as_expressions(gold, stated)
     if chosen := forms.choice(gold):
@@ -32,8 +34,10 @@ def _by_form(gold: str, stated: str) -> bool:
     if words := forms.words(gold):
         return words == forms.words(stated)
     time, stated_time = forms.time_of_day(gold), forms.time_of_day(stated)
-    if (time and (time[3] or ":0" in gold)) or (stated_time and stated_time[3]):  # 2:05 is no ratio
+    if time or (stated_time and (stated_time[3] or not forms.ratio(gold))):  # 10:30 is no ratio, but 6:10 is 3:5
         return time is not None and stated_time is not None and _are_equal_times(time, stated_time)
+    if forms.is_date(gold) or forms.is_date(stated):
+        return False  # only as text
     residue, stated_residue = forms.residue(gold), forms.residue(stated)
     if residue:
         return residue == stated_residue
@@ -60,7 +64,8 @@ def _are_equal_times(gold: tuple[int, int, int, str], stated: tuple[int, int, in
 
 
 def _as_text(text: str) -> str:
-    """Returns a text without the white space that separates no two words or numbers."""
+    """Returns a text without the white space that separates no two words or numbers, or braces around an index."""
+    text = re.sub(r"([_^])\s*\{\s*([A-Za-z])\s*\}(?![A-Za-z])", r"\1\2", text)
     return re.sub(r"(?<!\w) | (?!\w)", "", " ".join(text.split()))
 
 
@@ -108,8 +113,19 @@ def _as_expressions(gold: str, stated: str) -> bool:
     names = expression.variables(gold), expression.variables(stated)
     if all(names) and names[0] != names[1]:
         return False  # x < 2 or x > 5 is another statement than y < 2 or y > 5
+    gold, stated = expression.as_union(gold, stated), expression.as_union(stated, gold)
+    if expression.is_equation(gold) != expression.is_equation(stated) and not any(names):
+        gold, stated = _value(gold), _value(stated)
     wanted, got = expression.read(gold), expression.read(stated)
     return wanted is not None and got is not None and are_equal_objects(wanted, got)
+
+
+def _value(text: str) -> str:
+    """Returns the right side of an equation that names a value, or is true; empty for others; else the text itself."""
+    sides = expression.unnamed_sides(text)
+    objects = [expression.read(side) for side in sides] if len(sides) > 1 else []
+    are_same = all(one is not None and are_equal_objects(objects[-1], one) for one in objects)
+    return sides[-1] if are_same else ""
 
 
 def are_equal_objects(gold: Any, stated: Any) -> bool:

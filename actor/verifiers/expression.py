@@ -24,6 +24,8 @@ _UNREADABLE = re.compile(
     |\d\}?\s*_                       # a base
     |!\s*!|\\p?mod|\\bmod|\\equiv|\\(?:lor|vee|land|wedge)(?![A-Za-z])  # not what the grammar makes of them
     |\\text\s*\{|(?<![\\A-Za-z])[A-Za-z]{4,}  # words, which it takes for products of their letters
+    |\\\\(?![A-Za-z]{2})                # lines below each other
+    |(?:(?<![A-Za-z])[A-DF-Za-df-z]|\)|\\end|\})\s*\^\s*(?:\{\s*)?(?:T(?![A-Za-z])|\\top|\\intercal)  # a transpose
     |[,;]\s*$|^\s*[,;]""",
     re.VERBOSE,
 )
@@ -33,9 +35,24 @@ _NAMES = re.compile(
 _ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s*\(([^()]*)\)")
 _NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end|operatorname)\s*\{[A-Za-z]*\}")
+_ROWS = re.compile(r"\\begin\s*\{[A-Za-z]+\}(?:(?!\\begin).)*?\\end\s*\{[A-Za-z]+\}", re.DOTALL)
 _SUBSCRIPT = re.compile(r"(\\log\s*_)\s*(\w)(?=[\s(])")
 _PRODUCT = re.compile(r"(?<=[\d)])\s*\((?=[^()]*[\d)])")
 _EQUATION = re.compile(r"(?<![\\<>!:])=")
+_NAMED_VALUE = re.compile(
+    r"""\s*(?:
+    (?:\\(?:angle|triangle|overline|vec|hat|bar)\s*)?\{?\s*(?:[A-Za-z]|[A-Z]{2,4}|\\(?!frac|sqrt)[A-Za-z]+)\s*\}?
+    (?:\s*_\s*(?:\w|\{[^{}]*\}))?
+    (?:\s*(?:\^\s*\{?\s*-1\s*\}?\s*)?\((?:[\w\s,.|]|\\[A-Za-z]+)+\))?
+    |\|\s*[A-Z]{2}\s*\|
+    |\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}
+    |\(\s*[A-Za-z](?:_\w)?(?:\s*,\s*[A-Za-z](?:_\w)?)+\s*\)
+    )\s*""",
+    re.VERBOSE,
+)
+"""The left side of an equation that says what something is: x, a_n, AB, f(x), P(A), (a, b)."""
+_INTERVAL = re.compile(r"\s*(?:([A-Za-z])\s*\\in(?![A-Za-z])\s*)?([(\[][^()\[\]]+,[^()\[\]]+[)\]])\s*")
+_UNION = re.compile(r"\\cup(?![A-Za-z])")
 _OR_AND = r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])%s)\s*"
 _WORD_JOINT = re.compile(_OR_AND % "")
 _JOINT = re.compile(_OR_AND % r"|\\(lor|vee|land|wedge)(?![A-Za-z])")
@@ -47,6 +64,42 @@ _OR, _AND, _COMMA = "or", "and", ","
 def elements(text: str) -> list[str]:
     """Returns the parts of a list at its top level: between commas, semicolons, "and" and "or"; one part if no list."""
     return [part for part, _ in _parts(text, _WORD_JOINT)]
+
+
+def as_union(text: str, other: str) -> str:
+    r"""Returns intervals that "or" joins as a union, where the other answer is a set; (1,2) or (3,4) may be points."""
+    parts = _parts(text, _WORD_JOINT)
+    found = [_INTERVAL.fullmatch(part) for part, _ in parts]
+    if len(parts) < 2 or parts[-1][1] != _OR or not (_UNION.search(other) or _RELATION.search(other)):
+        return text
+    if not all(found) or len({m[1] for m in found if m}) > 1:
+        return text
+    name = rf"{found[0][1]} \in " if found[0] and found[0][1] else ""
+    return name + r" \cup ".join(m[2] for m in found if m)
+
+
+def is_equation(text: str) -> bool:
+    """Returns True for one equation, not a list of them."""
+    return len(_sides(text)) > 1 and len(elements(text)) == 1
+
+
+def unnamed_sides(text: str) -> list[str]:
+    """Returns the sides of an equation without a name that it begins with; a list of the text itself for all else."""
+    if not is_equation(text):
+        return [text]
+    sides = _sides(text)
+    return sides[1:] if _NAMED_VALUE.fullmatch(sides[0]) else sides
+
+
+def _sides(text: str) -> list[str]:
+    """Returns what stands between the equals signs that are in no brackets."""
+    sides, start = [], 0
+    for sign in _EQUATION.finditer(text):
+        before = text[: sign.start()]
+        if sum(map(before.count, "([{")) == sum(map(before.count, ")]}")):
+            sides.append(text[start : sign.start()])
+            start = sign.end()
+    return [*sides, text[start:]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -78,12 +131,12 @@ def _with_either_sign(text: str) -> Any:
 def _parsed(text: str) -> Any:
     text = _NAMES.sub(r"\\\1 ", _ROOT.sub(r"\\sqrt{\1}", text))
     text = _SUBSCRIPT.sub(r"\1{\2}", text)
-    if not text.strip() or _UNREADABLE.search(_ENVIRONMENT.sub("", text)):
+    if not text.strip() or _UNREADABLE.search(_ENVIRONMENT.sub("", _ROWS.sub(" M ", text))):
         return None
     text = _PRODUCT.sub(r" \\cdot (", text)
-    # The right side alone says what an equation states, where its left side is no expression.
-    sides = _EQUATION.split(text)
-    readings = [text] if len(sides) == 1 or "," in text else [text, sides[-1]]
+    # The right side alone says what an equation states, where its left side is a name that is no expression.
+    sides = unnamed_sides(text)
+    readings = [text] if len(sides) > 1 or "," in text else dict.fromkeys([text, *sides])
     for one in readings:
         normal = normalize_latex(one, _NORMAL)
         value = computed(

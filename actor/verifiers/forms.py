@@ -12,6 +12,7 @@ _MARKED = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _ANOTHER = re.compile(r"^\W*(?:\\text\s*\{\s*)?(?:,|;|/|\bor\b|\band\b)")
+_MARKED_LATER = re.compile(r"(?<!\w)\(\s*([A-J])\s*\)|(?:^|[,;{]|\bor\b|\band\b)\s*([A-J])\s*[).:](?=\s*\}?\s*\S)")
 _LETTERS = re.compile(r"(?:\\text\s*\{)?\s*([A-J](?:[\s,;]*(?:\band\b\s*)?[A-J])+)\s*\}?")
 _WORDS = re.compile(r"(?:\\text\s*\{)?([^\W\d_]+(?:[\s'\u2019,.-]+[^\W\d_]+)*)[\s.!]*\}?[\s.!]*")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -20,6 +21,7 @@ _TIME = re.compile(
     r"(\d{1,2})\s*:\s*([0-5]\d)(?:\s*:\s*([0-5]\d))?\s*(?:\\text\s*\{)?\s*(?:([ap])\s*\.?\s*m\b\.?)?\s*\}?",
     re.IGNORECASE,
 )
+_DATE = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 _BASE = re.compile(
     r"\{?(?:\\text\s*\{\s*)?\(?(-?[0-9A-Za-z]*\d[0-9A-Za-z]*)\)?\}?\}?\s*"
     r"_\s*(?:\{\s*(?:\\text\s*\{\s*)?(\d+)[\s}]*|(\d))"
@@ -39,6 +41,8 @@ def choice(text: str) -> tuple[str, str] | None:
     if not found or not letter.isupper() or _ANOTHER.match(found[5]):
         return None
     rest = found[5].strip()
+    if any((m[1] or m[2]) != letter for m in _MARKED_LATER.finditer(rest)):
+        return None
     return letter, rest[:-1].strip() if rest.endswith("}") and rest.count("{") < rest.count("}") else rest
 
 
@@ -47,6 +51,13 @@ def choices(text: str) -> frozenset[str]:
     found = _LETTERS.fullmatch(text)
     letters = re.findall("[A-J]", found[1]) if found else []
     return frozenset(letters) if len(set(letters)) == len(letters) else frozenset()
+
+
+def sequence(text: str) -> str:
+    """Returns capital letters without separators that are not ascending, as CAB: their order is what they say."""
+    found = _LETTERS.fullmatch(text)
+    is_sequence = found is not None and found[1].isalpha() and list(found[1]) != sorted(found[1])
+    return found[1] if found and is_sequence else ""
 
 
 def words(text: str) -> str:
@@ -69,6 +80,11 @@ def time_of_day(text: str) -> tuple[int, int, int, str] | None:
     if hour > 12:
         hour, half = hour - 12, half or "p"
     return hour, int(found[2]), int(found[3] or 0), half
+
+
+def is_date(text: str) -> bool:
+    """Returns True for a date such as 2024-03-01."""
+    return _DATE.fullmatch(text.strip()) is not None
 
 
 def base(text: str) -> tuple[str, int] | None:

@@ -1,5 +1,6 @@
 """What a verifier is told, and what it answers."""
 
+import decimal
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -80,15 +81,19 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         A NumPy scalar, or an array or tensor of no dimensions, counts as its value.
 
         Raises:
-          ValueError: it is not finite (NoNumberError: or no number).
+          ValueError: it is not finite (NoNumberError: or no number, or one that no float holds).
         """
         if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
             value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
-        if not isinstance(value, numbers.Real):
+        if not isinstance(value, numbers.Real | decimal.Decimal):
             raise NoNumberError(f"a verifier must return a finite number, got {value!r}")
-        if not math.isfinite(value):
-            raise ValueError(f"a verifier must return a finite number, got {value!r}")
-        return cls(value=float(value), verdict="ok" if float(value) > 0 else "wrong", answer=answer)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise NoNumberError("a verifier must return a finite number, got one that no float holds") from None
+        if not math.isfinite(number):
+            raise ValueError(f"a verifier must return a finite number, got {number!r}")
+        return cls(value=number, verdict="ok" if number > 0 else "wrong", answer=answer)
 
 
 def answer_key(text: str) -> str:

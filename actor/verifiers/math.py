@@ -75,7 +75,8 @@ def score(response: Response, task: Task, context: Context) -> Score:
 def _gold(answer: str) -> str:
     """Returns the expression of a gold answer; of a whole solution what it states."""
     stated = conclusion(answer, in_words=True) if _SOLUTION.search(answer) else None
-    return notation.plain(stated or answer, has_e=True)
+    text = stated or answer
+    return notation.plain(text, has_e=not notation.is_scientific(text))
 
 
 def _anywhere(text: str) -> list[Any]:

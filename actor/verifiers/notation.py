@@ -16,6 +16,7 @@ _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _ROOT = re.compile(r"√\s*(?:(\d+|[A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})")
 _GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;:!]|\\ |\u00a0|\u2009|\u202f|,\\!)\d{3})+(?![\d])")
 _EXPONENT = re.compile(r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])")
+_SCIENTIFIC = re.compile(r"[\s$]*[-+]?(?:\d*\.?\d+e\d+|\d*\.?\d+e[-+]0\d+|1(?:\.0*)?e[-+]\d+)[\s$]*", re.IGNORECASE)
 _MIXED = re.compile(r"\s*(-?)\s*(\d+)\s+(\d+)\s*/\s*(\d+)\s*")
 _DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\left)?[({]?\s*)(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|°)"
@@ -147,6 +148,11 @@ def _is_one_group(text: str) -> bool:
 def names_e(text: str) -> bool:
     """Whether the number e is in an expression."""
     return bool(_EULER.search(text))
+
+
+def is_scientific(text: str) -> bool:
+    """Returns True if a whole text is a number such as 1e6, -1e-5 or 3e-06; 3e-4 may be 3e less 4."""
+    return _SCIENTIFIC.fullmatch(text.translate(_DASHES)) is not None
 
 
 def without_percent(text: str) -> str | None:

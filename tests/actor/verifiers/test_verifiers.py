@@ -1,4 +1,5 @@
 import json
+from decimal import Decimal
 from types import ModuleType
 
 import numpy as np
@@ -239,13 +240,17 @@ def whole(response_text: str, task: Task, message: str) -> float:
 def task_of_three(answer: str, verifier: str, metadata: str) -> None: ...
 
 
-@pytest.mark.parametrize(("returned", "want"), [(1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (-2.5, -2.5)])
+@pytest.mark.parametrize(
+    ("returned", "want"), [(1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (-2.5, -2.5), (Decimal("0.5"), 0.5)]
+)
 def test_score_of_a_number_is_its_float(returned, want):
     got = Score.of(returned)
     assert got.value == want and type(got.value) is float and got.verdict == ("ok" if want > 0 else "wrong")
 
 
-@pytest.mark.parametrize("returned", [None, "1", float("nan"), float("-inf"), [1.0], np.ones(1), 1j])
+@pytest.mark.parametrize(
+    "returned", [None, "1", float("nan"), float("-inf"), [1.0], np.ones(1), 1j, 10**400, Decimal("NaN")]
+)
 def test_score_that_is_no_finite_number_is_refused(returned):
     with pytest.raises(ValueError, match="a verifier must return a finite number, got"):
         Score.of(returned)
