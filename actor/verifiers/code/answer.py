@@ -4,7 +4,7 @@ import ast
 import builtins
 import re
 import symtable
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from bridge.code_tests import ALIASES, CodeIn
 
@@ -12,13 +12,16 @@ _FENCE = re.compile(r"^(?P<before>[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<ma
 _MAX_PARSED_CHARS = 200_000
 """A longer block is looked at by its text alone."""
 _READS = {
-    "python": r"\binput\b|\bstdin\b|\bopen\(0|\bfileinput\b",
+    "python": r"\binput\s*\(|\bstdin\b|\bopen\(0|\bfileinput\b",
     "javascript": r"\bstdin\b|\breadline\b|\breadFileSync\(0",
     "bash": r"\bread\b|\bcat\b|\bmapfile\b|/dev/stdin",
     "perl": r"<>|\bSTDIN\b",
     "ruby": r"\bgets\b|\bSTDIN\b|\$stdin\b|\bARGF\b",
 }
-"""A sign that a program reads standard input, by language; of the other languages, that it has a `main`."""
+"""A sign that a program reads standard input, by language; of the other languages, that it has a `main`. Of Python it
+is for text that does not parse."""
+_OPENS = frozenset({"open", "fdopen", "read", "FileIO", "Path"})
+"""Functions that read a file; of standard input it is 0 or /dev/stdin."""
 
 
 def program_text(
@@ -50,8 +53,7 @@ def program_text(
                 return _with_definitions(group, defining[-1])
     chosen = len(candidates) - 1
     if reads:
-        sign = re.compile(_READS.get(language, r"\bmain\b"))
-        chosen = max((i for i, body in enumerate(candidates) if sign.search(body)), default=chosen)
+        chosen = max((i for i, body in enumerate(candidates) if _reads(body, language)), default=chosen)
     return _with_definitions(candidates, chosen) if language == "python" else candidates[chosen]
 
 
@@ -107,6 +109,54 @@ def _defines(body: str, functions: Collection[str]) -> bool:
     return any(_has(tree.body, name.split(".")) for name in functions)
 
 
+def _reads(body: str, language: str) -> bool:
+    """Returns True if a program reads standard input; comments, texts and another stream put in its place do not."""
+    tree = _parsed(body) if language == "python" else None
+    if tree is None:
+        return re.search(_READS.get(language, r"\bmain\b"), body) is not None
+    nodes = list(ast.walk(tree))
+    imports = [node for node in nodes if isinstance(node, ast.Import)]
+    sys_names = {"sys"} | {a.asname or a.name for node in imports for a in node.names if a.name == "sys"}
+    streams = [node for node in nodes if isinstance(node, ast.Attribute) and _is_stdin(node, sys_names)]
+    if any(not isinstance(node.ctx, ast.Load) for node in streams):  # another is put there; one kept for later is none
+        kept = {id(node.value) for node in nodes if isinstance(node, ast.Assign)}
+        streams = [node for node in streams if id(node) not in kept]
+    if any(isinstance(node.ctx, ast.Load) for node in streams):
+        return True
+    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == "input"]
+    is_own = any(not isinstance(node.ctx, ast.Load) for node in names) or any(
+        isinstance(node, ast.FunctionDef) and node.name == "input" for node in nodes
+    )
+    is_argument = any(isinstance(node, ast.arg) and node.arg == "input" for node in nodes)
+    if names and not is_own and not is_argument:  # also handed on: map(input, ...), read = input
+        return True
+    return any(_is_read(node, is_own) for node in nodes)
+
+
+def _is_stdin(node: ast.Attribute, sys_names: Collection[str]) -> bool:
+    if node.attr not in ("stdin", "__stdin__"):
+        return False
+    of = node.value
+    return isinstance(of, ast.Call) or (isinstance(of, ast.Name) and of.id in sys_names)  # __import__("sys").stdin
+
+
+def _is_read(node: ast.AST, is_own: bool) -> bool:
+    """Returns True for an import or a call that reads; `is_own`: `input` is the program's own name."""
+    if isinstance(node, ast.Import):
+        return any(alias.name == "fileinput" for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "fileinput" or (node.module == "sys" and any(a.name == "stdin" for a in node.names))
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "input":
+        return isinstance(node.func, ast.Name) and not is_own
+    if name not in _OPENS or not node.args or not isinstance(node.args[0], ast.Constant):
+        return False
+    given = node.args[0].value
+    return given == "/dev/stdin" or (type(given) is int and given == 0)
+
+
 def _has(statements: Sequence[ast.stmt], path: Sequence[str]) -> bool:
     """Returns True if the statements define what a dotted path names, or a class Solution with such a method."""
     first, *rest = path
@@ -115,9 +165,19 @@ def _has(statements: Sequence[ast.stmt], path: Sequence[str]) -> bool:
             is_it = statement.name == first and (not rest or bool(statement.bases) or _has(statement.body, rest))
             if is_it or (statement.name == "Solution" and not rest and _has(statement.body, path)):
                 return True
-        elif first in _bound(statement):
+        elif first in _bound(statement) or any(_has(inner, path) for inner in _inner(statement)):
             return True
     return False
+
+
+def _inner(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
+    """The lists of statements within an if, try, with or loop, whose names are those of the text around it."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        yield getattr(statement, name, ())
+    for branch in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield branch.body
 
 
 def _with_definitions(blocks: Sequence[str], chosen: int) -> str:
@@ -166,6 +226,9 @@ def _bound(statement: ast.stmt) -> set[str]:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         nodes = (node for target in targets for node in ast.walk(target))
         return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if isinstance(statement, ast.Try):  # an import, and what stands for it where it fails
+        within = [_bound(one) for inner in _inner(statement) for one in inner if not isinstance(one, ast.Pass)]
+        return set[str]().union(*within) if all(within) else set()
     return set()
 
 

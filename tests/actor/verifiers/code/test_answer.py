@@ -110,6 +110,52 @@ def test_block_that_reads_is_the_program_where_there_is_input(language, program,
     assert program_text(text, language, "block") == demonstration
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(int(input())+1)\n",
+        "import sys\ndef main():\n    print(sys.stdin.readline())\nmain()\n",
+        "import sys as s\nprint(s.stdin.read())\n",
+        "from sys import stdin\nprint(stdin.read())\n",
+        "read = input\nprint(read())\n",
+        "def solve(input):\n    return input\nprint(solve(input()))\n",
+        "import os\nprint(os.read(0, 99))\n",
+        "import sys\nif 0:\n    sys.stdin = open('a')\nprint(input())\n",
+        "print(int(input())\n",  # does not parse
+    ],
+)
+@pytest.mark.parametrize(
+    "demonstration",
+    [
+        "import io, sys\nsys.stdin = io.StringIO('3')\nmain()\n",
+        "import io, sys\nold = sys.stdin\nsys.stdin = io.StringIO('3')\nmain()\nsys.stdin = old\n",
+        "# input: 3 -> prints 3\nprint(3)\n",
+        "'''reads stdin by input()'''\nprint(3)\n",
+        "input = '3'\nprint(solve(input))\n",
+        "p = subprocess.Popen(['a'], stdin=PIPE)\np.stdin.write('3')\n",
+        "with patch('builtins.input', lambda: '3'):\n    main()\n",
+    ],
+)
+def test_block_that_names_input_or_puts_another_in_its_place_is_a_demonstration(program, demonstration):
+    text = block(program, "python") + "Try it:\n" + block(demonstration, "python")
+    assert (program_text(text, "python", "block", reads=True) or "").endswith(program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "try:\n    from lib import add\nexcept ImportError:\n    def add(a, b):\n        return a + b\n",
+        "try:\n    import x\n    print(x)\nexcept ImportError:\n    def add(a, b):\n        return a + b\n",
+        "if True:\n    def add(a, b):\n        return a + b\nelse:\n    add = None\n",
+        "with open('a'):\n    def add(a, b):\n        return a + b\n",
+        "if True:\n    class Solution:\n        def add(self, a, b):\n            return a + b\n",
+    ],
+)
+def test_definition_within_another_statement_is_found(program):
+    text = block(program, "python") + block(DEMO, "python")
+    assert program_text(text, "python", "block", functions=["add"]) == program
+
+
 def test_program_in_two_blocks_that_reads_is_put_together():
     text = block(SUM, "python") + block("print(add(int(input()), 1))\n", "python")
     assert program_text(text, "python", "block", reads=True) == f"{SUM}print(add(int(input()), 1))\n"
