@@ -23,7 +23,7 @@ def named_template_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 def read_templates(folder: pathlib.Path) -> dict[str, str]:
     """Returns the Jinja of a folder's templates by name; `default` is the one without a name.
 
-    chat_template.jinja counts before the fields of JSON files, as in transformers.
+    chat_template.jinja counts before the fields of JSON files, as in transformers, unless it is empty.
 
     Raises:
       ValueError: a file is damaged.
@@ -36,8 +36,9 @@ def read_templates(folder: pathlib.Path) -> dict[str, str]:
     named = {file.name: file for file in sorted(folder.glob(f"{_FLAT}*.jinja"))} | named_template_files(folder)
     files = {name.removeprefix(_FLAT).removesuffix(".jinja"): file for name, file in named.items()}
     files["default"] = folder / "chat_template.jinja"
-    texts = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
-    return {name: text for name, text in (texts or found).items() if text}
+    read = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    texts = {name: text for name, text in read.items() if text.strip()}
+    return texts or {name: text for name, text in found.items() if text.strip()}
 
 
 def read_special_tokens(folder: pathlib.Path) -> dict[str, str]:

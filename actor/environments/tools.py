@@ -173,6 +173,7 @@ def _refuse_other_forms(parser: str, text: str, tools: Collection[str]) -> list[
         re.search(rf"<\s*(?:/\s*)?(?:{names})(?:\s+\w+\s*=[^<>\n]{{0,200}}|\s*(?:/\s*)?)>", text, re.IGNORECASE),
         re.search(rf"""["'](?:name|function|tool|tool_name|action)["']\s*:\s*["'](?:{names})["']""", text),
         re.match(rf"(?:print\s*\(|\[)?\s*(?:{names})\s*(?:\.\w+\s*)?\(", alone),
+        re.search(r"^[ \t*#]*Action[ \t*]*:.*\n\s*[*#]*Action[ \t]+Input[ \t*]*:", text, re.IGNORECASE | re.MULTILINE),
         next(_objects(text, tools), None),
     )
     if any(found is not None for found in others):

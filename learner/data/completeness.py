@@ -13,10 +13,13 @@ from typing import Any
 from bridge import template_language
 from bridge.chat_template import ChatTemplate, JsonObject
 
-_MUST_COUNT = ("function_call", "tool_call_id", "name")
-"""Fields without which a message says something else: a template that ignores one renders the same without it."""
-_MAY_BE_DROPPED = ("reasoning_content", "reasoning", "thinking", "tool_plan")
+_CHECKED_BY_WORDS = ("role", "content", "tool_calls", "prefix")
+"""Fields that are looked at by themselves, and Mistral's mark of a message that is continued. Every other one must
+count: a template that ignores it renders the same without it."""
+MAY_BE_DROPPED = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 """Fields that templates drop from earlier turns on purpose: it is enough that the template knows them."""
+NOTHING = ("", [], {})
+"""Values of fields that say nothing."""
 
 
 def check_complete(
@@ -95,8 +98,9 @@ def _missing(key: _Key, shape: str) -> str:
         said = f"message {i + 1} (role {message['role']})"
         if any(word not in whole for word in _content_words(message)):
             return f"{said}; remove it, or take another template"
-        fields |= {n: said for n in _MUST_COUNT if n in message and same(_without(messages, i, n))}
-        fields |= {n: said for n in _MAY_BE_DROPPED if n in message and n not in known}
+        counts = [n for n, v in message.items() if n not in (*_CHECKED_BY_WORDS, *MAY_BE_DROPPED) and v not in NOTHING]
+        fields |= {n: said for n in counts if same(_without(messages, i, n))}
+        fields |= {n: said for n in MAY_BE_DROPPED if n in message and n not in known}
         for n, call in enumerate(message.get("tool_calls", ())):
             if any(word not in whole for word in _words_of(call)):
                 return f"a tool call of {said}; remove it, or take another template"
@@ -146,7 +150,7 @@ def _shapes(messages: Sequence[JsonObject]) -> list[JsonObject]:
             ]
         elif content and content.strip():
             shape["content"] = _word("text", i)
-        for name in ("name", *_MAY_BE_DROPPED):
+        for name in ("name", *MAY_BE_DROPPED):
             if isinstance(message.get(name), str):
                 shape[name] = _word(name, i)
         if isinstance(message.get("tool_call_id"), str):

@@ -8,13 +8,19 @@ from typing import Any, cast
 
 from bridge.chat_template import JsonObject
 
-MEDIA_FIELDS = ("image", "images", "video", "videos", "audio", "audios")
-"""Columns of rows, and fields of messages, that hold what no model here sees."""
+MEDIA_PREFIXES = ("image", "video", "audio", "pixel")
+"""Columns of rows, and fields of messages, whose names begin so hold what no model here sees."""
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _OTHER_PARTS = frozenset({"thinking", "reasoning"})
 """Parts that a template may know; they have no field `text`."""
 _ROLE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_LOOKS_LIKE_ONE = re.compile(r"""\s*\[?\s*\{\s*['"](role|from|content)['"]\s*:""")
+_NAMES_A_ROLE = re.compile(r"""["'](role|from)\\*["']\s*:""")
+_IS_ARRAY = re.compile(r"\s*(?:np\.|numpy\.)?array\(\s*(?=\[)")
+_BETWEEN = re.compile(r"\}\s*\n\s*\{")
+"""Two objects of an array as numpy prints them."""
+_LISTS = ("messages", "conversations", "conversation")
+_MAX_ENCODINGS = 4
+"""A text that is JSON of a text of JSON, and so on, is read as deep as this."""
 
 
 class NotAPromptError(ValueError):
@@ -41,7 +47,8 @@ def read_prompt(prompt: Any, field: str, *, ignored: Collection[str] = ()) -> tu
             return prompt, ()
         prompt = found
     if isinstance(prompt, dict):
-        prompt = [prompt]
+        prompt = _within_object(prompt, field)
+        prompt = [prompt] if isinstance(prompt, dict) else prompt
     if not isinstance(prompt, list) or not prompt:
         raise NotAPromptError(f"{field!r} must be text or a list of messages, got {type(prompt).__name__}")
     messages = tuple(_message(m, field, ignored) for m in prompt)
@@ -66,6 +73,11 @@ def read_tools(tools: Any, field: str) -> tuple[JsonObject, ...]:
     return tuple(found)
 
 
+def is_media(name: str, value: Any) -> bool:
+    """Returns True for a column or a field that holds media, or where they lie; a number of them is none."""
+    return name.startswith(MEDIA_PREFIXES) and bool(value) and not isinstance(value, int | float)
+
+
 def text_of(message: Mapping[str, Any]) -> str:
     """Returns the text of a message's content."""
     content = message.get("content")
@@ -75,30 +87,59 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def _from_json(text: str, field: str) -> list[Any] | None:
-    """The messages in a text that is JSON of them; None for any other text."""
-    if not _LOOKS_LIKE_ONE.match(text):
+    """The messages in a text that is JSON of them, also of a text of JSON; None for any other text."""
+    if not (text.lstrip()[:1] in ("[", "{", '"') or _IS_ARRAY.match(text)) or not _NAMES_A_ROLE.search(text):
         return None
-    try:
-        found = _as_messages(json.loads(text))
-    except (ValueError, RecursionError):
-        if _as_messages(_literal(text)) is not None:
-            raise NotAPromptError(f"{field!r} is a conversation as Python prints it; write it as JSON") from None
-        return None  # a question about JSON, or a program
-    return found
+    found: Any = text
+    for _ in range(_MAX_ENCODINGS):
+        if not isinstance(found, str):
+            break
+        try:
+            found = json.loads(found)
+        except (ValueError, RecursionError):
+            if _as_messages(_literal(found), field) is not None:
+                said = f"{field!r} is a conversation as Python or numpy prints it; write it as JSON"
+                raise NotAPromptError(said) from None
+            return None  # a question about JSON, or a program
+    return _as_messages(found, field)
 
 
-def _as_messages(value: Any) -> list[Any] | None:
-    """A list of messages, or of one; None for anything else."""
-    found: Any = [value] if isinstance(value, dict) else value
-    if not isinstance(found, list) or not found:
+def _as_messages(value: Any, field: str) -> list[Any] | None:
+    """A list of messages, or of one, also within an object; None for anything else."""
+    found: Any = _within_object(value, field)
+    found = [found] if isinstance(found, dict) else found
+    if not isinstance(found, list) or not found or not all(isinstance(m, dict) for m in found):
         return None
-    is_one = all(isinstance(m, dict) and ("role" in m or {"from", "value"} <= m.keys()) for m in found)
-    return found if is_one else None
+    messages = cast(list[JsonObject], found)
+    if not all(isinstance(m.get("role", m.get("from")), str) for m in messages):
+        return None
+    says = any(m.keys() & {"content", "value", "tool_calls", "function_call"} for m in messages)
+    return found if says or next(iter(messages[0])) == "role" else None
+
+
+def _within_object(value: Any, field: str) -> Any:
+    """The list of an object {messages: [...]}; any other value as it is.
+
+    Raises:
+      NotAPromptError: the object has something beside its messages.
+    """
+    name = next((n for n in _LISTS if isinstance(value, dict) and isinstance(value.get(n), list)), "")
+    if not name or _as_messages(value[name], field) is None:
+        return value
+    if others := [k for k, v in value.items() if k != name and v not in (None, "", [], {})]:
+        raise NotAPromptError(f"{field!r} has {_short(others[0])} beside its {name}; give it in a column of its own")
+    return value[name]
 
 
 def _literal(text: str) -> Any:
+    """The value that Python, or an array of numpy, prints as the text."""
+    text = text.strip()
+    if array := _IS_ARRAY.match(text):
+        text = text[array.end() :].removesuffix(")").rstrip()
+        text = text.removesuffix("dtype=object").rstrip().removesuffix(",")
+    text = _BETWEEN.sub("}, {", text)  # a string has no end of a line when printed
     try:
-        return ast.literal_eval(text.strip())
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
 
@@ -118,7 +159,7 @@ def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:
         raise NotAPromptError(f"{field!r}: a role is made of letters, digits, _, ., : and -, got {_short(role)}")
     if content is not None and not isinstance(content, str | list):
         raise NotAPromptError(f"{field!r}: every message needs a role and a content, text or parts of text")
-    if media := [n for n in MEDIA_FIELDS if message.get(n)]:
+    if media := [n for n in message if is_media(n, message[n])]:
         raise NotAPromptError(f"{field!r}: a message of role {role} has {media[0]}, and only text is read")
     message["content"] = [_part(p, field) for p in content] if isinstance(content, list) else content
     if "tool_calls" in message:

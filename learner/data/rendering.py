@@ -6,7 +6,7 @@ import json
 from bridge.chat_template import JsonObject, asks_of
 from configs.schema import Config
 from configs.sections import PromptsConfig
-from learner.data.completeness import check_complete
+from learner.data.completeness import MAY_BE_DROPPED, NOTHING, check_complete
 from learner.data.problems import Problem, RawProblem
 from learner.data.tokenizer import Tokenizer
 
@@ -63,8 +63,8 @@ def _plain(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
     Raises:
       ValueError: the row has what only a chat template can show.
     """
-    fields = {name for m in raw.messages for name in m} - {"role", "content"}
-    has_only = sorted(fields & {"tool_calls", "function_call", "tool_call_id"})
+    fields = {name for m in raw.messages for name, value in m.items() if value not in NOTHING}
+    has_only = sorted(fields - {"role", "content", "name", "prefix", *MAY_BE_DROPPED})
     has_only += ["tools"] * bool(raw.tools) + ["template arguments"] * bool(raw.template_arguments)
     if has_only:
         raise ValueError(f"the row has {', '.join(has_only)}, and no chat template is applied that could show them")

@@ -12,11 +12,19 @@ from bridge.types import MAX_REWARD_PARTS
 from configs import extension
 from configs.sections import PromptsConfig
 from configs.sections.prompt_source import VERIFIERS, PromptSource
-from learner.data.conversations import MEDIA_FIELDS, NotAPromptError, is_unicode, read_prompt, read_tools
+from learner.data.conversations import MEDIA_PREFIXES, NotAPromptError, is_media, is_unicode, read_prompt, read_tools
 from learner.data.problems import Answer, RawProblem, task_of
 
 _NEED_NO_ANSWER = frozenset({"code", "judge", "format"})
 """Verifiers that find what they need in the row's metadata, or in the response alone."""
+
+
+_NOT_READ = {
+    "functions": "prompts.tools_field=functions",
+    "chat_template_kwargs": "prompts.template_arguments_field=chat_template_kwargs",
+    "documents": "prompts.template_arguments_field, a column with an object that has the documents in it",
+}
+"""Columns that chat templates know under other names, and the fields of the config that would have them read."""
 
 
 class NotARowError(ValueError):
@@ -52,11 +60,19 @@ class RowFormat:
 
     @property
     def columns(self) -> list[str]:
-        """The fields that are looked at."""
-        source = self.source
-        fields = (source.prompt_field, source.answer_field, self.rewards_field, self.metadata_field)
-        others = (self.tools_field, self.template_arguments_field, *MEDIA_FIELDS)
-        return [f for f in (*fields, *(f for f in others if f not in self.ignored_fields)) if f]
+        """The fields that are looked at; `image*` are all that begin so, without those named as `!images`."""
+        others = (self.tools_field, self.template_arguments_field, *_NOT_READ, *(f"{p}*" for p in MEDIA_PREFIXES))
+        named = [*self._own, *(f for f in others if f not in self.ignored_fields)]
+        return [*(f for f in named if f), *(f"!{f}" for f in sorted(self.ignored_fields) if f not in self._own)]
+
+    @property
+    def read_fields(self) -> frozenset[str]:
+        """The fields that have a meaning."""
+        return frozenset((*self._own, self.tools_field, self.template_arguments_field))
+
+    @property
+    def _own(self) -> tuple[str, ...]:
+        return (self.source.prompt_field, self.source.answer_field, self.rewards_field, self.metadata_field)
 
 
 def parse_row(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem | str:
@@ -125,9 +141,15 @@ def _answer(answer: Any, field: str, is_needed: bool) -> Answer:
 def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject, ...], tuple[JsonObject, ...]]:
     """(the question, the conversation if it is one, its tools)."""
     field, ignored = form.source.prompt_field, form.ignored_fields
-    if media := [n for n in MEDIA_FIELDS if n not in ignored and n != field and row.get(n)]:
+    left_out = [n for n in map(str, row) if n not in ignored and n not in form.read_fields]
+    if media := [n for n in left_out if is_media(n, row[n])]:
         raise NotARowError(
             f"the row has {media[0]!r}, and only text is read; remove the column, or name it in prompts.ignored_fields"
+        )
+    if unread := [n for n in left_out if n in _NOT_READ and row[n] not in (None, "", "[]", "{}", [], {})]:
+        raise NotARowError(
+            f"the row has {unread[0]!r}, which is not read; set {_NOT_READ[unread[0]]}, or name it in "
+            "prompts.ignored_fields"
         )
     tools = row.get(form.tools_field) if form.tools_field and form.tools_field not in ignored else None
     try:

@@ -63,6 +63,12 @@ def test_template_is_found_where_transformers_finds_it(tmp_path, case, tools):
     assert wanted == f"{'tool_use' if tools and name == 'default' else name}:q"
 
 
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_empty_file_hides_no_template(tmp_path, empty):
+    folder = in_folder(tmp_path, chat_template_dot_jinja=empty, tokenizer_config_dot_json=saying("a"))
+    assert read_chat_template(folder).render(ASKED) == "a:q"
+
+
 @pytest.mark.parametrize(
     ("file", "template"),
     [

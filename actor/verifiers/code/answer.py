@@ -5,7 +5,6 @@ import builtins
 import re
 import symtable
 from collections.abc import Collection, Iterator, Sequence
-from typing import TypeGuard
 
 from bridge.code_tests import ALIASES, CodeIn
 
@@ -118,7 +117,7 @@ def _reads(body: str, language: str) -> bool:
     nodes = list(ast.walk(tree))
     imports = [node for node in nodes if isinstance(node, ast.Import)]
     sys_names = {"sys"} | {a.asname or a.name for node in imports for a in node.names if a.name == "sys"}
-    streams = [node for node in nodes if _is_stdin(node, sys_names)]
+    streams = [node for node in nodes if isinstance(node, ast.Attribute) and _is_stdin(node, sys_names)]
     if any(not isinstance(node.ctx, ast.Load) for node in streams):  # another is put there; one kept for later is none
         kept = {id(node.value) for node in nodes if isinstance(node, ast.Assign)}
         streams = [node for node in streams if id(node) not in kept]
@@ -134,8 +133,8 @@ def _reads(body: str, language: str) -> bool:
     return any(_is_read(node, is_own) for node in nodes)
 
 
-def _is_stdin(node: ast.AST, sys_names: Collection[str]) -> TypeGuard[ast.Attribute]:
-    if not isinstance(node, ast.Attribute) or node.attr not in ("stdin", "__stdin__"):
+def _is_stdin(node: ast.Attribute, sys_names: Collection[str]) -> bool:
+    if node.attr not in ("stdin", "__stdin__"):
         return False
     of = node.value
     return isinstance(of, ast.Call) or (isinstance(of, ast.Name) and of.id in sys_names)  # __import__("sys").stdin

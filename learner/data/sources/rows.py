@@ -104,8 +104,14 @@ def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
 
 
 def wanted_columns(there: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Those of `columns` that are there; all that is there without the first of them, so that an error can list it."""
-    return [c for c in there if c in columns] if columns[0] in there else list(there)
+    """Those of `columns` that are there; all that is there without the first of them, so that an error can list it.
+
+    `image*` in `columns` stands for all that begin so, and `!images` for one that is not wanted.
+    """
+    if columns[0] not in there:
+        return list(there)
+    prefixes = tuple(c[:-1] for c in columns if c.endswith("*"))
+    return [c for c in there if c in columns or (c.startswith(prefixes) and f"!{c}" not in columns)]
 
 
 def _with_short_floats(table: pyarrow.Table) -> pyarrow.Table:

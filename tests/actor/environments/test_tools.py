@@ -97,6 +97,8 @@ def test_parse_takes_tags_within_a_call_for_its_text():
         "1+2</calc>",
         "<|python_tag|>calc.call(query='1+2')",
         '{"name": "rm", "kwargs": {"path": "/"}}',
+        "Thought: I look it up.\nAction: look\nAction Input: x",
+        "**Action:** calc\n**Action Input:** 1+2",
     ],
 )
 def test_parse_of_a_call_in_a_form_of_its_own_is_an_error_that_the_policy_reads(parser, text):
@@ -109,6 +111,7 @@ def test_parse_of_a_call_in_a_form_of_its_own_is_an_error_that_the_policy_reads(
     "text",
     [
         "The answer is 3.",
+        "Action: none is needed.\nThe answer is 3.",
         '{"answer": 3, "steps": [1, 2]}',
         'The row is {"name": "Ann", "age": 3}.',
         "I would calc (by hand) and look it up.",

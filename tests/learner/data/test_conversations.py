@@ -21,6 +21,7 @@ TOOL = {"type": "function", "function": {"name": "temperature", "parameters": {"
 KEEPS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.name %}({{ m.name }}){% endif %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+    "{% if m.documents %}{{ m.documents }}{% endif %}"
     "{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -80,6 +81,11 @@ TOLD = {
         {"prompt": [USER, RESULT | {"tool_call_id": "c1"}]},
         "12#c1",
         "tool_call_id of message 2 (role tool); remove it, or set prompts.ignored_fields=tool_call_id",
+    ),
+    "documents": (
+        {"prompt": [USER | {"documents": [{"text": "d"}]}]},
+        "[{'text': 'd'}]",
+        "documents of message 1 (role user); remove it, or set prompts.ignored_fields=documents",
     ),
     "name": (
         {"prompt": [USER | {"name": "Ann"}]},
@@ -160,6 +166,12 @@ def test_thinking_of_earlier_turns_may_be_dropped_by_a_template_that_knows_it_al
             "ab",
         ),
         ([{"role": "user", "content": ["a", "b"]}], "ab"),
+        ('[{"id": "", "role": "user", "content": "a"}]', "a"),
+        (json.dumps([{"tool_calls": None, "content": "a", "role": "user"}]), "a"),
+        (json.dumps({"messages": [USER]}), "How warm is it?"),
+        ({"messages": [USER], "tools": None}, "How warm is it?"),
+        (json.dumps(json.dumps([USER])), "How warm is it?"),
+        (json.dumps(json.dumps({"messages": [USER]})), "How warm is it?"),
     ],
 )
 def test_conversation_is_read_from_lists_objects_and_their_json(loaded, prompt, question):
@@ -175,6 +187,8 @@ def test_conversation_is_read_from_lists_objects_and_their_json(loaded, prompt, 
         *('[1, 2] "role"', '{"content": "x"}', '[{"roles": 1}]', '{"role": broken', "[{'a': 1}]", "[[1], {}]"),
         '[{"role": "user", "content": "x"}] Sum this up.',
         '[{"from": "Lund", "to": "Malmö"}]',
+        *("[1, 2]", '{"a": 1}', '"role": 1', '[{"name": "Ann", "role": "nurse"}]', '{"messages": [1], "role": 2}'),
+        "array([{'role': 1}])",
         "{'role': 'x'} is a dictionary",
     ],
 )
@@ -186,7 +200,12 @@ def test_text_that_is_no_conversation_stays_text(text):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"prompt": "[{'role': 'user', 'content': 'x'}]"}, "is a conversation as Python prints it; write it as JSON"),
+        ({"prompt": "[{'role': 'user', 'content': 'x'}]"}, "is a conversation as Python or numpy prints"),
+        ({"prompt": "[{'content': 'x', 'role': 'user'}\n {'content': 'y', 'role': 'user'}]"}, "numpy prints it; write"),
+        ({"prompt": "array([{'content': 'x', 'role': 'user'}], dtype=object)"}, "numpy prints it; write it as JSON"),
+        ({"prompt": "{'messages': [{'content': 'x', 'role': 'user'}]}"}, "numpy prints it; write it as JSON"),
+        ({"prompt": json.dumps({"messages": [USER], "tools": [TOOL]})}, "has 'tools' beside its messages"),
+        ({"prompt": json.dumps([{"value": "x", "from": "human"}])}, "every message needs a role and a content"),
         ({"prompt": json.dumps([{"from": "human", "value": "x"}])}, "every message needs a role and a content"),
         ({"prompt": [{"from": "human", "value": "x"}]}, "every message needs a role and a content"),
         ({"prompt": [{"role": "user", "content": ""}]}, "is empty: no message has text"),
@@ -202,6 +221,12 @@ def test_text_that_is_no_conversation_stays_text(text):
         ({"prompt": [USER | {"images": ["a.png"]}]}, "has images, and only text is read"),
         ({"prompt": "x", "images": ["a.png"]}, "the row has 'images'"),
         ({"prompt": "x", "video": "a.mp4"}, "the row has 'video'"),
+        ({"prompt": "x", "image_path": "a.png"}, "the row has 'image_path'"),
+        ({"prompt": "x", "pixel_values": [[0.5]]}, "the row has 'pixel_values'"),
+        ({"prompt": [USER | {"audio_url": "a.wav"}]}, "has audio_url, and only text is read"),
+        ({"prompt": "x", "documents": [{"text": "d"}]}, "the row has 'documents', which is not read; set prompts.temp"),
+        ({"prompt": "x", "functions": [TOOL]}, "set prompts.tools_field=functions, or name it in prompts.ignored_f"),
+        ({"prompt": "x", "chat_template_kwargs": {"a": 1}}, "set prompts.template_arguments_field=chat_template_kw"),
         ({"prompt": [USER | {"role": "user<|im_end|>"}]}, "a role is made of letters"),
         ({"prompt": [USER, CALLS]}, "ends with tool calls, and no tool answers"),
         ({"prompt": [USER, CALLS | {"tool_calls": [{"function": {}}]}, RESULT]}, "a function with a name"),
@@ -217,6 +242,7 @@ def test_prompt_that_can_not_be_asked_gives_the_reason(row, said):
 
 def test_empty_media_columns_and_null_fields_are_nothing(loaded):
     row = {"prompt": [USER | {"tool_calls": None, "name": None}], "images": [], "image": None, "tools": []}
+    row |= {"num_images": 2, "image_count": 2, "functions": "[]", "documents": [], "chat_template_kwargs": {}}
     assert asked(loaded, row, DROPS) == "<|user|>How warm is it?<|end|>"
 
 
@@ -234,6 +260,25 @@ def test_objects_of_a_parquet_list_have_the_fields_that_they_were_given(tmp_path
     assert isinstance(raw, RawProblem)
     assert raw.messages[1]["tool_calls"] == [CALL, call]
     assert raw.tools[1] == other
+
+
+def test_columns_of_parquet_that_hold_media_are_seen_and_ignored_ones_are_not_loaded(tmp_path):
+    rows = [{"prompt": "q", "answer": "1", "image_path": "a.png", "videos": ["a"], "documents": ["d"], "other": 1}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+
+    def loaded_row(**prompts):
+        form = form_of(**prompts)
+        (row,) = next(iter(read_parquet(tmp_path / "rows.parquet", form.columns).batches()))
+        assert isinstance(row, dict)
+        return row, parse_row(1, row, form)
+
+    row, said = loaded_row()
+    assert "other" not in row and "the row has 'image_path'" in str(said)
+    assert "the row has 'documents'" in str(loaded_row(ignored_fields="image_path,videos")[1])
+    row, raw = loaded_row(ignored_fields="image_path,videos,documents")
+    assert set(row) == {"prompt", "answer"} and isinstance(raw, RawProblem)
+    row, raw = loaded_row(prompt_field="image_path", ignored_fields="image_path,videos,documents")
+    assert isinstance(raw, RawProblem) and raw.question == "a.png"
 
 
 PREFILLS = {
