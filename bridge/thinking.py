@@ -30,7 +30,7 @@ _TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "reflection", 
 _CHANNEL = r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>"
 _TO_HEADER_END = r"[^<]{0,200}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
 KNOWN = (
-    *(Marks(f"<{tag}>", f"</{tag}>") for tag in _TAGS),
+    *(Marks(f"<{tag}>", f"</{tag}>", closing_pattern=rf"</[ \t]*{tag}[ \t]*>") for tag in _TAGS),
     Marks("[THINK]", "[/THINK]"),
     Marks("◁think▷", "◁/think▷"),
     Marks("<|think|>", "<|/think|>"),

@@ -46,6 +46,7 @@ def chat(source: str) -> ChatTemplate:
         ("<think>a</think>b", "a", "b"),
         ("<think>\na\n</think>\n\nb\n", "a", "b\n"),
         ("<THINK>a</Think>b", "a", "b"),
+        ("<think>a</ think >b", "a", "b"),
         ("<think></think>\n\n  indented", "", "  indented"),
         ("<think>a", "a", UNFINISHED),
         ("Well. <think>a", "a", UNFINISHED),

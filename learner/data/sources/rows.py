@@ -104,7 +104,7 @@ def read_parquet(path: pathlib.Path, columns: Sequence[str]) -> ArrowRows:
 
 
 def wanted_columns(there: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Those of `columns` that are there; all that is there without the first of them, so that an error can list it.
+    """Returns those of `columns` that exist; all columns if the first is missing, so that an error can list them.
 
     `image*` in `columns` stands for all that begin so, and `!images` for one that is not wanted.
     """
