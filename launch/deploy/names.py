@@ -1,5 +1,6 @@
 """Names and numbers of Kubernetes objects: what the API server would refuse, refused before anything is written."""
 
+import itertools
 import re
 
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -61,13 +62,14 @@ def check_image(flag: str, value: str) -> None:
         )
 
 
-def check_mount(flag: str, value: str, *, taken: tuple[str, ...]) -> None:
-    """Refuses a folder that a volume cannot be mounted at, or where one of the pod's own volumes is.
+def check_mount(flag: str, value: str, *, read_only: tuple[str, ...], scratch: tuple[str, ...]) -> None:
+    """Refuses a folder that a volume cannot be mounted at, or that would hide one of the pod's own volumes.
 
     Args:
       flag: to be named.
       value: the folder.
-      taken: the pod's own folders.
+      read_only: the pod's own folders that nothing can be mounted in: no folder can be made there.
+      scratch: those that a volume may be mounted below, but not at.
 
     Raises:
       ValueError: names the flag.
@@ -78,5 +80,7 @@ def check_mount(flag: str, value: str, *, taken: tuple[str, ...]) -> None:
         raise ValueError(f"--{flag} must be a folder's absolute path without ':', got {value!r}")
     if value in _SYSTEM_FOLDERS:
         raise ValueError(f"--{flag} must be a folder of its own, got {value!r}, which is the system's")
-    if hidden := next((one for one in taken if f"{one}/".startswith(f"{value}/") or value.startswith(f"{one}/")), None):
+    hides = (one for one in (*read_only, *scratch) if f"{one}/".startswith(f"{value}/"))
+    within = (one for one in read_only if value.startswith(f"{one}/"))
+    if hidden := next(itertools.chain(hides, within), None):
         raise ValueError(f"--{flag} must be a folder of its own, got {value!r}, where the pod has {hidden}")

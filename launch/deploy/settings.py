@@ -116,7 +116,7 @@ class Settings:
         names.check_subdomain("storage_claim", self.storage_claim)
         if self.service_account:
             names.check_subdomain("service_account", self.service_account)
-        names.check_mount("mount", self.mount, taken=(CONFIG, SECRETS, SCRATCH, SHM))
+        names.check_mount("mount", self.mount, read_only=(CONFIG, SECRETS), scratch=(SCRATCH, SHM))
         if not 0 <= self.uid <= names.MAX_INT32:
             raise ValueError(f"--uid must be from 0 to {names.MAX_INT32}, got {self.uid}")
 

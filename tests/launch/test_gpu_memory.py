@@ -75,7 +75,9 @@ def test_colocated_judge_counts_beside_its_engine():
     checked(dataclasses.replace(config_of(0.25, 0.5), judge=judge), ONE)
 
 
-def test_launch_local_refuses_one_gpu_for_both_and_a_learner_alone_does_not():
+def test_launch_local_refuses_one_gpu_for_both_and_a_learner_alone_does_not(monkeypatch):
+    for name in ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="learner and actor-0 share device 0"):
         preflight.check_engines(config_of(), ("learner", "actor"), ONE)
     assert preflight.check_engines(config_of(), ("learner",), ONE) == []
