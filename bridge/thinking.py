@@ -24,6 +24,9 @@ class Marks:
     """Regular expression for `closing`; empty: the text itself."""
     interrupts: str = ""
     """Regular expression that ends thinking beside the closing mark, but says nothing where no mark opened it."""
+    is_words: bool = False
+    """True for marks that are ordinary words: the opening one counts at the message's start alone, and the closing one
+    only behind it."""
 
 
 _TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "reflection", "seed:think", "scratchpad")
@@ -49,7 +52,7 @@ KNOWN = (
     ),
 )
 """Marks of published models and of common prompts."""
-IF_IN_TEMPLATE = (Marks("Here is my thought process:", "Here is my response:"),)
+IF_IN_TEMPLATE = (Marks("Here is my thought process:", "Here is my response:", is_words=True),)
 """Marks that are ordinary words: they count for a model whose chat template names both."""
 SEPARATOR = "..."
 """Stands between the two marks of `model.thinking_marks`."""
@@ -60,6 +63,8 @@ _TAG = re.compile(r"<[\w:]+>")
 """An opening mark that is an ordinary word in angle brackets, which texts also speak of."""
 _MENTIONED = re.compile(r"(?:[^\W\d_],? +|[\"'(])\Z")
 """Text before a tag that is spoken of: in the middle of a sentence, or quoted."""
+_TOKEN = re.compile(r"[^\w\s]+\w(?:.*\w)?[^\w\s]+", re.DOTALL)
+_ANY_TAG = re.compile(r"<[^\s<>](?:[^<>]*[^\s<>])?>")
 _MAX_MARK_CHARS = 100
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT, _ANSWER = "Sluicethought", "Sluiceanswer"
@@ -90,18 +95,20 @@ class ThinkingFormat:
           header: text that begins the assistant's message in a rendered prompt; empty: unknown.
         """
         self.marks, self.header = marks, header
-        openings = [_named(f"o{i}", m.opening_pattern, m.opening) for i, m in enumerate(marks)]
+        openings = [_named(f"o{i}", _opening_pattern(m), m.opening) for i, m in enumerate(marks)]
         closings = [_named(f"c{i}", m.closing_pattern, m.closing) for i, m in enumerate(marks)]
+        alone = [closing for closing, m in zip(closings, marks, strict=True) if not m.is_words]
         firsts = "".join({re.escape(text[0]) for m in marks for text in (m.opening, m.closing)} | {"`", "<"})
+        firsts += r"\s" if any(m.is_words for m in marks) else ""
         # The first characters before all the alternatives: most places of a text begin none of them.
         self._any = _compiled(
-            f"(?=[{firsts}])(?:{'|'.join([*openings, *closings, f'(?P<code>{_CODE})', f'(?P<call>{_CALL})'])})"
+            f"(?=[{firsts}])(?:{'|'.join([*openings, *alone, f'(?P<code>{_CODE})', f'(?P<call>{_CALL})'])})"
         )
         self._closings = [
             _compiled(f"{closing}|{m.interrupts}" if m.interrupts else closing)
             for closing, m in zip(closings, marks, strict=True)
         ]
-        self._any_closing = _compiled("|".join(closings)) if marks else None
+        self._any_closing = _compiled("|".join(alone)) if alone else None
         self._trailing = _compiled(rf"(?:{'|'.join(openings)})\s*\Z") if marks else None
 
     def split(self, text: str, *, begun: str | None = None) -> Parts:
@@ -200,7 +207,7 @@ def read_format(chat: ChatTemplate, added_tokens: Collection[str], marks: str = 
         known.append(opened)
     header = ThinkingFormat(tuple(known)).before_marks(prompt)
     header = header if header.strip() else ""
-    derived = _written_marks(chat, header)
+    derived = _written_marks(chat, header, added_tokens)
     if derived and not any(_matches(m.opening_pattern, m.opening, derived.opening) for m in known):
         known.append(derived)
     if marks == "off":
@@ -247,8 +254,8 @@ def _opened_tag(prompt: str, source: str, tokens: Collection[str]) -> Marks | No
     return Marks(f"{found[1]}{found[2]}{found[3]}", closing) if closing in source or closing in tokens else None
 
 
-def _written_marks(chat: ChatTemplate, header: str) -> Marks | None:
-    """Marks that the template itself puts around an assistant's reasoning."""
+def _written_marks(chat: ChatTemplate, header: str, tokens: Collection[str]) -> Marks | None:
+    """Marks that the template itself puts around an assistant's reasoning; words are none, as any text has them."""
     for key in _REASONING_KEYS:
         said: list[Message] = [
             {"role": "user", "content": "x"},
@@ -263,9 +270,20 @@ def _written_marks(chat: ChatTemplate, header: str) -> Marks | None:
         opening = before.rpartition(header)[2].strip() if header and header in before else ""
         closing = between.strip()
         is_fit = opening and closing and opening != closing and max(len(opening), len(closing)) <= _MAX_MARK_CHARS
-        if is_before_answer and is_fit:
+        if is_before_answer and is_fit and _is_no_prose(opening, closing, tokens):
             return Marks(opening, closing)
     return None
+
+
+def _is_no_prose(opening: str, closing: str, tokens: Collection[str]) -> bool:
+    """True if each of two texts has a tag or a token in it, or they are one name in brackets without and with a slash.
+
+    A token is one that begins and ends with symbols around a name: tokenizers also have words and "..." among theirs.
+    """
+    if not opening[0].isalnum() and closing == f"{opening[0]}/{opening[1:]}":
+        return True
+    named = [t for t in tokens if _TOKEN.fullmatch(t)]
+    return all(_ANY_TAG.search(text) or any(t in text for t in named) for text in (opening, closing))
 
 
 def _kind(found: re.Match[str]) -> tuple[str, int]:
@@ -287,6 +305,10 @@ def _outside(text: str, blocks: list[tuple[int, int, int, int]], start: int) -> 
     pieces = [text[max(end, start) : max(begin, start)] for end, begin in zip(ends, begins, strict=True)]
     # Joined by a line break: two numbers must not become one.
     return re.sub(r"\A(?:[^\S\n]*\n)+", "", "\n".join(piece for piece in pieces if piece.strip()))
+
+
+def _opening_pattern(marks: Marks) -> str:
+    return rf"\A\s*{re.escape(marks.opening)}" if marks.is_words else marks.opening_pattern
 
 
 def _named(name: str, pattern: str, literal: str) -> str:

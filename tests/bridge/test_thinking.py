@@ -202,6 +202,60 @@ def test_read_format_finds_the_marks_of_templates_and_tokens(source, tokens, tex
     assert (parts.answer, parts.is_finished) == (answer or "", answer is not UNFINISHED)
 
 
+PROSE = "So my reasoning: 1 + 1 = 2.\n\nThe answer: 2, in bold [answer] ... (end)"
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ("Reasoning:", "Answer:"),
+        ("Here is my reasoning:", "The answer:"),
+        ("**Reasoning**", "**Answer**"),
+        ("So", "..."),
+        ("my", "[answer]"),
+        ("<ponder>", "The answer:"),  # closes alone
+        ("So", "</ponder>"),
+        ("1 < 2 and", "4 > 3 so"),
+    ],
+)
+def test_read_format_takes_no_words_that_a_template_writes_around_reasoning_for_marks(opening, closing):
+    source = WRITES.replace("<<ponder>>", f"{opening} ").replace("<<decide>>", f" {closing}")
+    read = read_format(chat(source), ("...", "So", "[end]", "[assistant]"))
+    assert read.marks == read_format(chat(template("")), ()).marks
+    assert read.split(PROSE).answer == PROSE == read.split(PROSE, begun="").answer
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing", "tokens"),
+    [
+        ("]~t[", "]~e[ Answer:", ("]~t[", "]~e[")),
+        ("[PONDER]", "[/PONDER]", ()),
+        ("<ponder>Okay:", "</ponder> So:", ()),
+        ("<|reason|>", "<|end_of|>", ()),
+    ],
+)
+def test_read_format_takes_tags_and_tokens_that_a_template_writes_around_reasoning(opening, closing, tokens):
+    source = WRITES.replace("<<ponder>>", opening).replace("<<decide>>", closing)
+    assert read_format(chat(source), tokens).split(f"{opening}a{closing} b", begun="").answer == " b"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("\n here is my thought process: a Here is my response: b", " b"),
+        ("Here is my thought process: a", UNFINISHED),
+        ("5, for here is my thought process: a Here is my response: b", ...),
+        ("Here is my response: b", ...),
+        ("a `Here is my response: b`", ...),
+    ],
+)
+@pytest.mark.parametrize("begun", [None, ""])
+def test_marks_that_are_words_count_at_the_start_of_a_message_alone(text, answer, begun):
+    parts = read_format(chat(template("", source=WORDS)), ()).split(text, begun=begun)
+    wanted = text if answer is ... else answer or ""
+    assert (parts.answer, parts.is_finished) == (wanted, answer is not UNFINISHED)
+
+
 def test_read_format_by_hand_has_these_marks_alone():
     read = read_format(chat(template("<think>")), ("<think>", "</think>"), "<reason>...</reason>")
     assert read.marks == (Marks("<reason>", "</reason>"),)
