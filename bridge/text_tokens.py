@@ -8,9 +8,10 @@ turns what stands on each side of a `BREAK` into tokens by itself.
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import tokenizers
@@ -54,9 +55,23 @@ def read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
 
 
 def encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Returns the token ids of a text, with nothing added; none of them spans a `BREAK`."""
-    pieces = [p for p in text.split(BREAK) if p]
-    return [i for e in tokenizer.encode_batch_fast(pieces, add_special_tokens=False) for i in e.ids]
+    """Returns the token ids of a text, with nothing added; none of them spans a `BREAK`.
+
+    A tokenizer that puts a space before a text (SentencePiece) puts none behind a `BREAK`.
+    """
+    return encode_batch(tokenizer, [text])[0]
+
+
+def encode_batch(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Returns `encode` of each text, worked out on all cores."""
+    pieces = [list(_pieces(tokenizer, text)) for text in texts]
+    flat = [piece for of_text in pieces for piece in of_text]
+    whole = tokenizer.encode_batch_fast([p for p, goes_on in flat if not goes_on], add_special_tokens=False)
+    rests = [p for p, goes_on in flat if goes_on]
+    unspaced = _without_prefix(tokenizer) if rests else None
+    further = unspaced.encode_batch_fast(rests, add_special_tokens=False) if unspaced else []
+    ids = {False: iter(whole), True: iter(further)}
+    return [[i for _, goes_on in of_text for i in next(ids[goes_on]).ids] for of_text in pieces]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,6 +158,64 @@ def beginning(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], bos_
     if leading:
         return tokenizer.decode(leading, skip_special_tokens=False)
     return bos_token if settings.get("add_bos_token") is True else ""
+
+
+def _pieces(tokenizer: tokenizers.Tokenizer, text: str) -> Iterator[tuple[str, bool]]:
+    """The pieces of a text between its `BREAK`s; True: it goes on from the one before, so no space may come before it.
+
+    Only the text up to the next added token goes on: the tokenizer treats what follows that by its own rules.
+    """
+    first, *others = text.split(BREAK)
+    unspaced = _without_prefix(tokenizer) if others else None
+    if first:
+        yield first, False
+    for piece in filter(None, others):
+        end = 0 if unspaced is None else _first_added(unspaced, piece)
+        yield from ((part, goes_on) for part, goes_on in ((piece[:end], True), (piece[end:], False)) if part)
+
+
+def _first_added(tokenizer: tokenizers.Tokenizer, text: str) -> int:
+    """Where the first added token of a text begins, with the white space that it takes; the text's end without one."""
+    added = _added_texts(tokenizer)
+    found = tokenizer.encode(text, add_special_tokens=False)
+    # By its text, too: the token of unknown characters is an added one.
+    begins = (a for i, (a, b) in zip(found.ids, found.offsets, strict=True) if added.get(i) == text[a:b].strip())
+    return next(begins, len(text))
+
+
+@functools.lru_cache(maxsize=4)
+def _added_texts(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
+    return {i: token.content.strip() for i, token in tokenizer.get_added_tokens_decoder().items()}
+
+
+@functools.lru_cache(maxsize=4)
+def _without_prefix(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
+    """Returns a copy of a tokenizer that puts no space before a text; None where the tokenizer itself puts none."""
+    stated = json.loads(tokenizer.to_str())
+    changed = {part: _prefixless(stated[part]) for part in ("normalizer", "pre_tokenizer")}
+    if all(stated[part] == new for part, new in changed.items()):
+        return None
+    return tokenizers.Tokenizer.from_str(json.dumps(stated | changed))
+
+
+def _prefixless(stated: Any) -> Any:
+    """A normalizer or pre-tokenizer as JSON, with no space before a text.
+
+    Of several pre-tokenizers only the first sees the text itself: any other one puts its spaces before words.
+    """
+    match stated:
+        case {"type": "Prepend"}:
+            return None
+        case {"type": "Metaspace"}:
+            return stated | {"prepend_scheme": "never"}
+        case {"type": "ByteLevel"}:
+            return stated | {"add_prefix_space": False}
+        case {"type": "Sequence", "normalizers": parts}:
+            return stated | {"normalizers": [new for part in parts if (new := _prefixless(part)) is not None]}
+        case {"type": "Sequence", "pretokenizers": [first, *others]}:
+            return stated | {"pretokenizers": [_prefixless(first), *others]}
+        case _:
+            return stated
 
 
 def _turns(chat: ChatTemplate) -> str:

@@ -50,10 +50,7 @@ class Tokenizer:
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has; on all cores, in a fraction of the time of as many `encode`."""
-        pieces = [text.split(text_tokens.BREAK) for text in texts]
-        flat = [piece for of_text in pieces for piece in of_text]
-        sizes = iter([len(e.ids) for e in self.backend.encode_batch_fast(flat, add_special_tokens=False)])
-        return [sum(next(sizes) for _ in of_text) for of_text in pieces]
+        return [len(ids) for ids in text_tokens.encode_batch(self.backend, texts)]
 
     @property
     def chat_template(self) -> str:
