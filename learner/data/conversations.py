@@ -160,7 +160,10 @@ def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:
     if content is not None and not isinstance(content, str | list):
         raise NotAPromptError(f"{field!r}: every message needs a role and a content, text or parts of text")
     if media := [n for n in message if is_media(n, message[n])]:
-        raise NotAPromptError(f"{field!r}: a message of role {role} has {media[0]}, and only text is read")
+        raise NotAPromptError(
+            f"{field!r}: a message of role {role} has {media[0]}, and only text is read; remove it, or set "
+            f"prompts.ignored_fields={','.join(media)}"
+        )
     message["content"] = [_part(p, field) for p in content] if isinstance(content, list) else content
     if "tool_calls" in message:
         message["tool_calls"] = _calls(message["tool_calls"], field, ignored)

@@ -20,11 +20,13 @@ _NEED_NO_ANSWER = frozenset({"code", "judge", "format"})
 
 
 _NOT_READ = {
+    "tools": "prompts.tools_field=tools",
     "functions": "prompts.tools_field=functions",
+    "template_arguments": "prompts.template_arguments_field=template_arguments",
     "chat_template_kwargs": "prompts.template_arguments_field=chat_template_kwargs",
     "documents": "prompts.template_arguments_field, a column with an object that has the documents in it",
 }
-"""Columns that chat templates know under other names, and the fields of the config that would have them read."""
+"""Columns that chat templates know, also under other names, and the fields of the config that would have them read."""
 
 
 class NotARowError(ValueError):
@@ -62,7 +64,7 @@ class RowFormat:
     def columns(self) -> list[str]:
         """The fields that are looked at; `image*` are all that begin so, without those named as `!images`."""
         others = (self.tools_field, self.template_arguments_field, *_NOT_READ, *(f"{p}*" for p in MEDIA_PREFIXES))
-        named = [*self._own, *(f for f in others if f not in self.ignored_fields)]
+        named = dict.fromkeys((*self._own, *(f for f in others if f not in self.ignored_fields)))
         return [*(f for f in named if f), *(f"!{f}" for f in sorted(self.ignored_fields) if f not in self._own)]
 
     @property
@@ -144,7 +146,9 @@ def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject
     left_out = [n for n in map(str, row) if n not in ignored and n not in form.read_fields]
     if media := [n for n in left_out if is_media(n, row[n])]:
         raise NotARowError(
-            f"the row has {media[0]!r}, and only text is read; remove the column, or name it in prompts.ignored_fields"
+            f"the row has {media[0]!r}, and only text is read: a column whose name begins with "
+            f"{', '.join(MEDIA_PREFIXES)} may hold media, text or not; remove the column, or set "
+            f"prompts.ignored_fields={','.join(media)}"
         )
     if unread := [n for n in left_out if n in _NOT_READ and row[n] not in (None, "", "[]", "{}", [], {})]:
         raise NotARowError(

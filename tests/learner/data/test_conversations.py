@@ -240,6 +240,40 @@ def test_prompt_that_can_not_be_asked_gives_the_reason(row, said):
     assert isinstance(found, str) and said in found
 
 
+@pytest.mark.parametrize(("column", "value"), [("tools", [TOOL]), ("template_arguments", {"a": 1})])
+@pytest.mark.parametrize("other", ["functions", ""])
+def test_column_of_a_default_name_that_another_field_replaces_sets_the_row_aside(column, value, other):
+    setting = f"{column}_field"
+    row = {"prompt": "x", column: value, "answer": "1"}
+    said = parse_row(1, row, form_of(**{setting: other}))
+    assert f"the row has {column!r}, which is not read; set prompts.{setting}={column}" in str(said)
+    assert column in form_of(**{setting: other}).columns
+    for ignored in ({setting: other, "ignored_fields": column}, {}):
+        assert isinstance(parse_row(1, row, form_of(**ignored)), RawProblem)
+    assert isinstance(parse_row(1, {**row, column: type(value)()}, form_of(**{setting: other})), RawProblem)
+
+
+def test_columns_that_begin_as_media_do_are_refused_with_the_setting_that_has_the_row_read():
+    row = {"prompt": "x", "image_caption": "A cat.", "videogame": "chess", "answer": "1"}
+    said = parse_row(1, row, form_of())
+    setting = "prompts.ignored_fields=image_caption,videogame"
+    assert "the row has 'image_caption'" in str(said) and str(said).endswith(setting)
+    assert isinstance(parse_row(1, row, form_of(ignored_fields=setting.partition("=")[2])), RawProblem)
+    message = {"prompt": [USER | {"images": ["a.png"]}], "answer": "1"}
+    assert str(parse_row(1, message, form_of())).endswith("prompts.ignored_fields=images")
+    assert isinstance(parse_row(1, message, form_of(ignored_fields="images")), RawProblem)
+
+
+def test_texts_and_columns_that_only_speak_of_media_are_read():
+    text = "image: <image> audio_url video https://a.example/image.png"
+    for prompt in (text, [{"role": "user", "content": text}]):
+        row = {"prompt": prompt, "answer": "images", "caption": text, "an_image": "a", "num_images": 3, "metadata": {}}
+        assert isinstance(parse_row(1, row, form_of()), RawProblem)
+    given = {"prompt": "x", "answer": "1", "image_text": "q"}
+    raw = parse_row(1, given, form_of(prompt_field="image_text"))
+    assert isinstance(raw, RawProblem) and raw.question == "q"
+
+
 def test_empty_media_columns_and_null_fields_are_nothing(loaded):
     row = {"prompt": [USER | {"tool_calls": None, "name": None}], "images": [], "image": None, "tools": []}
     row |= {"num_images": 2, "image_count": 2, "functions": "[]", "documents": [], "chat_template_kwargs": {}}
