@@ -14,8 +14,13 @@ KEPT_ORDERS = 1024
 """Orders of acknowledged training tickets, below the newest, whose ids stay known."""
 NUM_TICKETS = "sum(CASE WHEN fit = '' THEN attempts ELSE 1 END)"
 """Tickets of rows: a row without `fit` stands for acknowledged ones of its kind that were forgotten, and counts them in
-`attempts`."""
+`attempts`. Of training tickets its `order` is their highest: a rewind below it takes off the share of the orders that
+are issued again, which is exact where each order had as many tickets."""
 _STATES = ("open", "claimed", "done", "acknowledged", "failed")
+_FORGOTTEN = "(forgotten) "
+"""Begins the id of a row that stands for forgotten tickets; its kind follows."""
+_ARE_FORGOTTEN = f"run = :run AND id = '{_FORGOTTEN}train'"
+_HIGHEST = f'(SELECT "order" FROM tickets WHERE {_ARE_FORGOTTEN})'
 _FORGET_GROUPS = "DELETE FROM groups WHERE run = :run AND ticket_id IN [ids]"  # with their payloads, by a trigger
 
 
@@ -45,6 +50,18 @@ class SqlTickets(SqlShared, LearnerStore):
             for t in rows
         ]
         ids = [t.id for t in rows]
+        # One that was acknowledged and forgotten is counted no more. It is marked: the call may be made twice.
+        counted = f"""run = :run AND id IN [ids] AND kind = 'train' AND offered_by = :call AND given_up_by IS NULL
+            AND "order" <= {_HIGHEST}"""
+        steps += [
+            self._step(
+                f"""UPDATE tickets SET attempts = attempts - (SELECT count(*) FROM tickets WHERE {counted})
+                WHERE {_ARE_FORGOTTEN}""",
+                ids=ids,
+                call=call,
+            ),
+            self._step(f"UPDATE tickets SET given_up_by = :call WHERE {counted}", ids=ids, call=call),
+        ]
         return self._write(*steps, self._num_offered(ids, call), guarded=True, changes=("tickets",))[-1][0][0]
 
     @override
@@ -68,9 +85,13 @@ class SqlTickets(SqlShared, LearnerStore):
             ),
             self._step(
                 f"""INSERT INTO tickets (run, id, "order", kind, payload, fit, state, attempts)
-                SELECT :run, '(forgotten) ' || kind, -1, kind, :payload, '', 'acknowledged', num
-                FROM (SELECT kind, count(*) AS num FROM tickets WHERE {old} GROUP BY kind) AS counted WHERE num > 0
-                ON CONFLICT (run, id) DO UPDATE SET attempts = tickets.attempts + excluded.attempts""",
+                SELECT :run, '{_FORGOTTEN}' || kind, CASE WHEN kind = 'train' THEN highest ELSE -1 END, kind, :payload,
+                    '', 'acknowledged', num
+                FROM (SELECT kind, count(*) AS num, max("order") AS highest FROM tickets WHERE {old} GROUP BY kind)
+                    AS counted WHERE num > 0
+                ON CONFLICT (run, id) DO UPDATE SET attempts = tickets.attempts + excluded.attempts,
+                    "order" = CASE WHEN excluded."order" > tickets."order" THEN excluded."order"
+                        ELSE tickets."order" END""",
                 payload=b"",
                 **bounds,
             ),
@@ -129,7 +150,18 @@ class SqlTickets(SqlShared, LearnerStore):
         ids, call = list(open_ids), new_call()
         later = """run = :run AND kind = 'train' AND "order" >= :next_order"""
         params = {"next_order": next_order, "step": step}
+        remembered = """SELECT count(*) FROM tickets AS kept WHERE run = :run AND kind = 'train' AND fit <> ''
+            AND kept."order" """
         *_, rows = self._write(
+            # All tickets of the forgotten orders, by the share of those that stay, without the ones that have rows.
+            self._step(
+                f"""UPDATE tickets SET "order" = :next_order - 1,
+                    attempts = (attempts + ({remembered} <= tickets."order")) * :next_order / ("order" + 1)
+                        - ({remembered} < :next_order)
+                WHERE {_ARE_FORGOTTEN} AND "order" >= :next_order""",
+                next_order=next_order,
+            ),
+            self._step(f"UPDATE tickets SET attempts = 0 WHERE {_ARE_FORGOTTEN} AND attempts < 0"),
             self._step(
                 f"""DELETE FROM groups WHERE run = :run AND max_step > :step
                 AND ticket_id IN (SELECT id FROM tickets WHERE {later})""",

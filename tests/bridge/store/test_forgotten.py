@@ -75,6 +75,58 @@ def test_learner_that_falls_back_to_an_older_checkpoint_gets_its_open_tickets_se
     assert store.put_group(make_group(ticket(3))) is True
 
 
+@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize("next_order", [0, 5, 31, 36])
+def test_count_is_exact_after_a_rewind_past_forgotten_orders_and_on_the_way_back(store, num_samples, next_order):
+    def tickets(order):
+        return [ticket(order, i) for i in range(num_samples)]
+
+    def acknowledge(order):
+        serve(store, tickets(order))
+        store.acknowledge([t.id for t in tickets(order)])
+
+    for order in range(40):
+        acknowledge(order) if order != 2 else store.put_tickets(tickets(2))
+    for _ in range(2):
+        open_orders = sorted({next_order - 2, 2} & set(range(next_order)))
+        open_tickets = [t for order in open_orders for t in tickets(order)]
+        for _ in range(2):  # a learner that was killed in its resumption
+            store.put_tickets(open_tickets)
+            store.rewind([t.id for t in open_tickets], next_order=next_order, step=-1)
+            num_open = len(open_tickets)
+            assert store.counts()["acknowledged"] == num_samples * next_order - num_open
+            assert store.counts()["open"] == num_open
+        for order in range(next_order, 40):
+            acknowledge(order)
+            num_trained = num_samples * (order + 1) - num_open
+            assert store.counts()["acknowledged"] == num_trained
+        for order in set(open_orders) - {2}:
+            acknowledge(order)
+    lost = num_samples if next_order > 2 else 0
+    assert store.counts()["acknowledged"] == num_samples * 40 - lost
+
+
+def test_put_of_forgotten_tickets_that_is_made_twice_counts_them_once(store, monkeypatch):
+    for order in range(40):
+        serve(store, [ticket(order)])
+        store.acknowledge([ticket(order).id])
+    monkeypatch.setattr(sql_tickets, "new_call", lambda: "one and the same")
+    for _ in range(2):  # the answer to the first was lost
+        assert store.put_tickets([ticket(3), ticket(4), ticket(99)]) == 3
+        assert store.counts() | {"reissued": 0} == {
+            "open": 3, "claimed": 0, "done": 0, "acknowledged": 38, "failed": 0, "reissued": 0
+        }  # fmt: skip
+
+
+def test_count_after_a_rewind_takes_off_the_share_of_orders_where_some_have_no_ticket(store):
+    orders = [order for order in range(90) if order % 3]
+    for order in orders:
+        serve(store, [ticket(order)])
+        store.acknowledge([ticket(order).id])
+    store.rewind([], next_order=45, step=0)
+    assert abs(store.counts()["acknowledged"] - 30) <= 1
+
+
 def test_random_orders_of_acknowledgement_keep_count_and_bound(store):
     order_of, waiting, num = random.Random(3), [], 0
     for order in range(80):
