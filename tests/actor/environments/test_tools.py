@@ -51,8 +51,6 @@ LLAMA = {"name": "calc", "parameters": {"expression": "1+2"}}
         ("hermes", hermes(json.dumps(LLAMA))),
         ("hermes", hermes(json.dumps({"type": "function", "function": BARE}))),
         ("hermes", hermes(json.dumps(BARE | {"arguments": json.dumps(BARE["arguments"])}))),
-        ("hermes", "<think>" + hermes('{"name": "look"}') + "</think>" + hermes(json.dumps(BARE))),
-        ("hermes", "maybe <tool_call></think>" + hermes(json.dumps(BARE))),
         ("llama3", json.dumps(LLAMA, indent=4)),
         ("llama3", json.dumps([LLAMA])),
         ("llama3", json.dumps({"type": "function"} | LLAMA)),
@@ -60,11 +58,16 @@ LLAMA = {"name": "calc", "parameters": {"expression": "1+2"}}
         ("llama3", "I add them: " + json.dumps(LLAMA) + " is what I need."),
         ("llama3", f"So [1] I call\n```json\n{json.dumps(LLAMA)}\n```"),
         ("llama3", hermes(json.dumps(BARE))),
-        ("llama3", "[THINK]" + json.dumps({"name": "look"}) + "[/THINK]" + json.dumps(LLAMA)),
     ],
 )
 def test_parse_takes_a_call_in_other_dress(parser, text):
     assert parse(parser, text, TOOLS) == Calls(calls=(CALL,))
+
+
+@pytest.mark.parametrize("text", ["<think>{}</think>", "[THINK]{}", "{}</think>3"])
+def test_parse_reads_the_whole_answer_whatever_marks_of_thinking_it_has(text):
+    """The run's own marks, which may be others or none, have parted it from the thinking before."""
+    assert parse("hermes", text.format(hermes(json.dumps(BARE))), TOOLS) == Calls(calls=(CALL,))
 
 
 def test_parse_takes_tags_within_a_call_for_its_text():
@@ -117,7 +120,6 @@ def test_parse_of_a_call_in_a_form_of_its_own_is_an_error_that_the_policy_reads(
         "I would calc (by hand) and look it up.",
         "x < calc and y > look",
         "<b>3</b>",
-        "so call it <think>calc(1)</think>3",
     ],
 )
 def test_parse_of_an_answer_finds_no_call_in_it(parser, text):
