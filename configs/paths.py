@@ -17,8 +17,20 @@ class _Local:
     """Marks a text field as a path of the machine that sets the run up."""
 
 
+class _OnActors:
+    """Marks a text field as a path that each actor's machine has."""
+
+
+class _CommandOnActors:
+    """Marks a text field as a program that each actor's machine has."""
+
+
 LocalPath = Annotated[str, _Local()]
 """A path, or a URL with a local path (`file://`, `sqlite:///`), or `hf:` and a folder; empty where there is none."""
+ActorPath = Annotated[str, _OnActors()]
+"""A path of each actor's machine, whose `~` is the home of the actor's user; empty where there is none."""
+ActorCommand = Annotated[str, _CommandOnActors()]
+"""A program: a path of each actor's machine, or a name without a slash that is looked for in PATH; empty: none."""
 
 
 def expand_home(section: object) -> None:
@@ -27,7 +39,7 @@ def expand_home(section: object) -> None:
     Raises:
       ValueError: no such user has a home folder here.
     """
-    for name in _path_fields(type(section)):
+    for name in _fields(type(section), _Local):
         prefix, path = _split(getattr(section, name))
         if path.startswith("~"):
             found = os.path.expanduser(path)
@@ -37,9 +49,9 @@ def expand_home(section: object) -> None:
 
 
 def absolute(config: T, folder: pathlib.Path) -> T:
-    """Returns a configuration, or a part of one, whose relative `LocalPath`s are below `folder`.
+    """Returns a configuration, or a part of one, whose relative paths are below `folder`, those of actors too.
 
-    The name of a data set of the Hub (`hf:NAME`) stays, and so does a URL of a bucket or a database.
+    The name of a data set of the Hub (`hf:NAME`) stays, and so do URLs of buckets and databases and commands of PATH.
     """
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(typing.cast(Any, config)):
@@ -51,17 +63,17 @@ def absolute(config: T, folder: pathlib.Path) -> T:
             changes[field.name] = {
                 k: absolute(v, folder) if dataclasses.is_dataclass(v) else v for k, v in entries.items()
             }
-        elif field.name in _path_fields(type(config)):
+        elif field.name in _fields(type(config), _CommandOnActors) and os.sep not in value:
+            continue
+        elif field.name in _fields(type(config), _Local, _OnActors, _CommandOnActors):
             changes[field.name] = _absolute(value, folder)
     return dataclasses.replace(typing.cast(Any, config), **changes)
 
 
 @functools.cache
-def _path_fields(section: type) -> tuple[str, ...]:
+def _fields(section: type, *kinds: type) -> tuple[str, ...]:
     hints = typing.get_type_hints(section, include_extras=True)
-    return tuple(
-        n for n, hint in hints.items() if any(isinstance(m, _Local) for m in getattr(hint, "__metadata__", ()))
-    )
+    return tuple(n for n, hint in hints.items() if any(isinstance(m, kinds) for m in getattr(hint, "__metadata__", ())))
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -71,6 +83,6 @@ def _split(text: str) -> tuple[str, str]:
 
 def _absolute(text: str, folder: pathlib.Path) -> str:
     prefix, path = _split(text)
-    if not path or "://" in path or (prefix == "hf:" and not (folder / path).exists()):
+    if not path or "://" in path or path.startswith("~") or (prefix == "hf:" and not (folder / path).exists()):
         return text
     return prefix + os.path.normpath(os.path.join(folder, path))

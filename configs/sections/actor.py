@@ -4,6 +4,7 @@ import collections
 import dataclasses
 
 from configs.checks import Count, CountOrZero, Fraction, Seconds, SecondsOrZero, check_ranges, is_core_list
+from configs.paths import ActorPath
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class ActorConfig:
     """Keeps the keys and values of whole blocks of a prompt (16 tokens on a GPU, 128 on a CPU) for the next request
     that begins alike, under the same weights: a group's siblings, and an episode's next turn, whose prompt is all that
     was said. Without it each turn computes its history again."""
-    base_path: str = ""
+    base_path: ActorPath = ""
     """With publish.lora=adapter: the folder with the base's weights on this actor's machine; empty: model.path. They
     must be the learner's own."""
     cpu_cores: str = ""

@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.checks import Count, CountOrZero, Positive, Reward, Seconds, check_ranges
+from configs.paths import ActorCommand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class EnvironmentsConfig:
     the engine. admission.sequences bounds a window as ever, and max_processes should be as large. 0: max_num_seqs."""
     max_memory_gib: Positive = 4.0
     """Address space of one episode's process."""
-    python: str = ""
+    python: ActorCommand = ""
     """Interpreter of `verifiers` and of environments of your own whose libraries don't go together with the engine's:
     one of a virtual environment that has them, msgspec and jinja2. Empty: the actor's."""
 

@@ -106,6 +106,19 @@ def test_relative_paths_are_made_absolute_and_names_stay(tmp_path: pathlib.Path)
 
 
 @pytest.mark.parametrize(
+    "field", ["judge.template_file", "judge.api_key_file", "environments.python", "actor.base_path"]
+)
+def test_relative_paths_of_actors_are_made_absolute_and_homes_stay(field, tmp_path):
+    def found(path, folder=tmp_path):
+        section, _, name = field.partition(".")
+        return getattr(getattr(absolute(apply(TINY, {field: path}), folder), section), name)
+
+    assert found("") == "" and found("./a/../b/c") == f"{tmp_path}/b/c" == found(f"{tmp_path}/b/c", tmp_path / "x")
+    assert found("~/b") == "~/b" and found("~ann/b") == "~ann/b"  # of the actor's user
+    assert found("b") == ("b" if field == "environments.python" else f"{tmp_path}/b")  # a command of PATH
+
+
+@pytest.mark.parametrize(
     ("epochs", "warmup_steps", "is_refused"), [(1, 9, True), (1, 8, False), (2, 16, False), (2, 17, True)]
 )
 def test_warm_up_that_outlasts_the_run_is_refused(epochs, warmup_steps, is_refused):
