@@ -2,6 +2,9 @@
 
 import os
 
+from absl import logging
+
+from actor.vllm.compiler import do_without_compiler
 from configs.schema import Config
 
 
@@ -20,3 +23,5 @@ def set_environment(config: Config) -> None:
         os.environ[name] = "1"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["SLUICE_ENGINE"] = "1"
+    if line := do_without_compiler(os.environ):
+        logging.warning("%s", line)
