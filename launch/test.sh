@@ -57,7 +57,7 @@ if "$bin/python" -c "import pytest, xdist" 2>/dev/null; then
   check_arguments "$@"
   is_checked=true
 fi
-if ! $is_fast || ! $is_checked; then bash launch/setup.sh || exit 1; fi
+if ! $is_fast || ! $is_checked; then bash launch/setup.sh +dev || exit 1; fi
 if ! $is_checked; then check_arguments "$@"; fi
 
 export JAX_COMPILATION_CACHE_DIR="$folder/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
