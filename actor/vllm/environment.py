@@ -4,7 +4,8 @@ import os
 
 from absl import logging
 
-from actor.vllm.compiler import do_without_compiler
+from actor.vllm.compiler import do_without_compiler, engine_is_for_cpus
+from actor.vllm.preloading import preload_through_links
 from configs.schema import Config
 
 
@@ -23,5 +24,7 @@ def set_environment(config: Config) -> None:
         os.environ[name] = "1"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["SLUICE_ENGINE"] = "1"
+    if engine_is_for_cpus():
+        preload_through_links(os.environ)
     if line := do_without_compiler(os.environ):
         logging.warning("%s", line)
