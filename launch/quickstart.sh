@@ -16,6 +16,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$root"
 unset PYTHONPATH PYTHONHOME
+unset PYTHONDONTWRITEBYTECODE # a run's processes import the same modules: the first one compiles them for all
 
 refuse() {
   echo "error: $1" >&2

@@ -99,8 +99,16 @@ put() {
   pip_install "$@"
 }
 
-# What pip would do on one core, and half of its time. Some packages bring files that no Python compiles.
-compile_all() { "$python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true; }
+# Python compiles a module when it first imports it, and a run imports a third of them. Some warn when they are compiled:
+# those of reasoning-gym are compiled here, where no command shows it. All are where nothing is kept of an import.
+compile_modules() {
+  if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+    say "compiling to bytecode, as PYTHONDONTWRITEBYTECODE is set"
+    "$python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true
+  else
+    "$python" -W ignore -c "import reasoning_gym" >>"$log" 2>&1 || true
+  fi
+}
 
 # True for a Python that is new enough and can make a virtual environment.
 usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -329,8 +337,7 @@ tell_of_compiler
 drop_half_installed
 if is_locked; then install_locked; else install_extra; fi
 install_bubblewrap
-say "compiling to bytecode"
-compile_all
+compile_modules
 say "checking"
 check
 printf '%s\n%s\n' "$(wanted_hash)" "$extra" >"$stamp.tmp"
