@@ -1,11 +1,12 @@
 """What vLLM reads from the environment."""
 
 import os
+import sys
 
 from absl import logging
 
 from actor.vllm.compiler import do_without_compiler, engine_is_for_cpus
-from actor.vllm.preloading import preload_through_links
+from actor.vllm.import_path import import_through_link
 from configs.schema import Config
 
 
@@ -25,6 +26,6 @@ def set_environment(config: Config) -> None:
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["SLUICE_ENGINE"] = "1"
     if engine_is_for_cpus():
-        preload_through_links(os.environ)
+        import_through_link(sys.path)
     if line := do_without_compiler(os.environ):
         logging.warning("%s", line)
