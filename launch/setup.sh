@@ -72,7 +72,7 @@ get_uv() {
   local word words variables=()
   rm -rf "$tools"
   if ! words="$("$python" -m pip config list 2>>"$log" | "$python" -I launch/uv_settings.py 2>>"$log")"; then
-    say "pip's configuration has a setting that uv does not know: installing by pip"
+    say "installing by pip ($(tail -n 1 "$log"))"
     return 0
   fi
   if ! pip_install --timeout 15 --retries 1 --target "$tools" "uv>=0.5"; then

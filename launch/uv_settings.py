@@ -32,6 +32,7 @@ _VARIABLES = {
 _IGNORED = {
     "break-system-packages",
     "compile",
+    "config-file",
     "disable-pip-version-check",
     "log",
     "no-color",

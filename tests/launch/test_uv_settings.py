@@ -79,5 +79,5 @@ def test_setting_without_a_counterpart_leaves_the_installation_to_pip():
     done = subprocess.run(program, input="global.require-hashes='true'\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: uv has no setting like pip's require-hashes\n"
-    done = subprocess.run(program, input="global.no-input='1'\nglobal.cert='/a b'\n", capture_output=True, text=True)
+    done = subprocess.run(program, input=":env:.config-file='/x'\nglobal.cert='/a b'\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "SSL_CERT_FILE=/a b")
