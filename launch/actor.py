@@ -36,6 +36,7 @@ from actor.rewards.adaptive import Anchors
 from actor.rewards.scheduler import Rewards
 from actor.verifiers.judge import Judge, read_template
 from actor.verifiers.pool import VerifierPool, check_cores, check_own
+from actor.vllm.compiler import check_library
 from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
 from bridge.chat_template import read_chat_template
@@ -131,6 +132,7 @@ def main() -> int:
                 logging.warning("%s", line)
             check_environments(joined.config.environments_played, joined.config.environments)
             check_sandbox(joined.config)
+            check_library()
             if _INSTEAD_OF.value:
                 give_back(joined.store, _INSTEAD_OF.value)
             timeline = Timeline(joined.work.events, _NAME.value)

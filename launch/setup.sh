@@ -83,6 +83,10 @@ get_uv() {
   while read -r word; do
     if [[ "$word" =~ ^[A-Z_]+= ]]; then variables+=("$word"); else uv+=("$word"); fi
   done <<<"$words"
+  # By itself it opens more files at once than some systems let a process have.
+  if [ "$(ulimit -n)" != unlimited ] && [ "$(ulimit -n)" -lt 1024 ]; then
+    variables+=(UV_CONCURRENT_DOWNLOADS=4 UV_CONCURRENT_INSTALLS=2 UV_CONCURRENT_BUILDS=1)
+  fi
   # Without a cache in the home folder, one on the disk of .venv: files are linked, not copied.
   if ! mkdir -p "$(env ${variables[@]+"${variables[@]}"} "$tools/bin/uv" cache dir 2>/dev/null)" 2>/dev/null; then
     uv+=(--cache-dir "$tools/cache")
@@ -232,6 +236,16 @@ install_extra() {
   pip_install -e ".[$extra]" || fail "installing sluice[$extra]"
 }
 
+# vLLM's kernels for CPUs are linked to it: without it no engine starts.
+install_libnuma() {
+  if ! is_locked || "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then return 0; fi
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "libnuma1, for the engine"
+    by_apt libnuma1 || { timeout 120 apt-get update >>"$log" 2>&1 && by_apt libnuma1; } && return 0
+  fi
+  fail "libnuma.so.1 is missing, and no engine starts without it. As root: apt-get install libnuma1"
+}
+
 # True for what brings an actor, which runs programs that a policy wrote.
 wants_bubblewrap() { [[ ",$extra," =~ ,(cpu|gpu|actor), ]]; }
 
@@ -246,14 +260,12 @@ install_bubblewrap() {
   if ! wants_bubblewrap || command -v bwrap >/dev/null; then return 0; fi
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "bubblewrap, for code rewards"
-    apt_bubblewrap || { timeout 120 apt-get update >>"$log" 2>&1 && apt_bubblewrap; } || true
+    by_apt bubblewrap || { timeout 120 apt-get update >>"$log" 2>&1 && by_apt bubblewrap; } || true
   fi
   tell_of_bubblewrap
 }
 
-apt_bubblewrap() {
-  DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y --no-install-recommends bubblewrap >>"$log" 2>&1
-}
+by_apt() { DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y --no-install-recommends "$1" >>"$log" 2>&1; }
 
 # Metadata only, so it is quick; torchvision is imported, but only where it exists.
 check() {
@@ -334,6 +346,7 @@ rm -f "$stamp"
 printf '== %s: %s\n' "$(date -u +%FT%TZ)" "$extra" >"$log"
 look_for_compiler
 tell_of_compiler
+install_libnuma
 drop_half_installed
 if is_locked; then install_locked; else install_extra; fi
 install_bubblewrap

@@ -1,9 +1,10 @@
-"""The C++ compiler of an engine on a CPU, which TorchInductor calls when the engine starts.
+"""The system's parts of an engine on a CPU: the C++ compiler that TorchInductor calls, and a shared library.
 
 Run as a program, it prints which part of a compiler is missing, and exits with 1 if one is. It needs Python alone:
 launch/setup.sh runs it in an environment that is still empty.
 """
 
+import ctypes
 import importlib.metadata
 import os
 import shlex
@@ -75,6 +76,20 @@ def do_without_compiler(environment: MutableMapping[str, str]) -> str:
         f"{missing} is missing: the engine runs without compiled kernels ({SWITCH}=1), which takes longer per token; "
         f"as root: {INSTALL}"
     )
+
+
+def check_library(name: str = "libnuma.so.1") -> None:
+    """Checks that the shared library that vLLM's kernels for CPUs are linked to is installed.
+
+    Raises:
+      ValueError: it is not, so that no engine can start here.
+    """
+    if not engine_is_for_cpus():
+        return
+    try:
+        ctypes.CDLL(name)
+    except OSError as e:
+        raise ValueError(f"an engine on a CPU needs {name}; as root: apt-get install libnuma1 ({e})") from e
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ case "$*" in
   *uv_settings.py) printf '%s\\n' "NAME=a value" --find-links "/a folder" ;;
   *"pip install"*pycosat*) [ -z "$MISSING" ] ;;
   *"import version"*) exit 1 ;;
+  *libnuma*) [ -z "$NO_LIBNUMA" ] ;;
 esac
 """
 UV = """#!/usr/bin/env bash
@@ -48,22 +49,25 @@ class Place:
         shutil.copy(REPO / "pyproject.toml", self.clone)
         (folder / "bin").mkdir()
         self.calls = folder / "calls"
-        self.python = self._program("bin/python", PYTHON)
-        self.uv = self._program("uv", UV)
-        self._program("bin/bwrap", "#!/bin/sh\n")
+        self.python = self.program("bin/python", PYTHON)
+        self.uv = self.program("uv", UV)
+        self.program("bin/bwrap", "#!/bin/sh\n")
 
-    def _program(self, name: str, text: str) -> pathlib.Path:
+    def program(self, name: str, text: str) -> pathlib.Path:
         file = self.calls.parent / name
         file.write_text(text)
         file.chmod(0o755)
         return file
 
-    def set_up(self, *arguments: str, missing: str = "", uv: bool = False) -> subprocess.CompletedProcess[str]:
+    def set_up(
+        self, *arguments: str, missing: str = "", uv: bool = False, without_libnuma: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         self.calls.write_text("")
         environment = os.environ | {
             "SLUICE_PYTHON": str(self.python),
             "CALLS": str(self.calls),
             "MISSING": missing,
+            "NO_LIBNUMA": "1" if without_libnuma else "",
             "UV": str(self.uv) if uv else "",
             "PATH": f"{self.python.parent}:/usr/bin:/bin",
         }
@@ -140,6 +144,15 @@ def test_package_that_is_compiled_and_fails_with_a_compiler_ends_the_set_up(plac
     place.python.write_text(PYTHON.replace('[ -z "$MISSING" ] ;;\n  *"import', 'exit 1 ;;\n  *"import'))
     done = place.set_up()
     assert done.returncode == 1 and "FAILED: installing pycosat==" in done.stderr
+
+
+def test_missing_library_is_refused_before_anything_is_installed_where_apt_can_not_bring_it(place):
+    place.program("bin/apt-get", "#!/bin/sh\nexit 1\n")
+    done = place.set_up(without_libnuma=True)
+    assert done.returncode == 1 and "As root: apt-get install libnuma1" in done.stderr
+    assert "pip install" not in place.calls.read_text()
+    place.program("bin/apt-get", f"#!/bin/sh\necho $0 $* >>{place.calls}.apt\n")
+    assert place.set_up(without_libnuma=True).returncode == (1 if os.getuid() else 0)
 
 
 def test_other_extra_without_headers_is_refused_before_anything_is_installed(place):

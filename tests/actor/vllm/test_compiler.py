@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from actor.vllm import compiler
-from actor.vllm.compiler import do_without_compiler, missing_compiler
+from actor.vllm.compiler import check_library, do_without_compiler, missing_compiler
 from actor.vllm.environment import set_environment
 from configs.schema import Config
 from launch import preflight
@@ -70,6 +70,17 @@ def test_engine_with_a_compiler_and_one_on_gpus_are_left_alone(without, monkeypa
     monkeypatch.undo()
     monkeypatch.setattr(compiler, "engine_is_for_cpus", lambda: False)
     assert do_without_compiler(without) == "" and compiler.SWITCH not in without
+
+
+def test_library_that_no_engine_starts_without_is_refused_in_one_line_where_one_on_a_cpu_is_to_run(monkeypatch):
+    for is_for_cpus in (False, True):
+        monkeypatch.setattr(compiler, "engine_is_for_cpus", lambda answer=is_for_cpus: answer)
+        check_library("libc.so.6")
+        if not is_for_cpus:
+            check_library("libnone.so.1")
+    with pytest.raises(ValueError, match="needs libnone.so.1.* apt-get install libnuma1") as e:
+        check_library("libnone.so.1")
+    assert "\n" not in str(e.value)
 
 
 def test_users_own_setting_stays(without):
