@@ -71,6 +71,12 @@ uv=()
 get_uv() {
   local word words variables=()
   rm -rf "$tools"
+  # uv has hundreds of files open at once, whatever its limits for downloads.
+  ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true
+  if [ "$(ulimit -n)" != unlimited ] && [ "$(ulimit -n)" -lt 1024 ]; then
+    say "installing by pip (uv may have no more than $(ulimit -n) files open)"
+    return 0
+  fi
   if ! words="$("$python" -m pip config list 2>>"$log" | "$python" -I launch/uv_settings.py 2>>"$log")"; then
     say "installing by pip ($(tail -n 1 "$log"))"
     return 0
@@ -83,10 +89,6 @@ get_uv() {
   while read -r word; do
     if [[ "$word" =~ ^[A-Z_]+= ]]; then variables+=("$word"); else uv+=("$word"); fi
   done <<<"$words"
-  # By itself it opens more files at once than some systems let a process have.
-  if [ "$(ulimit -n)" != unlimited ] && [ "$(ulimit -n)" -lt 1024 ]; then
-    variables+=(UV_CONCURRENT_DOWNLOADS=4 UV_CONCURRENT_INSTALLS=2 UV_CONCURRENT_BUILDS=1)
-  fi
   # Without a cache in the home folder, one on the disk of .venv: files are linked, not copied.
   if ! mkdir -p "$(env ${variables[@]+"${variables[@]}"} "$tools/bin/uv" cache dir 2>/dev/null)" 2>/dev/null; then
     uv+=(--cache-dir "$tools/cache")

@@ -60,7 +60,7 @@ class Place:
         return file
 
     def set_up(
-        self, *arguments: str, missing: str = "", uv: bool = False, without_libnuma: bool = False
+        self, *arguments: str, missing: str = "", uv: bool = False, without_libnuma: bool = False, files: int = 4096
     ) -> subprocess.CompletedProcess[str]:
         self.calls.write_text("")
         environment = os.environ | {
@@ -72,7 +72,14 @@ class Place:
             "PATH": f"{self.python.parent}:/usr/bin:/bin",
         }
         return subprocess.run(
-            ["bash", str(self.clone / "launch" / "setup.sh"), *arguments],
+            [
+                "bash",
+                "-c",
+                f'ulimit -n {files}; exec bash "$@"',
+                "-",
+                str(self.clone / "launch" / "setup.sh"),
+                *arguments,
+            ],
             env=environment,
             capture_output=True,
             text=True,
@@ -170,3 +177,9 @@ def test_locked_packages_are_installed_by_uv_as_pip_is_configured_and_uv_does_no
     assert calls.count(head) == 4 and f"[-r][{place.clone}/.venv/wanted.txt]" in calls
     assert place.calls.read_text().count("pip install") == 1, "uv itself"
     assert not (place.clone / ".venv" / ".tools").exists()
+
+
+def test_packages_are_installed_by_pip_where_a_process_may_have_few_files_open(place):
+    done = place.set_up(uv=True, files=256)
+    assert done.returncode == 0 and "installing by pip (uv may have no more than 256 files open)" in done.stdout
+    assert not pathlib.Path(f"{place.calls}.uv").exists() and "wanted.txt" in place.calls.read_text()
