@@ -32,20 +32,21 @@ class Cluster:
     Start it from a thread that lives on: the kernel ends it with the thread that started it.
     """
 
-    def __init__(self, folder: pathlib.Path, *, host: str, port: int = 0) -> None:
+    def __init__(self, folder: pathlib.Path, *, host: str, port: int = 0, tls: bool = False) -> None:
         """Nothing is made or started yet.
 
         Args:
           folder: the data folder; one that isn't there is made.
           host: what it listens at.
           port: 0 for a free one.
+          tls: take a PostgreSQL that has TLS; `configure` switches it on.
 
         Raises:
           ValueError: PostgreSQL isn't installed, or can't run in that folder.
         """
         self.folder, self.host = folder.absolute(), host
         self.port = port or free_port(host)
-        self._programs = programs()
+        self._programs = programs(tls=tls)
         self._runs_as = RunsAs.of(self.folder)
         self._sockets: pathlib.Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,15 +98,19 @@ class Cluster:
         self._runs_as.run([self._programs / "initdb", f"--pgdata={part}", *flags])
         part.replace(self.folder)
 
-    def configure(self, settings: Mapping[str, str | int], *, hba: Sequence[str]) -> None:
+    def configure(
+        self, settings: Mapping[str, str | int], *, hba: Sequence[str], files: Mapping[str, bytes] | None = None
+    ) -> None:
         """Writes the server's settings, and who may connect how, in place of what was there; for the next start.
 
         Args:
           settings: of postgresql.conf.
           hba: lines of pg_hba.conf; the superuser's own socket is added.
+          files: further files of the data folder, which the server's user alone may read.
         """
         texts = {name: repr(value) if isinstance(value, int) else _quoted(value) for name, value in settings.items()}
         files = {
+            **(files or {}),
             "sluice.conf": "".join(f"{name} = {text}\n" for name, text in texts.items()).encode(),
             "postgresql.conf": b"include 'sluice.conf'\n",
             "pg_hba.conf": "\n".join([f"local all {SUPERUSER} trust", *hba, ""]).encode(),
