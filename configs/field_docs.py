@@ -57,10 +57,11 @@ def _with_choices(meaning: str, names: Mapping[str, Any]) -> str:
 
 
 def _meanings(section: Any) -> dict[str, str]:
-    """Field -> the string that stands below it, a paragraph a line, with an empty line between."""
+    """Field -> the string that stands below it, here or in a base, a paragraph a line, with an empty line between."""
+    bases = [base for base in reversed(section.__mro__[1:]) if dataclasses.is_dataclass(base)]
+    found = {name: text for base in bases for name, text in _meanings(base).items()}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(tree, ast.ClassDef)
-    found: dict[str, str] = {}
     for field, below in zip(tree.body, tree.body[1:], strict=False):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
