@@ -65,7 +65,7 @@ ASSUMED = {
     "countdown_qwen2_5_3b": Assumed(
         median=350, sigma=0.7, prompt_tokens=(90, 130), num_engines=(1, 2), remat="attention"
     ),
-    "deepscaler_qwen3_4b": Assumed(median=2500, sigma=0.8, prompt_tokens=(60, 400), num_engines=(16, 24), remat="dots"),
+    "deepscaler_qwen3_4b": Assumed(median=2500, sigma=0.8, prompt_tokens=(60, 400), num_engines=(16, 32), remat="dots"),
 }
 
 
