@@ -1,7 +1,7 @@
 """A PostgreSQL server of our own ("cluster" in its words): a data folder, and the processes that serve it."""
 
 import contextlib
-import ctypes
+import functools
 import os
 import pathlib
 import random
@@ -14,11 +14,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+from bridge.processes import die_with_parent
 from launch.processes import lifeline
 from launch.store_server.binaries import RunsAs, environment, programs
 
 SUPERUSER = "postgres"
-_PR_SET_PDEATHSIG = 1
 _START_S, _STOP_S = 60.0, 60.0
 _LOG_TAIL_BYTES = 2000
 # Below the ports that the kernel gives to clients: one that dials a dead server's port again and again may be given
@@ -144,7 +144,7 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is ours to handle
                 env=environment(),
-                preexec_fn=_end_with_parent,
+                preexec_fn=functools.partial(die_with_parent, signum=signal.SIGINT),  # an orderly end
                 **self._runs_as.popen_options(),
             )
         self._process = process
@@ -217,11 +217,6 @@ def free_port(host: str) -> int:
                 continue
             return port
     raise ValueError(f"no port is free at {host}: {problem}")
-
-
-def _end_with_parent() -> None:
-    """Asks the kernel for SIGINT (an orderly end) when the thread that starts us has died (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _quoted(value: str) -> str:
