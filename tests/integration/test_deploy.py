@@ -23,6 +23,7 @@ from learner.metrics import read_rows
 from tests.integration.support.jobs import SMALL
 from tests.integration.support.pods import Cluster, Container, config_map, pods_of
 from tests.integration.support.processes import REPO, wait_until
+from tests.postgres import need_tls
 
 pytestmark = pytest.mark.integration
 
@@ -67,6 +68,7 @@ class Rendered:
         self._passwords = {name: line.strip().rpartition(":")[2] for name, line in passwords.items()}
 
     def _store(self, folder: pathlib.Path) -> None:
+        need_tls()
         self.port = free_port()
         serve = [f"--dir={folder}", f"--listen=127.0.0.1:{self.port}", f"--advertise={DATABASE}"]
         tls = [f"--cert={self.keys}/server.pem", f"--key={self.keys}/server.key"]
