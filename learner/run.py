@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
@@ -72,7 +73,7 @@ class Run:
     def checkpoint(self) -> Save:
         """The run as it is between two updates; its arrays are those of the moment when it is made."""
         of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.books}
-        of_run = {"model": self.architecture.to_hf(), "mesh": self.config.mesh.axes} | of_base
+        of_run = {"model": json.loads(self.architecture.hf_json), "mesh": self.config.mesh.axes} | of_base
         books = of_run | self.stream.begin_save()
         return Save(self.step, books)
 

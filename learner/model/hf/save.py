@@ -205,7 +205,7 @@ def _slice(mesh: jax.sharding.Mesh | None):
 def _write_the_rest(
     folder: pathlib.Path, config: Architecture, dtype: DTypeLike, tokenizer_from: str | os.PathLike[str] | None
 ) -> None:
-    out_config = config.to_hf()
+    out_config = json.loads(config.hf_json)
     # Readers such as vLLM pick their dtype from here; transformers 4 calls it torch_dtype.
     out_config |= {key: str(np.dtype(dtype)) for key in ("dtype", "torch_dtype") if key in out_config}
     _write_json(folder / "config.json", out_config)

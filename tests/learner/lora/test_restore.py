@@ -66,7 +66,7 @@ def losses(trainer, seeds):
 
 
 def save(trainer, step):
-    books = {"model": trainer.architecture.to_hf(), "mesh": CONFIG.mesh.axes, "lora": trainer.base.books}
+    books = {"model": json.loads(trainer.architecture.hf_json), "mesh": CONFIG.mesh.axes, "lora": trainer.base.books}
     trainer.save(step, json.loads(json.dumps(books)))
     trainer.checkpoints.wait()
 

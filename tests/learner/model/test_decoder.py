@@ -1,5 +1,6 @@
 import copy
 import functools
+import json
 import tempfile
 
 import jax
@@ -296,7 +297,7 @@ def test_make_apply_unknown_remat_is_refused():
 
 def test_rope_theta_from_config_reaches_the_rotation():
     _, config, params = loaded("qwen3-tied")
-    raw = config.to_hf() | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6}}
+    raw = json.loads(config.hf_json) | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6}}
     batch = row(random_tokens(1, 19))
     moved = logits_of(Architecture.from_hf(raw), params, batch) - logits_of(config, params, batch)
     assert np.abs(moved).max() > 1e-2
