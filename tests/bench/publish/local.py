@@ -13,6 +13,8 @@ import tempfile
 import time
 from typing import Any
 
+from tests.param_tensors import iter_tensors
+
 ROUNDS = 9
 
 
@@ -62,7 +64,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
         engine.clear()
         mirror.close()
         copy.unlink()
-        sources = dict(size.names.iter_tensors({path: np.asarray(x) for path, x in flatten(params).items()}))
+        sources = dict(iter_tensors(size.names, {path: np.asarray(x) for path, x in flatten(params).items()}))
         on_device = jax.jit(lambda tree: jax.tree.map(lambda x: x.astype("bfloat16"), tree))
         entries = [(name, "bfloat16", x.shape) for name, x in sources.items()]
         with writer.begin(Version(incarnation=1, step=0), entries) as draft:

@@ -266,6 +266,7 @@ from bridge.snapshots.writer import SnapshotWriter, latest, fetch, map_tensors
 from configs.sections import MeshConfig, PublishConfig
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, config_of, fresh_params, steps_of
+from tests.param_tensors import iter_tensors
 steps = steps_of(config_of(rows=8, mesh=MeshConfig(fsdp=8)))
 params = steps.init(fresh_params()).params
 with tempfile.TemporaryDirectory() as folder:
@@ -278,7 +279,7 @@ with tempfile.TemporaryDirectory() as folder:
     fetch(folder + "/weights", manifest, folder + "/copy", run="r", tokenizer_hash="t")
     got = map_tensors(folder + "/copy", manifest)
     want = {p: np.array(x).astype("bfloat16") for p, x in flatten(fresh_params()).items()}
-    equal = [bool((got[n] == x).all()) for n, x in MODEL.param_names.iter_tensors(want)]
+    equal = [bool((got[n] == x).all()) for n, x in iter_tensors(MODEL.param_names, want)]
     print(json.dumps({"devices": jax.device_count(), "equal": equal}))
     published.close()
 """
