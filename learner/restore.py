@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import NamedSharding
 
+from bridge import codec
 from configs.schema import Config
 from learner.checkpoint import CheckpointError, Checkpoints
 from learner.devices.mesh import make_mesh, param_shardings, param_spec
@@ -118,11 +119,14 @@ def restore_params(
 def _check_books(
     books: dict[str, Any], *, weights: Weights, folder: pathlib.Path, model_folder: pathlib.Path, base: Base | None
 ) -> None:
-    """Refuses a checkpoint of another model, or of other adapters.
+    """Refuses a checkpoint of another format or model, or of other adapters.
 
     Raises:
       CheckpointError: names what differs.
+      OtherFormatError: the format differs.
     """
+    if books.get("format") != codec.FORMAT:
+        raise codec.OtherFormatError.of(f"the checkpoint of {folder}", books.get("format", "none"))
     now, mesh = _shape_fields(weights.architecture), weights.config.mesh.axes
     check_same("model", _shape_fields(Architecture.from_hf(books["model"])), now, folder)
     check_same_adapters(books.get("lora", {}), {} if base is None else base.books, folder, model_folder)

@@ -9,8 +9,8 @@ import pathlib
 import psycopg
 from psycopg import sql
 
-FORMAT = 5
-"""Number of the tables' form; another one is refused."""
+from bridge import codec
+
 LEARNER, ACTOR = "sluice_learner", "sluice_actor"
 _FOLDER = pathlib.Path(__file__).parent
 _MAKER_LOCK = 0x534C5543  # whoever makes the schema holds it; any number that others are unlikely to use
@@ -18,7 +18,8 @@ _MAKER_LOCK = 0x534C5543  # whoever makes the schema holds it; any number that o
 
 def schema_sql() -> str:
     """All of it: roles, tables and grants."""
-    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("roles.sql", "schema.sql", "grants.sql"))
+    texts = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("roles.sql", "schema.sql", "grants.sql")]
+    return "\n".join((*texts, f"INSERT INTO sluice.format VALUES ({codec.FORMAT});\n"))
 
 
 def read_format(db: psycopg.Connection) -> int | None:
@@ -54,11 +55,8 @@ def check_schema(db: psycopg.Connection) -> None:
             f"database {db.info.dbname} holds no Sluice store yet: start the learner first, or have an administrator "
             "run what `python -m bridge.store.postgres.schema` prints"
         )
-    if number != FORMAT:
-        raise ValueError(
-            f"database {db.info.dbname} holds a store of format {number}, this build reads {FORMAT}: finish its runs "
-            "with the build that began them, or use another database"
-        )
+    if number != codec.FORMAT:
+        raise codec.OtherFormatError.of(f"the store in database {db.info.dbname}", number)
 
 
 def make_schema(db: psycopg.Connection) -> None:

@@ -51,6 +51,6 @@ def test_cards_tensors_are_those_of_a_snapshot(tmp_path):
 
 def test_card_says_what_runs_here_and_travels(tmp_path):
     card, _ = card_of(tmp_path)
-    assert (card.sluice, card.formats, card.vllm) == (versions.SLUICE, codec.describe_formats(), versions.VLLM)
+    assert (card.sluice, card.vllm) == (versions.SLUICE, versions.VLLM)
     assert {t.dtype for t in card.tensors} == {"bfloat16"}
     assert codec.decode(RunCard, codec.encode(card)) == card
