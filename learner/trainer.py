@@ -37,10 +37,6 @@ class Publishing(Protocol):
         """Hands them over; every process calls it at the same place, with its parts of them."""
         ...
 
-    def let_go(self) -> None:
-        """Before an optimizer step: waits while they are being read where the learner has them."""
-        ...
-
 
 @dataclasses.dataclass
 class Trainer:
@@ -84,7 +80,6 @@ class Trainer:
 
     def apply(self, epoch: int) -> dict[str, Any]:
         """Steps the optimizer, which ends a pass over the batch; the metrics, on the host."""
-        self.publisher.let_go()
         self.state, metrics = self.steps.apply(self.state, epoch)
         if epoch == self.config.rounds.epochs - 1:
             self.kept.clear()
