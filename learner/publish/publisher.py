@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from bridge.adapter_names import TensorNames
+from bridge.files import first_line
 from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.cast import cast_all_into
 from bridge.snapshots.layout import SnapshotError
@@ -339,7 +340,7 @@ class Publisher:
         except (SnapshotError, OSError) as e:
             if self._agreement.count == 1:
                 raise
-            failure = (str(e).splitlines() or [type(e).__name__])[0]
+            failure = first_line(e)
         decision = self._agreement.decide(part, failure, otherwise=self._otherwise(job))
         self._num_failed_in_a_row = 0 if decision.next == "announce" else self._num_failed_in_a_row + 1
         return decision

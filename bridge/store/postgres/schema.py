@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from bridge import codec
+from bridge.files import first_line
 
 LEARNER, ACTOR = "sluice_learner", "sluice_actor"
 _FOLDER = pathlib.Path(__file__).parent
@@ -76,7 +77,7 @@ def make_schema(db: psycopg.Connection) -> None:
             except psycopg.errors.InsufficientPrivilege as e:
                 raise ValueError(
                     f"role {db.info.user} may not make the store's tables in database {db.info.dbname} "
-                    f"({_first_line(e)}): have an administrator run what `python -m bridge.store.postgres.schema` "
+                    f"({first_line(e)}): have an administrator run what `python -m bridge.store.postgres.schema` "
                     f"prints, and then GRANT {LEARNER} TO {db.info.user}"
                 ) from e
     check_schema(db)
@@ -99,7 +100,7 @@ def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) ->
         is_mine = _one(db, "SELECT sluice.owns(%s)", run)
     except psycopg.errors.InsufficientPrivilege as e:
         raise ValueError(
-            f"role {db.info.user} may not hold runs ({_first_line(e)}): have an administrator GRANT {LEARNER} TO "
+            f"role {db.info.user} may not hold runs ({first_line(e)}): have an administrator GRANT {LEARNER} TO "
             f"{db.info.user}"
         ) from e
     if not is_mine:
@@ -147,10 +148,6 @@ def check_learner(db: psycopg.Connection) -> None:
 def _one(db: psycopg.Connection, query: str, *params: object):
     row = db.execute(sql.SQL(query), params).fetchone()  # pyright: ignore[reportArgumentType] texts of ours
     return None if row is None else row[0]
-
-
-def _first_line(e: psycopg.Error) -> str:
-    return str(e).split("\n")[0]
 
 
 if __name__ == "__main__":
