@@ -63,8 +63,14 @@ def load_base(weights: Weights, model_folder: pathlib.Path) -> Base | None:
     params = weights.load(model_folder, dtype)
     with hf_io.open_folder(model_folder) as tensors:
         stored = {tensors[name].spec.dtype for name in weights.architecture.param_names.all_hf_names()}
-    is_rounded = any(jnp.promote_types(kept, dtype) != dtype for kept in stored)
-    return Base(params=params, books=books, folder=model_folder, is_rounded=is_rounded)
+    if wider := sorted(str(kept) for kept in stored if jnp.promote_types(kept, dtype) != dtype):
+        logging.warning(
+            "LoRA base rounded files=%s devices=%s: the exported model is merged with the rounded base; "
+            "--config.model.compute_dtype=float32 keeps it as it is",
+            ",".join(wider),
+            dtype,
+        )
+    return Base(params=params, books=books)
 
 
 def restore(

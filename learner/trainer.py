@@ -18,7 +18,6 @@ from learner.checkpoint import Checkpoints
 from learner.lora import peft
 from learner.lora.adapters import merge
 from learner.lora.base import Base
-from learner.lora.merged_files import merged
 from learner.model.config import Architecture
 from learner.model.decoder import Params
 from learner.model.hf import io as hf_io
@@ -162,5 +161,5 @@ def save_model(
         target = RunFolder(folder.parent).adapter(step)
         peft.save(target, architecture, config.lora, adapters, base=str(tokenizer_from))
     dtype = config.model.param_dtype
-    with merged(base, params, adapters, architecture, scale=config.lora.scale, dtype=dtype) as whole:
-        hf_io.save(folder, architecture, whole, dtype=dtype, tokenizer_from=tokenizer_from)
+    whole = merge(base.params, params, scale=config.lora.scale, dtype=dtype)
+    hf_io.save(folder, architecture, whole, dtype=dtype, tokenizer_from=tokenizer_from)
