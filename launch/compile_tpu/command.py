@@ -219,4 +219,4 @@ def _model_fields(config: Config, name: str | None) -> dict[str, Any]:
         return MODEL_SIZES[name]
     if not config.model.path:
         raise ValueError("give --model=NAME, or --config.model.path=FOLDER of a Hugging Face model")
-    return Architecture.from_hf(config.model.path).to_hf()
+    return json.loads(Architecture.from_hf(config.model.path).hf_json)

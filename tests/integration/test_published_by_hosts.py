@@ -58,7 +58,6 @@ with serving(folder) as running:
     for step in (1, 2):
         params = params_of(step)
         published.publish(params, step=step)
-        published.let_go()
         for leaf in jax.tree.leaves(params):
             leaf.delete()  # as the next step does
         published.finish()

@@ -161,16 +161,6 @@ def test_procedural_prompt_that_is_empty_is_left_out(tokenizer):
     assert "" not in take(stream, 100)
 
 
-def test_state_of_before_there_were_mixtures_is_read(tokenizer, files):
-    stream, _, _ = load_prompts(one_file(files), tokenizer)
-    take(stream, 9)
-    want = take(stream, 30)
-    resumed, _, _ = load_prompts(one_file(files), tokenizer)
-    resumed.set_state({"next_index": 9})  # a grain iterator's own
-    assert take(resumed, 30) == want
-    assert resumed.get_state()["sources"][""]["num_drawn"] == 39
-
-
 def test_state_of_another_mixture_keeps_what_is_still_there(tokenizer, files):
     stream, _, _ = load_prompts(mixture(files), tokenizer)
     before = [p for p in (next(stream) for _ in range(40)) if p.source == "a"]

@@ -8,6 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from bridge import codec
 from bridge.weights_digest import weights_digest
 from configs.sections import LoraConfig
 from learner.checkpoint import CheckpointError, Checkpoints
@@ -66,7 +67,8 @@ def losses(trainer, seeds):
 
 
 def save(trainer, step):
-    books = {"model": trainer.architecture.to_hf(), "mesh": CONFIG.mesh.axes, "lora": trainer.base.books}
+    model, base = json.loads(trainer.architecture.hf_json), trainer.base.books
+    books = {"format": codec.FORMAT, "model": model, "mesh": CONFIG.mesh.axes, "lora": base}
     trainer.save(step, json.loads(json.dumps(books)))
     trainer.checkpoints.wait()
 

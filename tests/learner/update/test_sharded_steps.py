@@ -16,14 +16,14 @@ from learner.model.hf import io as hf_io
 from learner.update.loss_sum import AnchorLogprobs
 from learner.update.step import build_steps
 from tests.learner import eight_devices
-from tests.learner.streams import MODEL, config_of, random_groups, stream
+from tests.learner.streams import config_of, model_of, random_groups, stream
 
 # All that a mesh splits is divisible by what it is split by.
 SHAPE: dict[str, Any] = dict(
-    vocab_size=20, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8
+    vocab_size=20, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8
 )
 # Tied and biased, as Qwen2.5; the mixture of experts below is neither.
-DENSE = dataclasses.replace(MODEL, **SHAPE, family="qwen2", tie_word_embeddings=True, qkv_bias=True)
+DENSE = model_of("qwen2", "Qwen2", **SHAPE, tie_word_embeddings=True)
 MESHES = {
     "fsdp 8": dict(fsdp=8),
     "fsdp 4 x tensor 2": dict(fsdp=4, tensor=2),
@@ -32,12 +32,12 @@ MESHES = {
     "fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2),
 }
 OF_WHOLE_ROWS = {name: axes for name, axes in MESHES.items() if "sequence" not in axes}
-MOE = dataclasses.replace(
-    MODEL,
+MOE = model_of(
+    "qwen3_moe",
+    "Qwen3Moe",
     **SHAPE,
-    family="qwen3_moe",
     num_experts=4,
-    num_experts_per_token=2,
+    num_experts_per_tok=2,
     moe_intermediate_size=16,
     norm_topk_prob=True,
 )
@@ -48,14 +48,16 @@ MOE_MESHES = {
 }
 # Biases wherever there may be some; norms, windows, rotations and caps of the families that have such.
 _GEMMA: dict[str, Any] = SHAPE | dict(
-    sliding_window=4, windowed_layers=(True, False), query_pre_attn_scalar=11.0, logit_soft_cap=3.0
+    sliding_window=4,
+    layer_types=["sliding_attention", "full_attention"],
+    query_pre_attn_scalar=11,
+    final_logit_softcapping=3.0,
+    tie_word_embeddings=True,
 )
 OTHERS = {
-    "llama": dataclasses.replace(MODEL, **SHAPE, family="llama", qkv_bias=True, o_bias=True, mlp_bias=True),
-    "gemma2": dataclasses.replace(MODEL, **_GEMMA, family="gemma2", attention_soft_cap=2.0, tie_word_embeddings=True),
-    "gemma3": dataclasses.replace(
-        MODEL, **_GEMMA, family="gemma3_text", local_rope_theta=10.0, tie_word_embeddings=True
-    ),
+    "llama": model_of("llama", "Llama", **SHAPE, attention_bias=True, mlp_bias=True),
+    "gemma2": model_of("gemma2", "Gemma2", **_GEMMA, attn_logit_softcapping=2.0),
+    "gemma3": model_of("gemma3_text", "Gemma3", **_GEMMA, rope_local_base_freq=10.0),
 }
 OTHER_MESHES = {"fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2)}
 # What asks most of a mesh: the mean over a sequence, whose tokens may be split, a frozen reference, and the entropy.
