@@ -189,7 +189,7 @@ def test_hosts_of_a_rendered_learner_serve_at_an_address_each_and_stop_together(
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_hosts", [1, 2])
 def test_run_from_rendered_pods_is_trained_to_its_end(num_hosts, request):
     rendered = request.getfixturevalue("rendered" if num_hosts == 1 else "rendered_hosts")

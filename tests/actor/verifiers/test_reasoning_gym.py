@@ -50,7 +50,7 @@ def by_the_library(text: str, entry: dict[str, Any]) -> float | str:
         return type(e).__name__
 
 
-@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FAMILIES])
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.nightly) if f in SLOW else f for f in FAMILIES])
 def test_reasoning_gym_score_of_every_family_is_the_librarys_of_its_own_entry(family):
     for entry in entries(family):
         own = () if entry["answer"] is None else (str(entry["answer"]),)
@@ -74,7 +74,7 @@ def test_reasoning_gym_mixture_of_others_is_no_source():
         ReasoningGymSource(PromptSource(task="composite", verifier="reasoning_gym"), seed=3)
 
 
-@pytest.mark.parametrize("family", ["gsm_symbolic", "list_functions", pytest.param("acre", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["gsm_symbolic", "list_functions", pytest.param("acre", marks=pytest.mark.nightly)])
 def test_reasoning_gym_family_that_draws_all_at_once_is_a_source_without_an_end(family):
     source, again = (ReasoningGymSource(PromptSource(task=family, verifier="reasoning_gym"), seed=3) for _ in range(2))
     far = len(source) - 1

@@ -17,7 +17,7 @@ from tests.integration.network.real.oracle import BOUND, Oracle
 from tests.integration.support.jobs import is_alive
 
 # An engine starts in a minute, and each can be killed once.
-pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]
 
 LIVES = {
     "keep": {

@@ -14,7 +14,7 @@ from learner.data.tokenizer import load_tokenizer
 from learner.model.config import Architecture
 from learner.model.hf.safetensors_file import open_tensors
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SOURCE = published.FromWheel("smollm2")
 
