@@ -174,6 +174,7 @@ def test_learner_from_a_rendered_pod_leads_lives_and_stops_when_it_is_told(rende
     assert rendered.probe(container, "livenessProbe") == 0, "one that is gone is the cluster's to start, not hung"
 
 
+@pytest.mark.nightly
 def test_hosts_of_a_rendered_learner_serve_at_an_address_each_and_stop_together(rendered_hosts):
     at_hosts, hosts = zip(*(rendered_hosts.start("learner", index) for index in range(2)), strict=True)
 
@@ -191,7 +192,7 @@ def test_hosts_of_a_rendered_learner_serve_at_an_address_each_and_stop_together(
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_hosts", [1, 2])
 def test_run_from_rendered_pods_is_trained_to_its_end(num_hosts, request):
     rendered = request.getfixturevalue("rendered" if num_hosts == 1 else "rendered_hosts")

@@ -59,6 +59,6 @@ def test_who_waits_is_said_by_the_learners_wait_then_by_what_is_given_up():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pages_table_is_what_the_planner_says():
     assert table() in PAGE.read_text()

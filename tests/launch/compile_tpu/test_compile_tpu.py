@@ -1,4 +1,4 @@
-"""compile_tpu: bad input without libtpu, the arithmetic of the estimate, what is printed; slow: the real thing."""
+"""compile_tpu: bad input without libtpu, the arithmetic of the estimate, what is printed; nightly: the real thing."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ GIB = 2**30
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch, request):
     """Bad input must be found before an environment is made or a compiler started."""
-    if "slow" not in request.keywords:
+    if "nightly" not in request.keywords:
         monkeypatch.setattr(compile_tpu, "tpu_python", lambda: pathlib.Path("never/used"))
 
 
@@ -297,7 +297,7 @@ SMALLEST = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_compile_for_the_smallest_slice_fits(capfd):
     assert run(*SMALLEST) == 0
     out = capfd.readouterr().out
@@ -309,7 +309,7 @@ def test_real_compile_for_the_smallest_slice_fits(capfd):
     assert "all-gather" in out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_compile_of_a_model_that_is_too_large_says_so(capfd):
     assert run(*(a.replace("Qwen3-0.6B", "Qwen3-14B") for a in SMALLEST)) == 1
     assert "DOES NOT FIT" in capfd.readouterr().out

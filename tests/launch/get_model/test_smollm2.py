@@ -15,7 +15,7 @@ from learner.data.tokenizer import load_tokenizer
 from learner.model.config import Architecture
 from learner.model.hf.safetensors_file import open_tensors
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TENSORS = "b6fc05b774399abfbc5f7754c4cbc87fb5ad3b358f3d25b1ef19f1328713b393"
 VOCABULARY = "6b9212bfbf3eeef76667c84fd760c968e3f2015627d6476f14b78942ed55f347"

@@ -7,9 +7,6 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from bridge.adapter_names import combine
 from configs.run_folder import RunFolder
@@ -91,19 +88,19 @@ def trainer_with(adapters, lora, base_folder, run, *, held_as="float32"):
 
 def test_the_merged_model_is_what_the_learner_computes(saved):
     run, base, own = saved
-    model = AutoModelForCausalLM.from_pretrained(run.model(7), attn_implementation="eager").float()
+    model = transformers.AutoModelForCausalLM.from_pretrained(run.model(7), attn_implementation="eager").float()
     np.testing.assert_allclose(logits(model), own, atol=1e-4)
-    plain = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
     assert np.abs(logits(plain) - own).max() > 0.05
 
 
 def test_the_adapter_folder_added_to_the_base_by_hand_is_what_the_learner_computes(saved):
     run, base, own = saved
     config = json.loads((run.adapter(7) / "adapter_config.json").read_text())
-    tensors = load_file(run.adapter(7) / "adapter_model.safetensors")
+    tensors = safetensors_torch.load_file(run.adapter(7) / "adapter_model.safetensors")
     assert config["peft_type"] == "LORA" and config["base_model_name_or_path"] == str(base)
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
-    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
     num_added = 0
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in config["target_modules"]:
@@ -116,7 +113,7 @@ def test_the_adapter_folder_added_to_the_base_by_hand_is_what_the_learner_comput
 
 def test_the_adapter_folder_loads_in_transformers_by_peft(saved):
     run, base, own = saved
-    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float()
     model.load_adapter(str(run.adapter(7)))
     np.testing.assert_allclose(logits(model), own, atol=1e-4)
 
@@ -128,11 +125,15 @@ def test_saving_again_replaces_the_adapters_that_a_killed_save_left(saved):
     (run.adapter(7) / "adapter_model.safetensors").write_bytes(b"half")
     lora, architecture = LORAS["all"], config_of("qwen2-untied")
     peft.save(run.adapter(7), architecture, lora, init_adapters(architecture, lora, jax.random.key(0)), base=str(base))
-    assert load_file(run.adapter(7) / "adapter_model.safetensors")
+    assert safetensors_torch.load_file(run.adapter(7) / "adapter_model.safetensors")
 
 
 def tensors_of(folder):
-    return {name: x for file in sorted(folder.glob("*.safetensors")) for name, x in load_file(file).items()}
+    return {
+        name: x
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, x in safetensors_torch.load_file(file).items()
+    }
 
 
 def test_base_held_in_bfloat16_is_merged_as_it_is_held(tmp_path, caplog):

@@ -155,6 +155,7 @@ def run_on_eight_devices(cases, *, xla_flags="", dump=False):
 
 
 @pytest.mark.integration
+@pytest.mark.nightly  # daily: learner/update/test_sharded_steps.py, whose updates are compared on meshes with all axes
 def test_forward_and_gradient_on_eight_devices_equal_one_device():
     cases = [
         ("moe", dict(expert=4, fsdp=2)),

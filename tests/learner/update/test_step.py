@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from configs.sections import OptimizerConfig
 from learner.devices.mesh import AXES, make_mesh
@@ -27,6 +26,7 @@ from tests.learner.streams import (
     steps_of,
     stream,
 )
+from tests.support.lazy import torch
 
 ROOT = pathlib.Path(__file__).parents[3]
 

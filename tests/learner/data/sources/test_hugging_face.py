@@ -1,4 +1,5 @@
 import builtins
+import importlib.util
 
 import pytest
 
@@ -6,7 +7,9 @@ from configs import sections
 from learner.data.sources.hugging_face import load
 from tests.learner.data.rooms import parquet, rows_of
 
-pytest.importorskip("datasets", reason="the extra `huggingface` is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="the extra `huggingface` is not installed"
+)
 
 CARD = """\
 ---

@@ -11,6 +11,7 @@ from learner.model.attention.dispatch import attention, choose_path
 from tests.learner.model.attention.attention_cases import (
     BFLOAT16,
     SPLASH,
+    SPLASH_BLOCKS,
     XLA,
     assert_close,
     every_path,
@@ -50,6 +51,16 @@ def test_attention_with_a_soft_cap_equals_float64_or_is_refused(run, dtype, wind
         assert_close(a, b, dtype, name)
     uncapped = oracle(q, k, v, segments, d_out, window=window)
     assert np.abs(uncapped[1] - want[1]).max() > 0.1 * np.abs(want[1]).max()
+
+
+# The one daily case of a row of several blocks.
+@pytest.mark.heavy
+def test_splash_over_several_blocks_with_window_and_soft_cap_equals_float64():
+    q, k, v, segments, d_out = example(5, length=SPLASH_BLOCKS.length, kv_heads=2)
+    got = SPLASH_BLOCKS.with_gradients(q, k, v, segments, d_out, window=7, soft_cap=0.8)
+    want = oracle(q, k, v, segments, d_out, window=7, soft_cap=0.8)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        assert_close(a, b, np.float32, name)
 
 
 @every_path
