@@ -5,7 +5,8 @@
 #   bash launch/test.sh --fast        the daily loop: no set-up where .venv works, no engine, no test marked heavy;
 #                                     what follows goes to pytest, as in --fast -x tests/learner
 #   bash launch/test.sh --ci          everything, and a test skipped for a reason that is not in .ci/skips.txt fails
-#   bash launch/test.sh --nightly     sets up, then the tests marked nightly, which the others leave out (hours)
+#   bash launch/test.sh --nightly     sets up, then the tests marked nightly, which the others leave out, and properties with
+#                                     many examples (hours)
 #   bash launch/test.sh -m unit       sets up, then pytest with your arguments
 #
 # The linters run beside the first tests, and tests without an engine in a process a core and two more: many wait for
@@ -108,7 +109,7 @@ if $is_fast; then
     --list-costly=2 "$@" "${fast_folders[@]}"
 elif $is_nightly; then
   # As in a run: XLA optimises, and one test at a time has all cores.
-  tests "nightly tests" as_in_a_run -m nightly --run-nightly "$@"
+  tests "nightly tests" as_in_a_run -m "nightly or hypothesis" --run-nightly "$@"
 elif [ $# -gt 0 ]; then
   tests "pytest" as_in_a_run "$@"
 else

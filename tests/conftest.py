@@ -14,9 +14,9 @@ from tests.postgres import data_folder, database, module_database, postgres
 __all__ = ["data_folder", "database", "module_database", "postgres"]  # fixtures, for all tests
 pytest_plugins = ["tests.support.budget"]
 
-# A deadline asks for a machine that is not busy.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# A deadline asks for a machine that is not busy. A file sets max_examples only where an example takes a second.
+settings.register_profile("daily", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("nightly", deadline=None, max_examples=300)
 
 TIERS = ("unit", "integration", "nightly", "gpu")
 CORES = os.sched_getaffinity(0)
@@ -44,7 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Binds this process, and with it what its tests start: engines on the same cores hold each other up."""
+    """Loads the hypothesis profile; with `--engines-apart` binds this process, and with it what its tests start, to its
+    cores: engines on the same cores hold each other up."""
+    settings.load_profile("nightly" if config.getoption("--run-nightly") else "daily")
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--engines-apart") and worker:
         cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

@@ -8,7 +8,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.store.sqlite import SqliteStore
@@ -259,7 +259,6 @@ class _Store:
         max_size=60,
     ),
 )
-@settings(max_examples=100, deadline=None)
 def test_pool_hands_out_what_the_store_would(width, num_engines, part, orders, moves):
     with tempfile.TemporaryDirectory() as folder:
         store = _Store(folder, num_engines=num_engines, width=width)

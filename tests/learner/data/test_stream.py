@@ -56,7 +56,7 @@ def test_stream_restored_midway_gives_the_same_future(tokenizer, files, kind, be
 REWARDS = st.lists(st.tuples(st.sampled_from(["a", "b", "made", ""]), st.floats(0, 1)), max_size=3)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(REWARDS, min_size=5, max_size=60), data=st.data())
 @pytest.mark.parametrize("curriculum", ["learnable", "stages"])
 def test_stream_killed_at_any_step_goes_on_alike_given_the_same_rewards(tokenizer, files, curriculum, steps, data):
