@@ -159,6 +159,7 @@ def _hostile(rng: random.Random) -> tuple[type, bytes]:
     return type(seed), _break_bytes(rng, data) if rng.random() < 0.4 else data
 
 
+@pytest.mark.heavy
 def test_decode_10000_fuzzed_messages_gives_a_valid_equal_value_or_a_value_error():
     """10,000 fuzzed messages over all wire types | ValueError, or a value that is valid and travels on as it is"""
     rng = random.Random(20261122)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy:
-        """A module that is imported when an attribute is read, but for `__test__` and the like, which pytest reads."""
+        """A module that is imported when an attribute is read, but for private ones, which pytest reads."""
 
         def __init__(self, name: str) -> None:
             self.__name__ = name  # pytest reads it of each parameter
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
+            if name.startswith("_"):
                 raise AttributeError(name)
             return getattr(importlib.import_module(self.__name__), name)
 

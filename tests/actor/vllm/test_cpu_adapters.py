@@ -41,7 +41,7 @@ def test_a_layer_adds_to_each_token_what_its_adapter_says(mix, dtype):
     from actor.vllm.cpu_adapters import ByAdapter
 
     generator = torch.Generator().manual_seed(0)
-    a, b = ([w.to(dtype) for w in stack] for stack in stacks(generator))
+    a, b = ([w.to(getattr(torch, dtype)) for w in stack] for stack in stacks(generator))
     x = torch.randn(TOKENS, INPUTS, generator=generator).to(getattr(torch, dtype))
     y = torch.randn(TOKENS, sum(OUTPUTS), generator=generator).to(x.dtype)
     ids = tuple(0 if place < 0 else 10 + place for place in mix)

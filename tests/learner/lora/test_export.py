@@ -22,6 +22,7 @@ from learner.update.step import build_steps
 from tests.learner.lora.publisher import NoPublisher
 from tests.learner.model.tiny import config_of, row
 from tests.learner.streams import config_of as run_config
+from tests.support.lazy import safetensors_torch, torch, transformers
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TOKENS = np.random.default_rng(0).integers(0, 61, (2, 9))

@@ -16,6 +16,7 @@ from bridge.names import flatten, unflatten
 from learner.model.decoder import init_params, make_apply, output_head
 from learner.model.hf.io import load, save
 from tests.learner.model.tiny import MODELS, SHAPE, config_of, reference, reference_of, row, save_reference
+from tests.support.lazy import safetensors_torch, torch, transformers
 
 ROOT = pathlib.Path(__file__).parents[4]
 
@@ -144,7 +145,6 @@ import sys
 import jax, numpy as np, ml_dtypes
 from bridge.names import flatten
 from learner.model.hf.io import load, save
-from tests.support.lazy import safetensors_torch, torch, transformers
 jax.block_until_ready(jax.jit(lambda x: x + 1)(np.zeros(8)))
 load(sys.argv[2])  # a tiny model: code and compiler are in memory before the measurement
 
