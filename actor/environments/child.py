@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import inspect
 import json
@@ -17,8 +18,16 @@ import msgspec
 
 from actor.environments import wire
 from actor.environments.protocol import Environment, Step
-from bridge import framing
-from bridge.processes import die_with_parent
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent's thread ends; ends it now if that has happened."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, max_memory_bytes: int) -> None:
@@ -43,7 +52,7 @@ def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, ma
 def _serve(make: Callable[[], Environment], link: socket.socket) -> None:
     environment: Environment | None = None
     with link.makefile("rb") as source, asyncio.Runner() as runner:
-        while head := source.read(framing.HEAD_BYTES):
+        while head := source.read(wire.LENGTH.size):
             question = msgspec.msgpack.decode(source.read(wire.frame_length(head)), type=wire.Question)
             if isinstance(question, wire.Close):
                 break

@@ -1,6 +1,7 @@
 """What we start ends with us, whatever we or it die of, and what outlived a killed start is found again."""
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import pathlib
@@ -10,8 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from bridge import processes
-
+_PR_SET_PDEATHSIG = 1
 VARIABLE = "SLUICE_PARENT_PID"
 """Set by a parent whose children must not outlive it."""
 MARK = "SLUICE_MARK"
@@ -33,7 +33,9 @@ def die_with_parent() -> None:
     parent = os.environ.get(VARIABLE)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    processes.die_with_parent(int(parent))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before we asked
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def environment(mark: str) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""What a step costs: model FLOPs and memory."""
+"""What a step costs: model FLOPs, and what XLA compiled."""

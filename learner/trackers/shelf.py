@@ -6,7 +6,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from configs.extras import install_command
 from learner.trackers.tracker import Told, Tracker
 
 
@@ -51,7 +50,7 @@ def check_installed(names: Sequence[str]) -> None:
         if kind and missing:
             raise ValueError(
                 f"run.trackers has {name}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
-                f"installed: {install_command(kind.extra)}, or leave it out"
+                f"installed: pip install 'sluice[{kind.extra}]', or leave it out"
             )
 
 

@@ -8,7 +8,6 @@ import obstore
 from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import ObjectStore
 
-from bridge.files import first_line
 from bridge.snapshots.fetching.places import BrokenError, NotThereError, RefusedError
 
 _BAD_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*)?(\w+)")
@@ -63,6 +62,7 @@ class ObjectPlace:
 
 def _first_line(error: Exception) -> str:
     """What is wrong, of an error that goes on with its whole history."""
-    cause = _CAUSE.search(str(error))
-    line = first_line(error, max_chars=2000)
+    text = str(error)
+    line = text.splitlines()[0] if text else type(error).__name__
+    cause = _CAUSE.search(text)
     return f"{line}: {cause.group(1)}" if cause else line

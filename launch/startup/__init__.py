@@ -1,1 +1,0 @@
-"""Parts of a run that are built between the command line and the first process."""
