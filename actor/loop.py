@@ -5,7 +5,6 @@ coroutines that read the actor's state and change it by its methods alone (`acto
 """
 
 import asyncio
-import collections
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from actor.holdings import Holdings
 from actor.limits import Limits
 from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
-from actor.serving import Serving, Tally
+from actor.serving import Serving
 from actor.verifiers.judged import Response
 from actor.weights.client import WeightClient
 from bridge.store.protocol import TOPICS, ActorStore, FencedError, StoreLostError, Topic
@@ -81,7 +80,7 @@ class Actor:
         self.sampler = Sampler(engine, timeline=timeline, lag_bound=lag_bound, episodes=episodes)
         self.fence = Fence(name, store, timeline=timeline, noticed=self.told["weights"])  # who follows them sees to it
         self.holdings = Holdings(name, store, lease_s=limits.lease_s)
-        self._serving = Serving(
+        self.serving = Serving(
             actor=name,
             sampler=self.sampler,
             rewards=rewards,
@@ -112,36 +111,6 @@ class Actor:
     def is_counted(self) -> bool:
         """Whether this engine is among those that the store says serve."""
         return self._is_counted
-
-    @property
-    def tally(self) -> Tally:
-        """What became of tickets so far."""
-        return self._serving.tally
-
-    @property
-    def num_verifier_failures(self) -> int:
-        """Times that a verifier failed or hung."""
-        return self._serving.rewards.num_failures
-
-    @property
-    def num_judge_retries(self) -> int:
-        """Requests of the judge that failed and were followed by another."""
-        return self._serving.rewards.num_judge_retries
-
-    @property
-    def num_judge_failures(self) -> int:
-        """Responses that the judge could not score."""
-        return self._serving.rewards.num_judge_failures
-
-    @property
-    def num_episode_failures(self) -> int:
-        """Times that an environment failed or hung."""
-        return self.sampler.num_failures
-
-    @property
-    def episode_failures(self) -> collections.Counter[str]:
-        """Those of environments' processes, by kind (`EnvironmentPool.failures`)."""
-        return self.sampler.failures
 
     @property
     def num_groups(self) -> int:
@@ -284,7 +253,7 @@ class Actor:
                     part=self.admission.group_part,
                     places=self.admission.places,
                     all_places=self.admission.all_places,
-                    served=self._serving.take_just_served(),
+                    served=self.serving.take_just_served(),
                 )
             except FencedError:
                 await self.fence.look()
@@ -306,7 +275,7 @@ class Actor:
             await asyncio.wait(ending)
 
     def _begin(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
-        serving = tasks.create_task(self._serving.serve(ticket))
+        serving = tasks.create_task(self.serving.serve(ticket))
         self._groups[ticket.id] = serving
         # Not at the end of a coroutine: one that is cancelled before it begins has none.
         serving.add_done_callback(lambda _: self._group_ended(ticket.id))

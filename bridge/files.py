@@ -15,6 +15,11 @@ _PROBE_BYTES = 4096
 _ABANDONED_S = 3600.0  # a small file is written in seconds
 
 
+def first_line(error: BaseException, *, max_chars: int = 300) -> str:
+    """Returns the first line of what an error says, or its type: libraries add a whole request or history to it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]
+
+
 def try_flock(fd: int, operation: int) -> bool:
     """Takes a lock if nobody is in the way; the kernel drops it when its holder dies."""
     try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 STACKED_PREFIX = "layers/"
@@ -143,28 +143,6 @@ class ParamNames:
         if path is None or not self._has(path) or not in_range:
             raise ValueError(f"no tensor {hf_name!r} in this model ({self})")
         return path, index
-
-    def iter_tensors(self, leaves: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Walks the leaves of a model in order and yields (Hugging Face name, whole leaf or its slice).
-
-        Args:
-          leaves: path -> array, as `flatten` gives it; stacked leaves are `[layers, ...]` or `[layers, experts, ...]`.
-
-        Raises:
-          ValueError: a path is missing or unexpected, or a stack has another number of layers or experts.
-        """
-        check_same_names("parameter", got=leaves, wanted=self.paths())
-        for path in self.paths():
-            leaf, stack, names = leaves[path], self.stack(path), iter(self.hf_names(path))
-            if tuple(leaf.shape[: len(stack)]) != stack:
-                raise ValueError(f"{path}: got shape {tuple(leaf.shape)}, wanted leading dims {stack}")
-            if not stack:
-                yield next(names), leaf
-                continue
-            for layer in range(stack[0]):
-                slices = leaf[layer]
-                for tensor in (slices[j] for j in range(stack[1])) if len(stack) == 2 else (slices,):
-                    yield next(names), tensor
 
     def _has(self, path: str) -> bool:
         if path in _QKV_BIAS:

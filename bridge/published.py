@@ -286,8 +286,6 @@ class RunCard:
     """What every snapshot holds: names, dtypes, shapes (offsets as in a snapshot)."""
     sluice: str
     """Version of Sluice that the learner runs."""
-    formats: str
-    """The wire formats that it speaks (`bridge.codec.describe_formats`)."""
     vllm: str
     """The vLLM version that an actor needs; empty where any will do."""
 
@@ -296,7 +294,7 @@ class RunCard:
         names = [f.name for f in self.files]
         if len(set(names)) != len(names):
             raise ValueError("a run card names a file twice")
-        for what in ("run", "name", "sluice", "formats", "vllm"):
+        for what in ("run", "name", "sluice", "vllm"):
             check_text(what, getattr(self, what))
         if len(self.config) > MAX_TEXT_CHARS:
             raise ValueError(f"a run's config may have {MAX_TEXT_CHARS} characters, got {len(self.config)}")

@@ -38,7 +38,7 @@ def field_docs() -> dict[str, FieldDoc]:
 
 
 def _docs(section: Any, prefix: str) -> Iterator[FieldDoc]:
-    hints, meanings = typing.get_type_hints(section), _meanings(section)
+    hints, texts = typing.get_type_hints(section), meanings(section)
     names = vars(sys.modules[section.__module__])
     for field in dataclasses.fields(section):
         kind, path = hints[field.name], prefix + field.name
@@ -47,7 +47,7 @@ def _docs(section: Any, prefix: str) -> Iterator[FieldDoc]:
             continue
         default: Any = None if field.default is dataclasses.MISSING else field.default
         yield FieldDoc(
-            path=path, default=default, kind=type_name(kind), meaning=_with_choices(meanings.get(field.name, ""), names)
+            path=path, default=default, kind=type_name(kind), meaning=_with_choices(texts.get(field.name, ""), names)
         )
 
 
@@ -56,11 +56,12 @@ def _with_choices(meaning: str, names: Mapping[str, Any]) -> str:
     return _ONE_OF.sub(lambda found: f"One of {', '.join(sorted(names[found[1]]))}", meaning)
 
 
-def _meanings(section: Any) -> dict[str, str]:
-    """Field -> the string that stands below it, a paragraph a line, with an empty line between."""
+def meanings(section: Any) -> dict[str, str]:
+    """Field -> the string that stands below it, here or in a base, a paragraph a line, with an empty line between."""
+    bases = [base for base in reversed(section.__mro__[1:]) if dataclasses.is_dataclass(base)]
+    found = {name: text for base in bases for name, text in meanings(base).items()}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(tree, ast.ClassDef)
-    found: dict[str, str] = {}
     for field, below in zip(tree.body, tree.body[1:], strict=False):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue

@@ -20,6 +20,7 @@ from typing import Any, cast
 import msgspec
 
 from configs import extension
+from configs.extras import PROJECT
 from configs.other_names import OTHER_NAMES
 from configs.schema import Config
 
@@ -51,12 +52,17 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def load_preset(path: str) -> Config:
     """Runs a preset file's `get_config()`; `FILE.py:SIZE` hands it a size. `FILE.json` is read as `to_json` writes it.
 
+    Presets of the project are found from any working directory, by the names that errors and docs give them: a path
+    that begins with `configs/` and does not exist here is looked for in the clone.
+
     Raises:
       ValueError: no such file, or it has no `get_config` (the presets that exist are named); it fails by itself (the
         line is named); or it returns something else.
     """
     name, _, size = path.partition(":")
     file = pathlib.Path(name).expanduser()
+    if not file.is_file() and file.parts[:1] == ("configs",):
+        file = PROJECT / file
     if not file.is_file():
         raise ValueError(f"no config file {name!r}; {_presets()}")
     if file.suffix == ".json":

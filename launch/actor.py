@@ -13,7 +13,7 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -25,17 +25,15 @@ from actor.duties.ending import RunFinished, follow_end
 from actor.duties.resizing import ResizeRequest, follow_limits
 from actor.engine.elastic import Bounds, ElasticShare
 from actor.engine.limits import EngineLimits, LimitsFile
-from actor.engine.protocol import Engine, EngineSize
-from actor.environments.episode import Episodes
-from actor.environments.pool import EnvironmentPool, check_environments
-from actor.environments.rendering import read_rendering
+from actor.engine.protocol import EngineSize
+from actor.environments.pool import check_environments
 from actor.limits import Limits
 from actor.loop import Actor
 from actor.responses import ResponseReader
 from actor.rewards.adaptive import Anchors
-from actor.rewards.scheduler import Rewards
-from actor.verifiers.judge import Judge, read_template
-from actor.verifiers.pool import VerifierPool, check_cores, check_own
+from actor.verifiers.judge import Judge
+from actor.verifiers.pool import check_cores, check_own
+from actor.vllm.compiler import check_library
 from actor.vllm.processes import collect_seldom
 from actor.weights.client import WeightClient
 from bridge.chat_template import read_chat_template
@@ -48,12 +46,12 @@ from configs.schema import Config
 from launch import command_line
 from launch.engine_start import deadline, heartbeats, say_refused
 from launch.joining import Joined, join_folder, join_store
-from launch.judge import JudgeService
 from launch.leaving import serve_until_told
 from launch.placement import VISIBLE, bind_to_cores, core_ids, of_one_engine, spread_cores
 from launch.processes.lifeline import die_with_parent
 from launch.processes.stopped import end_stopped_processes
 from launch.sandbox_check import check_sandbox
+from launch.startup.build_actor import build_episodes, build_scorer, open_judge, verifier_cores
 
 if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
@@ -126,16 +124,21 @@ def main() -> int:
                 return 0
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
-            check_cores(_verifier_cores(joined.config))
+            check_cores(verifier_cores(joined.config))
             for line in check_own(joined.own_verifiers):
                 logging.warning("%s", line)
             check_environments(joined.config.environments_played, joined.config.environments)
             check_sandbox(joined.config)
+            check_library()
             if _INSTEAD_OF.value:
                 give_back(joined.store, _INSTEAD_OF.value)
             timeline = Timeline(joined.work.events, _NAME.value)
             parts.callback(timeline.close)
-            judge = parts.enter_context(_judge(joined, pulse))
+            judge = None
+            if joined.config.judge.is_on:
+                log = joined.work.log(f"{_NAME.value}-judge")
+                beats = functools.partial(pulse.work, Doing.STARTING)
+                judge = parts.enter_context(open_judge(joined.config, log, beats=beats))
         stopped = end_stopped_processes(joined.config.supervision.heartbeat_s)
         limits_file = _limits_file(joined)
         try:
@@ -255,8 +258,12 @@ async def _serve(
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="store")
     asyncio.get_running_loop().set_default_executor(threads)
     # Made inside the loop that uses them.
-    rewards = _rewards(joined, judge)
-    episodes = _episodes(joined, engine)
+    settings = config.rewards
+    anchors = Anchors(
+        joined.store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s
+    )
+    rewards = build_scorer(config, judge, own=joined.own_verifiers, anchors=anchors)
+    episodes = build_episodes(config, engine, joined.model.path)
     weights = WeightClient(joined.source, engine, timeline=timeline)
     end_phase()
     logging.info("actor ready name=%s run=%s model=%s", _NAME.value, joined.run, joined.model.path)
@@ -299,70 +306,6 @@ async def _serve(
             await episodes.close()
         await engine.close()
         joined.store.close()  # or a thread that waits for a store that is away would be waited for
-
-
-@contextlib.contextmanager
-def _judge(joined: Joined, pulse: Pulse) -> Generator[Judge | None]:
-    """The judge; one beside the actor is started before the engine, since both measure the memory left.
-
-    Raises:
-      ValueError: it does not start, or the file of its key or its template can't be used.
-    """
-    config = joined.config
-    if not config.judge.is_on:
-        yield None
-    elif not config.judge.colocate:
-        yield Judge(config.judge)
-    else:
-        read_template(config.judge)  # before anything takes minutes to start
-        log = joined.work.log(f"{_NAME.value}-judge")
-        log.parent.mkdir(parents=True, exist_ok=True)
-        service = JudgeService(
-            config.judge, log, stopped_s=config.supervision.heartbeat_s, beats=lambda: pulse.work(Doing.STARTING)
-        )
-        with contextlib.closing(service):
-            yield Judge(service.config, failure=lambda: service.failure)
-
-
-def _verifier_cores(config: Config) -> Sequence[int]:
-    return core_ids(config.rewards.cpu_cores) if config.rewards.cpu_cores else ()
-
-
-def _episodes(joined: Joined, engine: Engine) -> Episodes | None:
-    """What plays the environments of the run's prompts; None where it has none."""
-    config = joined.config
-    if not config.environments_played:
-        return None
-    return Episodes(
-        engine,
-        EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
-        read_rendering(
-            joined.model.path,
-            config.prompts.chat_template,
-            config.prompts.template_settings,
-            thinking_marks=config.model.thinking_marks,
-        ),
-        config.environments,
-        max_context_tokens=config.model.max_tokens,
-    )
-
-
-def _rewards(joined: Joined, judge: Judge | None) -> Rewards:
-    config = joined.config
-    pool = VerifierPool(
-        num_workers=config.actor.verifier_workers,
-        timeout_s=config.actor.verifier_timeout_s,
-        retries=config.actor.verifier_retries,
-        settings=config.rewards,
-        own=joined.own_verifiers,
-        cores=_verifier_cores(config),
-    )
-    settings = config.rewards
-    anchors = Anchors(
-        joined.store, factor=settings.timeout_factor, min_s=settings.min_timeout_s, max_s=settings.max_timeout_s
-    )
-    elsewhere = {"judge": judge} if judge is not None else {}
-    return Rewards(pool, truncated=config.prompts.truncated, anchors=anchors, elsewhere=elsewhere)
 
 
 async def _keep_pulse(actor: Actor, *, pulse: Pulse) -> None:

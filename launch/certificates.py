@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 
 from bridge import secrets as names
+from configs.extras import install_command
 
 CA, CERTIFICATE, KEY, TOKEN = "ca.pem", "server.pem", "server.key", "token"
 _SECRET = (KEY, TOKEN)
@@ -33,7 +34,7 @@ def make(folder: pathlib.Path, hosts: Sequence[str], *, days: int, force: bool =
     try:
         import trustme
     except ImportError as e:
-        raise ValueError("making certificates needs the extra: pip install 'sluice[store-server]'") from e
+        raise ValueError(f"making certificates needs the extra: {install_command('store-server')}") from e
     if days < 1:
         raise ValueError(f"--days must be 1 or more, got {days}")
     if not hosts:

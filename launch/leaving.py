@@ -54,7 +54,7 @@ async def serve_until_told(actor: Actor, duties: Iterable[Duty], *, leave_s: flo
         waiting.cancel()
     await asyncio.wait({serving}, timeout=GIVE_BACK_S)
     if told.is_set():
-        logging.info("actor stopped groups=%d", actor.tally.num_emitted)
+        logging.info("actor stopped groups=%d", actor.serving.tally.num_emitted)
         if not serving.done():
             end_now("what it held is free when its leases end: the store could not be told")
         return

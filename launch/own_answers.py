@@ -102,7 +102,7 @@ def _names(config: Config, rows: Iterable[GoldRow], roles: Collection[str]) -> t
 
 async def _load(config: Config, names: Sequence[str]) -> dict[str, str]:
     problems = {}
-    pool = _pool(config, num_workers=1)
+    pool = VerifierPool.of_config(config, num_workers=1)
     try:
         for name in names:
             try:
@@ -112,16 +112,6 @@ async def _load(config: Config, names: Sequence[str]) -> dict[str, str]:
     finally:
         await pool.close()
     return problems
-
-
-def _pool(config: Config, *, num_workers: int) -> VerifierPool:
-    return VerifierPool(
-        num_workers=num_workers,
-        timeout_s=config.actor.verifier_timeout_s,
-        retries=config.actor.verifier_retries,
-        settings=config.rewards,
-        own=config.own_verifiers,
-    )
 
 
 def _questions(config: Config, row: GoldRow) -> list[tuple[str, str]]:
@@ -193,7 +183,7 @@ async def _judge_all(
 ) -> tuple[_Failed, _Failed]:
     """The rows that do not pass, and those that could not be judged, which says nothing of them."""
     num_workers = max(config.actor.verifier_workers, min(MAX_WORKERS, os.cpu_count() or 1, len(asked)))
-    pool = _pool(config, num_workers=num_workers)
+    pool = VerifierPool.of_config(config, num_workers=num_workers)
     failed: _Failed = {}
     unjudged: _Failed = {}
     left = iter(asked)

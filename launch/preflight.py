@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from actor.environments.pool import check_environments
 from actor.verifiers import pool
+from actor.vllm.compiler import check_library, do_without_compiler
 from actor.weights.model_folder import tensor_table
 from bridge.adapter_names import adapter_table
 from configs import extension
@@ -146,7 +147,7 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
       machine: what there is to run on, if not all that this process sees.
 
     Raises:
-      ValueError: there are too few devices.
+      ValueError: there are too few devices, or a library of the system is missing.
     """
     size = config.actor.max_num_seqs
     notes: list[str] = []
@@ -167,7 +168,10 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
         too_few_places(config, num_engines=num_engines, max_num_seqs=size),
         may_be_too_narrow(config, num_engines=num_engines),
     )
-    return notes + placement.warnings() + [f"warning: {what}" for what in found if what]
+    check_library()
+    # In this process, whose environment its actors inherit: it is said once, whatever their number.
+    uncompiled = do_without_compiler(os.environ)
+    return notes + placement.warnings() + [f"warning: {what}" for what in (*found, uncompiled) if what]
 
 
 def check_folders(config: Config, model_folder: pathlib.Path) -> None:

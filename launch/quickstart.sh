@@ -16,6 +16,13 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$root"
 unset PYTHONPATH PYTHONHOME
+unset PYTHONDONTWRITEBYTECODE # a run's processes import the same modules: the first one compiles them for all
+
+# Libraries keep files in the user's folders. Where there is no home to write to, in ones of this folder.
+users="${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}"
+if ! mkdir -p "$users/sluice" 2>/dev/null || [ ! -w "$users/sluice" ]; then
+  export XDG_CACHE_HOME="$root/.cache" XDG_CONFIG_HOME="$root/.cache/config"
+fi
 
 refuse() {
   echo "error: $1" >&2

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # Creates .venv and installs Sluice into it. Run it as often as you like: a finished set-up takes no time.
 #
-#   bash launch/setup.sh              everything on CPU, from launch/lock-cpu.txt (or what .venv already is)
-#   bash launch/setup.sh gpu,dev      other extras of pyproject.toml (gpu, cuda, tpu, learner, actor), by pip's resolver
+#   bash launch/setup.sh              a run on CPU, from launch/lock-cpu.txt (or what .venv already is)
+#   bash launch/setup.sh cpu,dev      tests and docs as well, from launch/lock-dev.txt
+#   bash launch/setup.sh +dev         what .venv already is, with tests and docs
+#   bash launch/setup.sh gpu          other extras of pyproject.toml (gpu, cuda, tpu, learner, actor), by pip's resolver
 #
+# The locked packages are installed by uv, which looks where pip's configuration says; by pip where uv cannot be had.
 # Where an actor is installed it also wants bubblewrap, which code rewards need: by apt as root, else it says the command.
+# A C++ compiler is looked for first. Without one, the script says what is left out and what to install.
 #
 # SLUICE_PYTHON=/path/to/python3.x picks the interpreter (3.11 or newer). The full log is .venv/setup.log.
 set -Eeuo pipefail
@@ -17,6 +21,8 @@ python="$venv/bin/python"
 stamp="$venv/.sluice-stamp"   # line 1: hash of what was installed; line 2: which extra
 log="$venv/setup.log"
 lock="launch/lock-cpu.txt"
+dev_lock="launch/lock-dev.txt"
+tools="$venv/.tools"          # uv, for as long as this script runs
 torch_index="https://download.pytorch.org/whl/cpu"
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PYTHONNOUSERSITE=1
@@ -45,10 +51,11 @@ show_log() {
   done
 }
 
-pip_install() {
+# logged COMMAND...: its output goes to the log, and its exit status is returned.
+logged() {
   local watcher="" code=0
   if [ -t 1 ]; then show_log & watcher=$!; fi
-  "$python" -m pip install --progress-bar off --no-compile "$@" >>"$log" 2>&1 || code=$?
+  "$@" >>"$log" 2>&1 || code=$?
   if [ -n "$watcher" ]; then
     kill "$watcher" 2>/dev/null || true
     wait "$watcher" 2>/dev/null || true
@@ -57,8 +64,57 @@ pip_install() {
   return "$code"
 }
 
-# What pip would do on one core, and half of its time. Some packages bring files that no Python compiles.
-compile_all() { "$python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true; }
+pip_install() { logged "$python" -m pip install --progress-bar off --no-compile "$@"; }
+
+# Fetches uv and translates pip's configuration; else everything is installed by pip. Sets: uv.
+uv=()
+get_uv() {
+  local word words variables=()
+  rm -rf "$tools"
+  # uv has hundreds of files open at once, whatever its limits for downloads.
+  ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true
+  if [ "$(ulimit -n)" != unlimited ] && [ "$(ulimit -n)" -lt 1024 ]; then
+    say "installing by pip (uv may have no more than $(ulimit -n) files open)"
+    return 0
+  fi
+  if ! words="$("$python" -m pip config list 2>>"$log" | "$python" -I launch/uv_settings.py 2>>"$log")"; then
+    say "installing by pip ($(tail -n 1 "$log"))"
+    return 0
+  fi
+  if ! pip_install --timeout 15 --retries 1 --target "$tools" "uv>=0.5"; then
+    say "uv cannot be had: installing by pip"
+    return 0
+  fi
+  uv=("$tools/bin/uv" pip install --python "$python" --no-config)
+  while read -r word; do
+    if [[ "$word" =~ ^[A-Z_]+= ]]; then variables+=("$word"); else uv+=("$word"); fi
+  done <<<"$words"
+  # Without a cache in the home folder, one on the disk of .venv: files are linked, not copied.
+  if ! mkdir -p "$(env ${variables[@]+"${variables[@]}"} "$tools/bin/uv" cache dir 2>/dev/null)" 2>/dev/null; then
+    uv+=(--cache-dir "$tools/cache")
+  fi
+  uv=(env ${variables[@]+"${variables[@]}"} "${uv[@]}")
+}
+
+# put ARGUMENT...: by uv where it can be, else by pip.
+put() {
+  if [ "${#uv[@]}" -gt 0 ]; then
+    logged "${uv[@]}" "$@" && return 0
+    echo "uv failed; trying the same by pip" >>"$log"
+  fi
+  pip_install "$@"
+}
+
+# Python compiles a module when it first imports it, and a run imports a third of them. Some warn when they are compiled:
+# those of reasoning-gym are compiled here, where no command shows it. All are where nothing is kept of an import.
+compile_modules() {
+  if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+    say "compiling to bytecode, as PYTHONDONTWRITEBYTECODE is set"
+    "$python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true
+  else
+    "$python" -W ignore -c "import reasoning_gym" >>"$log" 2>&1 || true
+  fi
+}
 
 # True for a Python that is new enough and can make a virtual environment.
 usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -88,7 +144,7 @@ venv_is_sound() {
 }
 
 wanted_hash() {
-  { echo "$extra"; version_of "$python"; cat pyproject.toml launch/setup.sh; [ "$extra" != cpu ] || cat "$lock"; } |
+  { echo "$extra" "$missing"; version_of "$python"; cat pyproject.toml launch/setup.sh; ! is_locked || cat "$lock" "$dev_lock"; } |
     sha256sum | cut -d' ' -f1
 }
 
@@ -102,7 +158,27 @@ drop_half_installed() {
   done
 }
 
-install_cpu_torch() {
+# Before anything is installed: the one package of a run that has no wheel, and the engine's kernels, are compiled.
+look_for_compiler() {
+  missing=""
+  [[ ",$extra," =~ ,(cpu|gpu|actor|learner|cuda|tpu), ]] || return 0
+  missing="$("$python" -I actor/vllm/compiler.py 2>>"$log")" || [ -n "$missing" ] || missing="a C++ compiler"
+}
+
+# True for what the locks hold.
+is_locked() { [[ "$extra" =~ ^cpu(,dev)?$ ]]; }
+
+tell_of_compiler() {
+  [ -n "$missing" ] || return 0
+  if ! is_locked; then
+    # A C compiler is enough for what is installed. What the engine lacks is said when it starts.
+    if [[ "$missing" != *headers* ]] && command -v "${CC:-gcc}" >/dev/null; then return 0; fi
+    fail "a C compiler with Python's headers is missing, and pycosat (of reasoning-gym) is compiled. As root: apt-get install gcc g++ python3-dev"
+  fi
+  say "$missing is missing: the engine runs uncompiled (TORCHDYNAMO_DISABLE=1, set by itself), and zebra_puzzles is left out. As root, for both: apt-get install gcc g++ python3-dev"
+}
+
+install_torch() {
   local want
   want="$(grep -m1 '^torch==' "$lock")"
   if [ "torch==$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null)" = "$want" ]; then
@@ -110,7 +186,7 @@ install_cpu_torch() {
   fi
   # Short timeout, few retries: an index that can't be reached must not hold us up.
   say "$want from pip's own sources"
-  pip_install --no-deps --timeout 15 --retries 1 "$want" && return 0
+  { [ "${#uv[@]}" -gt 0 ] && logged "${uv[@]}" --no-deps "$want"; } || pip_install --no-deps --timeout 15 --retries 1 "$want" && return 0
   say "not there; trying PyTorch's CPU index"
   pip_install --no-deps --timeout 15 --retries 1 --index-url "$torch_index" "$want" && return 0
   fail "$want is neither in pip's configured sources nor to be had from $torch_index.
@@ -118,20 +194,58 @@ install_cpu_torch() {
 [setup]   PIP_FIND_LINKS=/folder/with/the/wheel bash launch/setup.sh"
 }
 
-install_cpu() {
+# reasoning-gym imports pycosat for one family of tasks; without a compiler a stand-in says so when they are asked for.
+install_pycosat() {
+  local want stand_in
+  want="$(grep -m1 '^pycosat==' "$lock")"
+  stand_in="$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pycosat.py"
+  rm -f "$stand_in"
+  put --no-deps --no-build-isolation "$want" && return 0
+  [ -n "$missing" ] || fail "installing $want"
+  cat >"$stand_in" <<'PY'
+"""Stand-in for pycosat, which was not installed: there was no compiler. Written by launch/setup.sh."""
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise ValueError(
+        "zebra_puzzles needs pycosat, which is compiled: as root `apt-get install gcc g++ python3-dev`, "
+        "then `bash launch/setup.sh`"
+    )
+PY
+}
+
+install_locked() {
+  local wanted=("$lock")
   [ "$(uname -sm)" = "Linux x86_64" ] || fail "launch/lock-cpu.txt is for Linux x86_64, this is $(uname -sm); use an extra instead"
+  if [ "$extra" = cpu,dev ]; then wanted+=("$dev_lock"); fi
+  get_uv
   # What a plain `pip install .[cpu]` would bring; beside CPU torch they break transformers.
   "$python" -m pip uninstall -y torchvision torchaudio torchcodec >>"$log" 2>&1
-  install_cpu_torch
-  say "$(wc -l <"$lock") locked packages (about 3 minutes the first time)"
-  pip_install --no-deps -r "$lock" || fail "installing $lock"
+  install_torch
+  say "$(cat "${wanted[@]}" | wc -l) locked packages"
+  grep -hv '^pycosat==' "${wanted[@]}" >"$venv/wanted.txt"
+  put --no-deps -r "$venv/wanted.txt" || fail "installing ${wanted[*]}"
+  install_pycosat
   say "sluice itself, editable"
-  pip_install --no-deps --no-build-isolation -e . || fail "installing sluice from this folder"
+  put --no-deps --no-build-isolation -e . || fail "installing sluice from this folder"
+  rm -rf "$tools"
 }
 
 install_extra() {
   say "sluice[$extra] by pip's resolver (several minutes the first time)"
   pip_install -e ".[$extra]" || fail "installing sluice[$extra]"
+}
+
+# vLLM's kernels for CPUs are linked to it: without it no engine starts.
+install_libnuma() {
+  if ! is_locked || "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then return 0; fi
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "libnuma1, for the engine"
+    by_apt libnuma1 || { timeout 120 apt-get update >>"$log" 2>&1 && by_apt libnuma1; } && return 0
+  fi
+  fail "libnuma.so.1 is missing, and no engine starts without it. As root: apt-get install libnuma1"
 }
 
 # True for what brings an actor, which runs programs that a policy wrote.
@@ -148,24 +262,25 @@ install_bubblewrap() {
   if ! wants_bubblewrap || command -v bwrap >/dev/null; then return 0; fi
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "bubblewrap, for code rewards"
-    apt_bubblewrap || { timeout 120 apt-get update >>"$log" 2>&1 && apt_bubblewrap; } || true
+    by_apt bubblewrap || { timeout 120 apt-get update >>"$log" 2>&1 && by_apt bubblewrap; } || true
   fi
   tell_of_bubblewrap
 }
 
-apt_bubblewrap() {
-  DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y --no-install-recommends bubblewrap >>"$log" 2>&1
-}
+by_apt() { DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y --no-install-recommends "$1" >>"$log" 2>&1; }
 
 # Metadata only, so it is quick; torchvision is imported, but only where it exists.
 check() {
-  "$python" - "$extra" "$lock" >>"$log" 2>&1 <<'PY' || fail "the environment is not what was asked for"
+  local locks=()
+  ! is_locked || locks=("$lock")
+  [ "$extra" != cpu,dev ] || locks+=("$dev_lock")
+  "$python" - "$missing" ${locks[@]+"${locks[@]}"} >>"$log" 2>&1 <<'PY' || fail "the environment is not what was asked for"
 import importlib.util
 import pathlib
 import sys
 from importlib import metadata
 
-extra, lock = sys.argv[1], pathlib.Path(sys.argv[2])
+has_compiler, locks = not sys.argv[1], [pathlib.Path(name) for name in sys.argv[2:]]
 wrong = []
 
 
@@ -176,11 +291,10 @@ def installed(name):
         return None
 
 
-if extra == "cpu":
-    for line in lock.read_text().split():
-        name, want = line.split("==")
-        if (got := installed(name)) != want:
-            wrong.append(f"{name}: wanted {want}, got {got}")
+for line in [line for lock in locks for line in lock.read_text().split()]:
+    name, want = line.split("==")
+    if (got := installed(name)) != want and (has_compiler or name != "pycosat"):
+        wrong.append(f"{name}: wanted {want}, got {got}")
 wrong += [f"{module}: not importable" for module in ("bridge", "configs") if importlib.util.find_spec(module) is None]
 plugins = {e.name: e.value for e in metadata.entry_points(group="vllm.general_plugins")}
 if plugins.get("sluice") != "actor.vllm.weights:register":
@@ -203,8 +317,13 @@ case "${1:-}" in -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launc
 [ $# -le 1 ] || wrong_use "one argument at most, got: $*"
 # A new environment is made by emptying .venv first, and through a link that would be somebody else's.
 [ ! -L "$venv" ] || fail "$venv is a link to $(readlink "$venv"), which is not this folder's to change: remove the link"
-extra="${1:-$(sed -n 2p "$stamp" 2>/dev/null || true)}"
+extra="$(sed -n 2p "$stamp" 2>/dev/null || true)"
 extra="${extra:-cpu}"
+case "${1:-}" in
+  "") ;;
+  +*) [[ ",$extra," == *",${1#+},"* ]] || extra="$extra,${1#+}" ;;
+  *) extra="$1" ;;
+esac
 [[ "$extra" =~ ^[a-z][a-z-]*(,[a-z][a-z-]*)*$ ]] || wrong_use "'$extra' is not an extra: bash launch/setup.sh --help shows what there is"
 
 # One set-up at a time. The lock is on this folder itself: .venv may be wiped below.
@@ -213,8 +332,9 @@ if command -v flock >/dev/null; then
   flock -n 9 || { say "another set-up is running; waiting for it"; flock 9; }
 fi
 
-if venv_is_sound && [ "$(sed -n 1p "$stamp" 2>/dev/null)" = "$(wanted_hash)" ]; then
+if venv_is_sound && look_for_compiler && [ "$(sed -n 1p "$stamp" 2>/dev/null)" = "$(wanted_hash)" ]; then
   say "up to date ($extra)"
+  tell_of_compiler
   tell_of_bubblewrap
   exit 0
 fi
@@ -226,11 +346,13 @@ if ! venv_is_sound; then
 fi
 rm -f "$stamp"
 printf '== %s: %s\n' "$(date -u +%FT%TZ)" "$extra" >"$log"
+look_for_compiler
+tell_of_compiler
+install_libnuma
 drop_half_installed
-if [ "$extra" = cpu ]; then install_cpu; else install_extra; fi
+if is_locked; then install_locked; else install_extra; fi
 install_bubblewrap
-say "compiling to bytecode"
-compile_all
+compile_modules
 say "checking"
 check
 printf '%s\n%s\n' "$(wanted_hash)" "$extra" >"$stamp.tmp"

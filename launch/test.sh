@@ -4,7 +4,10 @@
 #   bash launch/test.sh               sets up, then everything: the tests without an engine, then those with one
 #   bash launch/test.sh --fast        the daily loop: no set-up where .venv works, no engine, no test marked heavy;
 #                                     what follows goes to pytest, as in --fast -x tests/learner
-#   bash launch/test.sh -m unit       sets up, then pytest with your arguments (add --run-slow for the slow tests)
+#   bash launch/test.sh --ci          everything, and a test skipped for a reason that is not in .ci/skips.txt fails
+#   bash launch/test.sh --nightly     sets up, then the tests marked nightly, which the others leave out, and properties with
+#                                     many examples (hours)
+#   bash launch/test.sh -m unit       sets up, then pytest with your arguments
 #
 # The linters run beside the first tests, and tests without an engine in a process a core and two more: many wait for
 # processes of their own. Engines run up to four at a time, each with cores of its own (on the same cores they take
@@ -23,6 +26,11 @@ unset PYTHONPATH PYTHONHOME
 
 bin=.venv/bin
 on_all_cores=(-n "$(($(nproc) + 2))" --maxprocesses=8 --dist=worksteal)
+# Tests in process wait for nothing, and each pytest process spends seconds on collecting.
+a_process_per_core=(-n "$(nproc)" --maxprocesses=8 --dist=worksteal)
+fast_folders=(tests/actor tests/bridge tests/configs tests/docs tests/launch tests/learner tests/test_*.py)
+engine_folders=(tests/integration tests/launch/profile_machine)
+skips=()
 engines=(-n "$(nproc)" --maxprocesses=4 --dist=loadscope --engines-apart)
 quickly_compiled=(env JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="${XLA_FLAGS:-} --xla_cpu_use_fusion_emitters=false")
 as_in_a_run=(env)
@@ -34,11 +42,16 @@ case "${1:-}" in -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launc
 folder="$(mktemp -d)" # the linters' output, the summary
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
 
-is_fast=false
-if [ "${1:-}" = --fast ]; then
-  is_fast=true
-  shift
-fi
+is_fast=false is_nightly=false
+case "${1:-}" in
+  --fast) is_fast=true && shift ;;
+  --nightly) is_nightly=true && shift ;;
+  --ci) skips=(--allowed-skips=.ci/skips.txt) && shift ;;
+esac
+# Folders of your own take the place of those that --fast names.
+for argument in "$@"; do
+  if [ -e "${argument%%::*}" ]; then fast_folders=(); fi
+done
 # What pytest doesn't know is said in a line before anything else is done, or after the set-up where there was none.
 check_arguments() {
   local said
@@ -57,7 +70,7 @@ if "$bin/python" -c "import pytest, xdist" 2>/dev/null; then
   check_arguments "$@"
   is_checked=true
 fi
-if ! $is_fast || ! $is_checked; then bash launch/setup.sh || exit 1; fi
+if ! $is_fast || ! $is_checked; then bash launch/setup.sh +dev || exit 1; fi
 if ! $is_checked; then check_arguments "$@"; fi
 
 export JAX_COMPILATION_CACHE_DIR="$folder/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
@@ -92,16 +105,21 @@ lint() {
 
 lint >"$folder/lint" 2>&1 &
 if $is_fast; then
-  tests "unit tests, but for the heavy ones" quickly_compiled "${on_all_cores[@]}" -m "unit and not heavy" "$@"
+  tests "unit tests, but for the heavy ones" quickly_compiled "${a_process_per_core[@]}" -m "unit and not heavy" \
+    --list-costly=2 "$@" "${fast_folders[@]}"
+elif $is_nightly; then
+  # As in a run: XLA optimises, and one test at a time has all cores.
+  tests "nightly tests" as_in_a_run -m "nightly or hypothesis" --run-nightly "$@"
 elif [ $# -gt 0 ]; then
   tests "pytest" as_in_a_run "$@"
 else
-  tests "tests without an engine" quickly_compiled "${on_all_cores[@]}" -m "(unit or integration) and not engine"
+  tests "tests without an engine" quickly_compiled "${on_all_cores[@]}" "${skips[@]}" \
+    -m "(unit or integration) and not engine" --ignore=tests/integration/engine
 fi
 wait
 cat "$folder/lint"
-if ! $is_fast && [ $# -eq 0 ]; then
-  tests "tests with an engine" as_in_a_run "${engines[@]}" -m engine
+if ! $is_fast && ! $is_nightly && [ $# -eq 0 ]; then
+  tests "tests with an engine" as_in_a_run "${engines[@]}" "${skips[@]}" -m engine "${engine_folders[@]}"
 fi
 
 printf '\n== summary\n'

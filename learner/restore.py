@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import NamedSharding
 
+from bridge import codec
 from configs.schema import Config
 from learner.checkpoint import CheckpointError, Checkpoints
 from learner.devices.mesh import make_mesh, param_shardings, param_spec
@@ -62,8 +63,14 @@ def load_base(weights: Weights, model_folder: pathlib.Path) -> Base | None:
     params = weights.load(model_folder, dtype)
     with hf_io.open_folder(model_folder) as tensors:
         stored = {tensors[name].spec.dtype for name in weights.architecture.param_names.all_hf_names()}
-    is_rounded = any(jnp.promote_types(kept, dtype) != dtype for kept in stored)
-    return Base(params=params, books=books, folder=model_folder, is_rounded=is_rounded)
+    if wider := sorted(str(kept) for kept in stored if jnp.promote_types(kept, dtype) != dtype):
+        logging.warning(
+            "LoRA base rounded files=%s devices=%s: the exported model is merged with the rounded base; "
+            "--config.model.compute_dtype=float32 keeps it as it is",
+            ",".join(wider),
+            dtype,
+        )
+    return Base(params=params, books=books)
 
 
 def restore(
@@ -118,11 +125,14 @@ def restore_params(
 def _check_books(
     books: dict[str, Any], *, weights: Weights, folder: pathlib.Path, model_folder: pathlib.Path, base: Base | None
 ) -> None:
-    """Refuses a checkpoint of another model, or of other adapters.
+    """Refuses a checkpoint of another format or model, or of other adapters.
 
     Raises:
       CheckpointError: names what differs.
+      OtherFormatError: the format differs.
     """
+    if books.get("format") != codec.FORMAT:
+        raise codec.OtherFormatError.of(f"the checkpoint of {folder}", books.get("format", "none"))
     now, mesh = _shape_fields(weights.architecture), weights.config.mesh.axes
     check_same("model", _shape_fields(Architecture.from_hf(books["model"])), now, folder)
     check_same_adapters(books.get("lora", {}), {} if base is None else base.books, folder, model_folder)

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
+from bridge.codec import FORMAT
 from bridge.run_lock import RunLock
 from bridge.store.protocol import LearnerStore
 from bridge.timeline import Timeline
@@ -72,7 +74,8 @@ class Run:
     def checkpoint(self) -> Save:
         """The run as it is between two updates; its arrays are those of the moment when it is made."""
         of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.books}
-        of_run = {"model": self.architecture.to_hf(), "mesh": self.config.mesh.axes} | of_base
+        model = json.loads(self.architecture.hf_json)
+        of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
         books = of_run | self.stream.begin_save()
         return Save(self.step, books)
 

@@ -55,7 +55,6 @@ def open_run(
     folder: pathlib.Path,
     model_folder: pathlib.Path,
     *,
-    steps: Steps | None = None,
     pulse: Pulse | None = None,
     outlets: Sequence[Outlet] = (),
     lead: Lead | None = None,
@@ -68,7 +67,6 @@ def open_run(
       config: the run's.
       folder: the run's.
       model_folder: a Hugging Face folder.
-      steps: an earlier run's device functions, compiled already; built here if not given.
       pulse: of this process, where its parent feels it.
       outlets: where versions go besides this machine's memory and the bucket.
       lead: of the learner's processes; this one alone if not given.
@@ -85,11 +83,8 @@ def open_run(
     )
     prompts, held_out, sets = _open_prompts(config, folder, tokenizer)
     lead = lead or Lead(OneHost())
-    if steps is None:
-        say_phase("setting up the devices")
-        steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
-    elif not steps.fits(architecture, config):
-        raise ValueError("the steps given were built for another model or configuration; let open_run build them")
+    say_phase("setting up the devices")
+    steps = build_steps(architecture, config, make_mesh(**config.mesh.axes, devices=None), lead.hosts)
 
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
     whole_store = open_run_store(config, folder)

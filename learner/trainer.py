@@ -18,7 +18,6 @@ from learner.checkpoint import Checkpoints
 from learner.lora import peft
 from learner.lora.adapters import merge
 from learner.lora.base import Base
-from learner.lora.merged_files import merged
 from learner.model.config import Architecture
 from learner.model.decoder import Params
 from learner.model.hf import io as hf_io
@@ -35,10 +34,6 @@ class Publishing(Protocol):
 
     def publish(self, params: Params, *, step: int, is_awaited: bool = False) -> Any:
         """Hands them over; every process calls it at the same place, with its parts of them."""
-        ...
-
-    def let_go(self) -> None:
-        """Before an optimizer step: waits while they are being read where the learner has them."""
         ...
 
 
@@ -84,7 +79,6 @@ class Trainer:
 
     def apply(self, epoch: int) -> dict[str, Any]:
         """Steps the optimizer, which ends a pass over the batch; the metrics, on the host."""
-        self.publisher.let_go()
         self.state, metrics = self.steps.apply(self.state, epoch)
         if epoch == self.config.rounds.epochs - 1:
             self.kept.clear()
@@ -167,5 +161,5 @@ def save_model(
         target = RunFolder(folder.parent).adapter(step)
         peft.save(target, architecture, config.lora, adapters, base=str(tokenizer_from))
     dtype = config.model.param_dtype
-    with merged(base, params, adapters, architecture, scale=config.lora.scale, dtype=dtype) as whole:
-        hf_io.save(folder, architecture, whole, dtype=dtype, tokenizer_from=tokenizer_from)
+    whole = merge(base.params, params, scale=config.lora.scale, dtype=dtype)
+    hf_io.save(folder, architecture, whole, dtype=dtype, tokenizer_from=tokenizer_from)

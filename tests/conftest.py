@@ -12,12 +12,13 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.postgres import data_folder, database, module_database, postgres
 
 __all__ = ["data_folder", "database", "module_database", "postgres"]  # fixtures, for all tests
+pytest_plugins = ["tests.support.budget"]
 
-# A deadline asks for a machine that is not busy.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# A deadline asks for a machine that is not busy. A file sets max_examples only where an example takes a second.
+settings.register_profile("daily", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("nightly", deadline=None, max_examples=300)
 
-TIERS = ("unit", "integration", "slow", "gpu")
+TIERS = ("unit", "integration", "nightly", "gpu")
 CORES = os.sched_getaffinity(0)
 """Before `pytest_configure` binds this process to its own."""
 LONGEST_FIRST = (
@@ -34,7 +35,7 @@ LONGEST_FIRST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow")
+    parser.addoption("--run-nightly", action="store_true", help="run the tests marked nightly")
     parser.addoption(
         "--engines-apart",
         action="store_true",
@@ -43,7 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Binds this process, and with it what its tests start: engines on the same cores hold each other up."""
+    """Loads the hypothesis profile; with `--engines-apart` binds this process, and with it what its tests start, to its
+    cores: engines on the same cores hold each other up."""
+    settings.load_profile("nightly" if config.getoption("--run-nightly") else "daily")
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--engines-apart") and worker:
         cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -92,14 +95,15 @@ def gpu_visible() -> bool:
 # First, so that `-m unit` already sees the markers added here.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    skip_slow = None if config.getoption("--run-slow") else pytest.mark.skip(reason="slow: give --run-slow")
+    is_nightly = config.getoption("--run-nightly")
+    skip_nightly = None if is_nightly else pytest.mark.skip(reason="nightly: give --run-nightly")
     skip_gpu = None if gpu_visible() else pytest.mark.skip(reason="gpu: no NVIDIA GPU is visible")
     if config.getoption("--engines-apart"):
         items.sort(key=by_length)
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
-        if skip_slow and item.get_closest_marker("slow"):
-            item.add_marker(skip_slow)
+        if skip_nightly and item.get_closest_marker("nightly"):
+            item.add_marker(skip_nightly)
         if skip_gpu and item.get_closest_marker("gpu"):
             item.add_marker(skip_gpu)

@@ -4,7 +4,6 @@
 another one, for tests that kill it. Where it can't run the tests are skipped, and say why.
 """
 
-import dataclasses
 import itertools
 import os
 import pathlib
@@ -18,13 +17,13 @@ import pytest
 from psycopg import sql
 
 from bridge.store.postgres.schema import make_schema
-from launch.store_server.cluster import SUPERUSER, Cluster, free_port
-from launch.store_server.tls_front import TlsFront
+from launch.store_server.binaries import programs
+from launch.store_server.cluster import SUPERUSER, Cluster
 
 LEARNER, ACTOR = "test_learner", "test_actor"
 """Roles that log in, in the stores that `create_store` makes."""
 PASSWORD = "a password of the tests"
-"""Of every role that `create_role` makes; asked for over TLS only."""
+"""Of every role that `create_role` makes."""
 
 # Durable (fsync is on), and small: the tests' memory and cores are shared.
 SETTINGS: dict[str, str | int] = {
@@ -44,27 +43,26 @@ SETTINGS: dict[str, str | int] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServerTls:
-    """PEM files of a server's certificate and key."""
-
-    certificate: pathlib.Path
-    key: pathlib.Path
+def need_tls() -> None:
+    """Skips a test where no PostgreSQL with TLS is installed."""
+    try:
+        programs(tls=True)
+    except ValueError as e:
+        pytest.skip(f"no PostgreSQL with TLS here: {e}")
 
 
 class Server:
     """A running PostgreSQL of this process."""
 
-    def __init__(self, cluster: Cluster, front: TlsFront | None, *, host: str, port: int) -> None:
-        self.cluster, self.front, self.host, self.port = cluster, front, host, port
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.host, self.port = cluster, cluster.host, cluster.port
         self._names = itertools.count()
 
     def url(self, user: str = SUPERUSER, database: str = "postgres", **params: str) -> str:
-        """Where a role reaches a database: over TCP, by password where the server has TLS, else without."""
-        login = urllib.parse.quote(user) + (f":{urllib.parse.quote(PASSWORD)}" if self.front else "")
+        """Where a role reaches a database: over TCP, without a password."""
         query = f"?{urllib.parse.urlencode(params)}" if params else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"postgresql://{login}@{host}:{self.port}/{database}{query}"
+        return f"postgresql://{urllib.parse.quote(user)}@{host}:{self.port}/{database}{query}"
 
     @property
     def admin_url(self) -> str:
@@ -112,8 +110,6 @@ class Server:
     def close(self) -> None:
         """`stop`, for good."""
         self.cluster.stop()
-        if self.front is not None:
-            self.front.stop()
 
     def kill(self) -> None:
         """SIGKILL of the whole server."""
@@ -125,28 +121,18 @@ class Server:
         self.cluster.start()
 
 
-def start_server(folder: pathlib.Path, *, tls: ServerTls | None = None, listen: str = "127.0.0.1") -> Server:
-    """Starts a server whose data folder is new, and that ends with this process.
+def start_server(folder: pathlib.Path, *, listen: str = "127.0.0.1") -> Server:
+    """Starts a server whose data folder is new, and that ends with this process; anybody may be any role.
 
     Args:
       folder: its data; as root, one that an unprivileged user may enter (`data_folder`).
-      tls: then only encrypted connections with a password; else anybody may be any role.
       listen: address.
     """
-    cluster = Cluster(folder, host=listen if tls is None else "127.0.0.1")
+    cluster = Cluster(folder, host=listen)
     cluster.create(sync=False)
-    auth = "trust" if tls is None else "scram-sha-256"
-    cluster.configure(SETTINGS, hba=["local all all trust", f"host all all all {auth}"])
-    if tls is None:
-        cluster.start()
-        return Server(cluster, None, host=listen, port=cluster.port)
-    port = free_port(listen)
-    back = (cluster.host, cluster.port)
-    front = TlsFront(listen, port, backend=back, certificate=tls.certificate, key=tls.key)
+    cluster.configure(SETTINGS, hba=["local all all trust", "host all all all trust"])
     cluster.start()
-    server = Server(cluster, front, host=listen, port=port)
-    server.execute(sql.SQL("ALTER ROLE postgres PASSWORD {}").format(sql.Literal(PASSWORD)))
-    return server
+    return Server(cluster)
 
 
 @pytest.fixture(scope="session")

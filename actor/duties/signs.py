@@ -48,26 +48,27 @@ async def say_alive(actor: Actor) -> None:
 
 
 async def _say_alive(actor: Actor) -> None:
-    stats = actor.engine.stats
+    stats, tally, rewards = actor.engine.stats, actor.serving.tally, actor.serving.rewards
+    failures = actor.sampler.failures
     report = ActorReport(
         **actor.weights.timings,
         num_refused_snapshots=actor.weights.num_refused,
         num_in_service=len(actor.admission.in_service),
         num_waiting=len(actor.admission.waiting),
         is_leaving=actor.is_leaving,
-        num_groups=actor.tally.num_emitted,
-        num_dropped_groups=actor.tally.num_dropped,
-        num_verifier_failures=actor.num_verifier_failures,
-        num_judge_retries=actor.num_judge_retries,
-        num_judge_failures=actor.num_judge_failures,
-        num_episode_failures=actor.num_episode_failures,
-        num_episode_deadlines=actor.episode_failures["deadline"],
-        num_episode_crashes=actor.episode_failures["crash"],
-        num_episode_exceptions=actor.episode_failures["exception"],
-        num_episode_bad_replies=actor.episode_failures["reply"],
-        num_episode_bad_starts=actor.episode_failures["start"],
+        num_groups=tally.num_emitted,
+        num_dropped_groups=tally.num_dropped,
+        num_verifier_failures=rewards.num_failures,
+        num_judge_retries=rewards.num_judge_retries,
+        num_judge_failures=rewards.num_judge_failures,
+        num_episode_failures=actor.sampler.num_failures,
+        num_episode_deadlines=failures["deadline"],
+        num_episode_crashes=failures["crash"],
+        num_episode_exceptions=failures["exception"],
+        num_episode_bad_replies=failures["reply"],
+        num_episode_bad_starts=failures["start"],
         num_sampled_tokens=stats.num_sampled_tokens,
-        num_emitted_tokens=actor.tally.num_emitted_tokens,
+        num_emitted_tokens=tally.num_emitted_tokens,
         max_sequences=actor.admission.places,
         num_running=stats.num_running,
         num_engine_waiting=stats.num_waiting,

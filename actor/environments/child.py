@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import inspect
 import json
@@ -18,16 +17,8 @@ import msgspec
 
 from actor.environments import wire
 from actor.environments.protocol import Environment, Step
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent's thread ends; ends it now if that has happened."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+from bridge import framing
+from bridge.processes import die_with_parent
 
 
 def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, max_memory_bytes: int) -> None:
@@ -52,7 +43,7 @@ def run(make: Callable[[], Environment], link: socket.socket, *, parent: int, ma
 def _serve(make: Callable[[], Environment], link: socket.socket) -> None:
     environment: Environment | None = None
     with link.makefile("rb") as source, asyncio.Runner() as runner:
-        while head := source.read(wire.LENGTH.size):
+        while head := source.read(framing.HEAD_BYTES):
             question = msgspec.msgpack.decode(source.read(wire.frame_length(head)), type=wire.Question)
             if isinstance(question, wire.Close):
                 break

@@ -19,6 +19,7 @@ from actor.environments import registry, wire, zygote_link
 from actor.environments.places import Places
 from actor.environments.protocol import EpisodeError
 from actor.environments.zygote_link import ZygoteLink
+from bridge import framing
 from bridge.types import MAX_ABS_REWARD
 from configs import extension
 from configs.sections.environments import EnvironmentsConfig
@@ -202,7 +203,7 @@ class EpisodeProcess:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(wire.frame(question))
                 await self._writer.drain()
-                length = wire.frame_length(await self._reader.readexactly(wire.LENGTH.size))
+                length = wire.frame_length(await self._reader.readexactly(framing.HEAD_BYTES))
                 answer = msgspec.msgpack.decode(await self._reader.readexactly(length), type=wire.Answer)
         except TimeoutError as e:
             what = type(question).__name__.lower()

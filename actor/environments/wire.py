@@ -4,14 +4,13 @@ To a zygote by packets (SOCK_SEQPACKET), with an episode's socket as ancillary d
 socket, four bytes of length (big-endian) before each message. There is one answer to each question, in order.
 """
 
-import struct
 from typing import Any
 
 import msgspec
 
+from bridge import framing
 from bridge.chat_template import Message
 
-LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_PACKET_BYTES = 2**16
 
@@ -98,24 +97,10 @@ def encode(message: Any) -> bytes:
 
 
 def frame(message: Question | Answer) -> bytes:
-    """A message as it is sent to or by an episode's process.
-
-    Raises:
-      ValueError: it is too large.
-    """
-    body = encode(message)
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {len(body)} bytes, at most {MAX_MESSAGE_BYTES} may be sent")
-    return LENGTH.pack(len(body)) + body
+    """A message as it is sent to or by an episode's process; raises ValueError if it is too large."""
+    return framing.frame(encode(message), max_bytes=MAX_MESSAGE_BYTES)
 
 
 def frame_length(head: bytes) -> int:
-    """How many bytes follow these four.
-
-    Raises:
-      ValueError: too many.
-    """
-    (length,) = LENGTH.unpack(head)
-    if length > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {length} bytes, at most {MAX_MESSAGE_BYTES} may come")
-    return length
+    """How many bytes follow these four; raises ValueError if too many."""
+    return framing.frame_length(head, max_bytes=MAX_MESSAGE_BYTES)

@@ -21,6 +21,7 @@ import msgspec
 
 from actor.environments import child, registry, wire
 from actor.environments.protocol import Environment
+from bridge.processes import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _FD_BYTES = array.array("i").itemsize
@@ -125,7 +126,7 @@ class _Zygote:
 
 def main(name: str, control_fd: int, max_memory_bytes: int) -> None:
     """Imports the environment, says so, and forks until its control socket ends."""
-    child.die_with_parent(os.getppid())
+    die_with_parent(os.getppid())
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
     control = socket.socket(fileno=control_fd)

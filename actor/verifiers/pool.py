@@ -21,6 +21,7 @@ from actor.verifiers.worker import Question
 from actor.verifiers.worker_process import WorkerProcess
 from bridge.types import Task
 from configs import extension
+from configs.schema import Config
 from configs.sections import RewardsConfig
 
 LOAD_TIMEOUT_S = 120.0
@@ -101,6 +102,25 @@ class VerifierPool:
             self._idle.put_nowait(w)
         self.num_failures = 0
         """Attempts that failed, whether or not a later one succeeded."""
+
+    @classmethod
+    def of_config(
+        cls,
+        config: Config,
+        *,
+        num_workers: int | None = None,
+        own: Collection[str] | None = None,
+        cores: Collection[int] = (),
+    ) -> "VerifierPool":
+        """Returns a run's pool; None: `actor.verifier_workers` processes, and the config's own verifiers."""
+        return cls(
+            num_workers=config.actor.verifier_workers if num_workers is None else num_workers,
+            timeout_s=config.actor.verifier_timeout_s,
+            retries=config.actor.verifier_retries,
+            settings=config.rewards,
+            own=config.own_verifiers if own is None else own,
+            cores=cores,
+        )
 
     async def score(
         self,

@@ -4,12 +4,10 @@ A message is four bytes of length (big-endian) and msgpack. There is one answer 
 judged, other timeouts of its test cases may come. It ends with its input, or with its parent.
 """
 
-import ctypes
 import os
 import queue
 import resource
 import signal
-import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -22,14 +20,14 @@ from actor.sandbox.program import SandboxError, SandboxUnavailableError
 from actor.verifiers import registry
 from actor.verifiers.judged import Context, NoNumberError, Response, Score, Verifier
 from actor.verifiers.own_answer import own_answer
+from bridge import framing
+from bridge.processes import die_with_parent
 from bridge.types import Task
 from configs import extension
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
 """Of address space; beyond it the verifier fails instead of the machine."""
-_LENGTH = struct.Struct(">I")
-_PR_SET_PDEATHSIG = 1
 _CORES = "--cores="
 RUNS_PROGRAMS = ("code",)
 """What these raise is the sandbox's, or the row's."""
@@ -75,27 +73,13 @@ class Answer(msgspec.Struct):
 
 
 def frame(message: Question | Timeouts | Answer) -> bytes:
-    """A message as it is sent.
-
-    Raises:
-      ValueError: it is too large.
-    """
-    body = msgspec.msgpack.encode(message)
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {len(body)} bytes, at most {MAX_MESSAGE_BYTES} may be sent")
-    return _LENGTH.pack(len(body)) + body
+    """A message as it is sent; raises ValueError if it is too large."""
+    return framing.frame(msgspec.msgpack.encode(message), max_bytes=MAX_MESSAGE_BYTES)
 
 
 def frame_length(head: bytes) -> int:
-    """How many bytes follow these four.
-
-    Raises:
-      ValueError: too many.
-    """
-    (length,) = _LENGTH.unpack(head)
-    if length > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {length} bytes, at most {MAX_MESSAGE_BYTES} may come")
-    return length
+    """How many bytes follow these four; raises ValueError if too many."""
+    return framing.frame_length(head, max_bytes=MAX_MESSAGE_BYTES)
 
 
 def serve(load: Callable[[str], Verifier], source: BinaryIO, sink: BinaryIO) -> None:
@@ -110,7 +94,7 @@ def serve(load: Callable[[str], Verifier], source: BinaryIO, sink: BinaryIO) -> 
 def _read(source: BinaryIO, questions: "queue.SimpleQueue[Question | None]") -> None:
     timeouts = LiveTimeouts(())
     try:
-        while head := source.read(_LENGTH.size):
+        while head := source.read(framing.HEAD_BYTES):
             message = msgspec.msgpack.decode(source.read(frame_length(head)), type=Question | Timeouts)
             if isinstance(message, Timeouts):
                 timeouts.known = message.case_timeouts_s
@@ -127,7 +111,7 @@ def main(load: Callable[[str], Verifier] = registry.load) -> None:
     for argument in sys.argv[1:]:
         if argument.startswith(_CORES):
             os.sched_setaffinity(0, map(int, argument.removeprefix(_CORES).split(",")))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also in a hung verifier
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to handle
     # The hard limit stays open: a sandbox can't have more than who starts it.
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

@@ -14,6 +14,7 @@ import msgspec
 
 from actor.verifiers import worker
 from actor.verifiers.worker import Answer, Question, Timeouts
+from bridge import framing
 from bridge.secrets import without_secrets
 from configs import extension
 
@@ -161,5 +162,5 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _read(reader: asyncio.StreamReader) -> Answer:
-    length = worker.frame_length(await reader.readexactly(4))
+    length = worker.frame_length(await reader.readexactly(framing.HEAD_BYTES))
     return msgspec.msgpack.decode(await reader.readexactly(length), type=Answer)

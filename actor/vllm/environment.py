@@ -1,7 +1,12 @@
 """What vLLM reads from the environment."""
 
 import os
+import sys
 
+from absl import logging
+
+from actor.vllm.compiler import do_without_compiler, engine_is_for_cpus
+from actor.vllm.import_path import import_through_link
 from configs.schema import Config
 
 
@@ -20,3 +25,7 @@ def set_environment(config: Config) -> None:
         os.environ[name] = "1"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["SLUICE_ENGINE"] = "1"
+    if engine_is_for_cpus():
+        import_through_link(sys.path)
+    if line := do_without_compiler(os.environ):
+        logging.warning("%s", line)

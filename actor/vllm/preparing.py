@@ -17,7 +17,7 @@ from actor.vllm.staging import Staged, StoppedError, UnstagedError, stage
 from bridge.published import WeightManifest
 from bridge.snapshots.writer import map_tensors
 
-_OPENMP = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)[-.0-9a-z]*\.so\S*$", re.MULTILINE)
+_OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)[-.0-9a-z]*\.so[^/\n ]*$", re.MULTILINE)
 
 logger = logging.getLogger(f"vllm.{__name__}")
 

@@ -9,13 +9,11 @@ that does not fit never touches the weights being served, and whatever fails in 
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import logging
 import multiprocessing
 import os
 import pathlib
-import signal
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -37,6 +35,7 @@ from actor.vllm.preparing import NextSnapshot, PreparedSnapshot, mapped
 from actor.vllm.processes import end_quickly
 from actor.vllm.proof import has_experts, prove_served
 from bridge import codec
+from bridge.processes import die_with_parent
 from bridge.published import WeightManifest
 from bridge.snapshots.layout import TensorTable, check_table
 
@@ -45,7 +44,6 @@ ENGINE_VARIABLE = "SLUICE_ENGINE"
 """Set in the processes of an engine that an actor started."""
 CPU_ADAPTERS = "actor.vllm.cpu_adapters.ByAdapter"
 """What multiplies by adapters on a CPU."""
-_PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -211,9 +209,7 @@ def register() -> None:
     if os.environ.get(ENGINE_VARIABLE) and parent is not None:
         say_phases()
         # An engine must not outlive a killed actor: it holds the cores, the memory and the port.
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # it died while this process was being imported
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_with_parent(parent.pid)
 
 
 register()

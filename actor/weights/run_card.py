@@ -8,7 +8,7 @@ from collections.abc import Callable
 from blake3 import blake3
 
 from actor.weights.model_folder import ModelFolder, describe
-from bridge import codec, versions
+from bridge import versions
 from bridge.files import replace_file
 from bridge.published import CardFile, RunCard
 
@@ -40,7 +40,6 @@ def check_versions(card: RunCard, *, vllm: str) -> None:
     """
     told = (
         ("Sluice", card.sluice, versions.SLUICE),
-        ("wire formats", card.formats, codec.describe_formats()),
         ("vLLM", card.vllm, vllm if card.vllm else ""),
     )
     for what, theirs, ours in told:

@@ -29,7 +29,7 @@ from obstore.store import ObjectStore
 
 from bridge import codec
 from bridge.buckets import BUCKET_SCHEMES, open_place
-from bridge.files import open_own, try_flock
+from bridge.files import first_line, open_own, try_flock
 from bridge.published import PieceEntry, WeightManifest
 from bridge.snapshots.layout import MANIFEST, SnapshotError, SupersededError, latest, place_of
 from bridge.types import Version
@@ -141,7 +141,7 @@ class SnapshotBucket:
         try:
             self._delete_old(version)
         except (BaseError, OSError, SnapshotError) as e:  # the next version tries again
-            logging.warning("old versions stay in the bucket: %s", _line(e))
+            logging.warning("old versions stay in the bucket: %s", first_line(e))
         return (place_of(self._url, self._run, version),)
 
     def _try(self, version: Version, put: Callable[[], object]) -> None:
@@ -152,9 +152,9 @@ class SnapshotBucket:
             except (BaseError, OSError) as e:
                 if attempt + 1 == _ATTEMPTS:
                     raise SnapshotError(
-                        f"version {version} did not get into {self._url} in {_ATTEMPTS} attempts: {_line(e)}"
+                        f"version {version} did not get into {self._url} in {_ATTEMPTS} attempts: {first_line(e)}"
                     ) from None
-                logging.warning("upload failed version=%s attempt=%d: %s", version, attempt + 1, _line(e))
+                logging.warning("upload failed version=%s attempt=%d: %s", version, attempt + 1, first_line(e))
                 self._pause(_BACKOFF_S * 2**attempt)
 
     def _put_piece(self, version: Version, copy: _Copy) -> None:
@@ -245,7 +245,7 @@ def read_bucket_manifest(run_place: ObjectStore, version: Version) -> WeightMani
             raise SnapshotError(f"the manifest of version {version} has {size} bytes, the limit is {codec.MAX_BYTES}")
         data = obstore.get_range(run_place, key, start=0, length=size)
     except FileNotFoundError as e:
-        raise SupersededError(f"version {version} is not in the bucket: {_line(e)}") from e
+        raise SupersededError(f"version {version} is not in the bucket: {first_line(e)}") from e
     try:
         return codec.decode(WeightManifest, bytes(data))
     except ValueError as e:
@@ -297,8 +297,3 @@ def _parse(name: str) -> Version | None:
         return Version.parse(name)
     except ValueError:
         return None
-
-
-def _line(error: BaseException) -> str:
-    """An error's first line: obstore's go on with the whole request."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]

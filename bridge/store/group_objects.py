@@ -25,6 +25,7 @@ from absl import logging
 from obstore.store import ObjectStore
 
 from bridge.buckets import open_place
+from bridge.files import first_line
 from bridge.store.protocol import StoreLostError
 
 T = TypeVar("T")
@@ -218,7 +219,7 @@ class GroupObjects:
             except (BadObjectError, _GONE):
                 return
             except (obstore_errors.BaseError, OSError) as e:
-                logging.warning("object_left ticket=%s error=%s", row[0], _said(e))
+                logging.warning("object_left ticket=%s error=%s", row[0], first_line(e))
                 return
             self._count("deleted")
 
@@ -301,20 +302,15 @@ class GroupObjects:
             except _GONE:
                 raise
             except _REFUSED as e:
-                raise ValueError(f"store.bucket={self._url} refuses to {what}: {_said(e)}") from None
+                raise ValueError(f"store.bucket={self._url} refuses to {what}: {first_line(e)}") from None
             except (obstore_errors.BaseError, OSError) as e:
                 if self._clock() + wait_s > end_s:
-                    said = f"{self._url} could not be reached for {self._retry_s:g} s ({what}): {_said(e)}"
+                    said = f"{self._url} could not be reached for {self._retry_s:g} s ({what}): {first_line(e)}"
                     raise StoreLostError(said) from None
-                logging.log_every_n_seconds(logging.WARNING, "bucket_retry what=%s error=%s", 10, what, _said(e))
+                logging.log_every_n_seconds(logging.WARNING, "bucket_retry what=%s error=%s", 10, what, first_line(e))
             self._sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _count(self, what: str, num: int = 1) -> None:
         with self._lock:
             self.counts[what] += num
-
-
-def _said(error: Exception) -> str:
-    """The first line of an error, without what its library knows of its own insides."""
-    return str(error).strip().partition("\n")[0][:300]

@@ -30,7 +30,7 @@ class SqliteStore(SqlStore):
         for longer than `busy_timeout_s`.
 
         Raises:
-          ValueError: the file is no Sluice store, or has another schema version.
+          ValueError: the file is no Sluice store, or is one of another `codec.FORMAT`.
         """
         database = SqliteDatabase(path, busy_timeout_s=busy_timeout_s, clock=clock)
         super().__init__(database, run=RUN, max_message_bytes=max_message_bytes)

@@ -19,11 +19,12 @@ from typing import Any
 
 from typing_extensions import override
 
+from bridge import codec
 from bridge.store.protocol import TOPICS, Mark, SupersededLearnerError, Topic
 from bridge.store.sql.anchor_row import higher
 from bridge.store.sql.script import Database, Row, Script, Step, StoreClosedError, list_names, translate
 from bridge.store.sqlite_clock import SqliteClock
-from bridge.store.sqlite_schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION, add_migration_functions
+from bridge.store.sqlite_schema import APPLICATION_ID, CREATE
 
 LOOK_S = 0.005
 """How often `wait` looks whether the file was changed; no row is read for it if it wasn't."""
@@ -49,7 +50,7 @@ class SqliteDatabase(Database):
         """Opens the file, or makes it and its folder; `clock` as in `SqliteClock`.
 
         Raises:
-          ValueError: the file is something else, or has a schema version that this build can't bring up to its own.
+          ValueError: the file is something else, or is a store of another `codec.FORMAT`.
           StoreBusyError: somebody held the file's lock all the time.
         """
         self._path = pathlib.Path(path).absolute()
@@ -224,18 +225,9 @@ class SqliteDatabase(Database):
                 db.execute(statement)
         if _value(db, "PRAGMA application_id") != APPLICATION_ID:
             raise ValueError(f"{self._path} is a database, but not a Sluice store")
-        version = _value(db, "SELECT value FROM meta WHERE key = 'schema_version'")
-        add_migration_functions(db)
-        while version in MIGRATIONS:
-            for statement in MIGRATIONS[version]:
-                db.execute(statement)
-            version += 1
-            db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
-        if version != SCHEMA_VERSION:
-            raise ValueError(
-                f"{self._path} has schema version {version}, this build reads {SCHEMA_VERSION}: "
-                "finish the run with the build that began it, or start a new folder"
-            )
+        number = _value(db, "SELECT value FROM meta WHERE key = 'format'")
+        if number != codec.FORMAT:
+            raise codec.OtherFormatError.of(str(self._path), number or "none")
 
     def _switch_to_wal(self) -> None:
         # The switch needs the file alone and does not honour the busy timeout (the first opening only).

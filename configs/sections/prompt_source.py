@@ -20,15 +20,13 @@ PlainArgs = dict[str, int | Finite | str | bool]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptSource:
-    """Where problems come from, how they are judged, and how often they come; what is empty is as `prompts` has it.
-
-    Problems are the rows of `path`, or those of `task`, or, without either, those that `environment` makes itself.
-    """
+class SourceFields:
+    """Fields of one source of problems, which `prompts`, a mixture's sources and evaluation sets have alike."""
 
     path: LocalPath = ""
     """A .jsonl, .parquet or .arrayrecord file (of the last several: a pattern with `*`), or `hf:` and the name of a
-    data set of the Hugging Face Hub or a folder in its format."""
+    data set of the Hugging Face Hub or a folder in its format. Empty: problems are those of the task or of the
+    environment."""
     subset: str = ""
     """Of a Hugging Face data set, as "main" of openai/gsm8k; empty: its default."""
     split: str = "train"
@@ -43,28 +41,38 @@ class PromptSource:
     """A reasoning-gym task family."""
     task_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
     environment: str = ""
-    """Name of the environment that each problem is an episode of; it rewards by itself, and verifiers judge only where
-    this source names them."""
+    """Name of the environment that each problem is an episode of. Without a path its own rows are asked. It rewards by
+    itself: a verifier judges only where a source of a mixture names one, `rewards` are added."""
     environment_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
     """What the environment's own rows are made with."""
     environment_rows: str = ""
     """`module:function` of the user's own that makes the rows, in place of those of configs/environments."""
     pattern: str = ""
     """A regular expression whose first group is the part of a task's question to show; empty shows it all."""
+    rewards: dict[str, Finite] = dataclasses.field(default_factory=dict[str, float])
+    """Instead of one verifier several, by name, and what each one's score counts: the reward is their weighted sum. A
+    row of a file may have its own (`prompts.rewards_field`)."""
+
+    def __post_init__(self) -> None:
+        expand_home(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptSource(SourceFields):
+    """Where problems come from, how they are judged, and how often they come; what is empty is as `prompts` has it.
+
+    Problems are the rows of `path`, or those of `task`, or, without either, those that `environment` makes itself.
+    """
+
     prompt_field: str = ""
     answer_field: str = ""
     verifier: str = ""
     """Who judges the rows that name no rewards of their own."""
-    rewards: dict[str, Finite] = dataclasses.field(default_factory=dict[str, float])
-    """Instead of one verifier several, by name, with their weights."""
     answer_in: Literal["", "conclusion", "text", "number"] = ""
     weight: Weight = 1.0
     """How often a problem is of this source, against the other weights."""
     stage: CountOrZero = 0
     """With prompts.curriculum=stages: when this source's time comes."""
-
-    def __post_init__(self) -> None:
-        expand_home(self)
 
     @property
     def parts(self) -> dict[str, float]:

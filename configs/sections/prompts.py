@@ -7,10 +7,9 @@ from typing import Literal, TypeVar
 
 from bridge.chat_template import RENDERED, TemplateSettings
 from configs import extension
-from configs.checks import Count, CountOrZero, Finite, FractionOrZero, check_ranges
-from configs.paths import LocalPath, expand_home
+from configs.checks import Count, CountOrZero, FractionOrZero, check_ranges
 from configs.sections.prompt_source import VERIFIERS as VERIFIERS
-from configs.sections.prompt_source import PlainArgs, PromptSource, check_parts, check_pattern
+from configs.sections.prompt_source import PlainArgs, PromptSource, SourceFields, check_parts, check_pattern
 
 Source = TypeVar("Source", bound=PromptSource)
 Truncated = Literal["zero", "keep", "mask"]
@@ -26,18 +25,9 @@ _OF_ONE_SOURCE = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptsConfig:
+class PromptsConfig(SourceFields):
     """Where problems come from and how answers are judged."""
 
-    path: LocalPath = ""
-    """A .jsonl, .parquet or .arrayrecord file, or `hf:` and the name of a Hugging Face data set; empty means the
-    environment or the reasoning-gym task below."""
-    subset: str = ""
-    """Of a Hugging Face data set, as "main" of openai/gsm8k; empty: its default."""
-    split: str = "train"
-    """Of a Hugging Face data set."""
-    revision: str = ""
-    """Of a Hugging Face data set: a branch, tag or commit; empty: the newest."""
     prompt_field: str = "prompt"
     answer_field: str = "answer"
     rewards_field: str = "rewards"
@@ -52,29 +42,12 @@ class PromptsConfig:
     ignored_fields: str = ""
     """Comma-separated fields of messages and rows that prompts leave out on purpose, as in `tool_call_id,name,images`.
     A row with such a field that the chat template does not show is set aside unless the field is named here."""
-    eval_path: LocalPath = ""
-    """Held-out problems; empty: one in `held_out_one_in` of the problems, chosen by a hash of the prompt."""
-    eval_split: str = ""
-    """Held-out problems: another split of the same Hugging Face data set."""
     held_out_one_in: Count = 10
     task: str = "chain_sum"
     """A reasoning-gym task family."""
-    task_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
-    environment: str = ""
-    """Name of the environment that each problem is an episode of. Without a path its own rows are asked. It rewards by
-    itself: `verifier` does not count, `rewards` are added."""
-    environment_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
-    """What the environment's own rows are made with."""
-    environment_rows: str = ""
-    """`module:function` of the user's own that makes the rows, in place of those of configs/environments."""
-    pattern: str = ""
-    """A regular expression whose first group is the part of the question to show; empty shows it all."""
     verifier: str = "exact"
     """One of `VERIFIERS`, or `module:function` of the user's own, like those of actor/verifiers. It judges the rows
     that name no rewards of their own."""
-    rewards: dict[str, Finite] = dataclasses.field(default_factory=dict[str, float])
-    """Instead of one verifier several, by name, and what each one's score counts: the reward is their weighted sum. A
-    row of a file may have its own (`rewards_field`)."""
     answer_in: Literal["conclusion", "text", "number"] = "conclusion"
     """Where verifier=math looks for a response's answer. conclusion: what it says is its answer (`\\boxed{...}`,
     `<answer>...</answer>`, `#### ...`, "the answer is ..."), or all of it, if it is an expression and nothing else.
@@ -127,7 +100,7 @@ class PromptsConfig:
     """Factor on the weights of stages that are passed; 0: they don't come back."""
 
     def __post_init__(self) -> None:
-        expand_home(self)
+        super().__post_init__()
         check_ranges("prompts", self)
         check_parts("prompts", self.verifier, self.rewards)
         if self.rewards and self.verifier not in ("exact", *self.rewards):
@@ -205,23 +178,10 @@ class PromptsConfig:
         """All sources by name, in the names' order, with what they leave out filled in; a single one's name is ""."""
         if self.mixture:
             return {name: self.filled_in(self.mixture[name]) for name in sorted(self.mixture)}
-        is_task = not (self.path or self.environment)
-        one = PromptSource(
-            path=self.path,
-            subset=self.subset,
-            split=self.split,
-            revision=self.revision,
-            eval_path=self.eval_path,
-            eval_split=self.eval_split,
-            task=self.task if is_task else "",
-            task_args=self.task_args if is_task else {},
-            environment=self.environment,
-            environment_args=self.environment_args,
-            environment_rows=self.environment_rows,
-            pattern=self.pattern,
-            rewards=self.rewards,
-        )
-        return {"": self.filled_in(one)}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(SourceFields)}
+        if self.path or self.environment:
+            fields |= {"task": "", "task_args": {}}
+        return {"": self.filled_in(PromptSource(**fields))}
 
     def filled_in(self, source: Source) -> Source:
         """A source with what it leaves out filled in."""
@@ -239,16 +199,6 @@ class PromptsConfig:
     def parts(self) -> dict[str, float]:
         """By verifier, what its score counts of a row that doesn't say; of several sources of one name, the last's."""
         return {name: weight for source in self.sources.values() for name, weight in source.parts.items()}
-
-    @property
-    def environments(self) -> tuple[str, ...]:
-        """Those that a source's problems are episodes of."""
-        return tuple(dict.fromkeys(s.environment for s in self.sources.values() if s.environment))
-
-    @property
-    def own_environments(self) -> tuple[str, ...]:
-        """Those of the user's own."""
-        return tuple(filter(extension.is_own, self.environments))
 
     @property
     def own_verifiers(self) -> tuple[str, ...]:

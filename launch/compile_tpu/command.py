@@ -1,10 +1,10 @@
 """Compiles the learner's real steps for a TPU slice on a machine without one, and says what they would need.
 
     python -m launch.compile_tpu --config=configs/tpu_v5p_64.py --topology=v5p:4x4x4 [--model=Qwen2.5-7B]
-    python -m launch.compile_tpu --all [--out=tests/bench/results/tpu.md]     every preset for a slice, as a table
+    python -m launch.compile_tpu --all [--out=tests/bench/results/tpu.json]     every preset for a slice
 
-Prints the memory of a chip, FLOPs, bytes, collectives, estimated seconds, the roofline and the implied MFU, and ends
-with one line of JSON. Exit code 0: it fits; 1: it doesn't; 2: bad input. libtpu lives in an environment of its own
+Prints the memory of a chip, FLOPs, collectives and the seconds of an update at an assumed utilization, and ends with
+one line of JSON. Exit code 0: it fits; 1: it doesn't; 2: bad input. libtpu lives in an environment of its own
 (`launch/compile_tpu/venv.py`), made when it is first needed.
 """
 
@@ -24,11 +24,12 @@ from absl import flags
 from configs import extension, overrides
 from configs.model_sizes import MODEL_SIZES
 from configs.schema import Config
-from configs.tpu_slices import CASES, SliceCase
+from configs.tpu_slices import CASES
 from launch import command_line
 from launch.compile_tpu import report
 from launch.compile_tpu.estimate import Estimate, estimate
 from launch.compile_tpu.venv import environment, tpu_python
+from launch.console import make_console
 from launch.out_file import check_out_file, write_out_file
 from learner.costs.flops import TPU_CHIPS
 from learner.model.config import Architecture
@@ -39,8 +40,8 @@ _TOPOLOGY = flags.DEFINE_string(
 _MODEL = flags.DEFINE_string(
     "model", None, "A name in configs/model_sizes.py; else config.model.path, or the preset's."
 )
-_ALL = flags.DEFINE_bool("all", False, "All presets for slices, as a Markdown table.")
-_OUT = flags.DEFINE_string("out", None, "With --all: the file for the table; else it is printed.")
+_ALL = flags.DEFINE_bool("all", False, "All presets for slices, and a table of them.")
+_OUT = flags.DEFINE_string("out", None, "A file for the numbers, as JSON.")
 _DUMP = flags.DEFINE_string("dump", None, "A folder that gets the compiled programs as text.")
 
 DOES_NOT_FIT = 1
@@ -82,7 +83,10 @@ def main() -> int:
     outcomes, broken = [], 0
     with command_line.usage_errors():
         _check_flags()
-        jobs = _all_jobs(given) if _ALL.value else [make_job(flags.FLAGS.config, _TOPOLOGY.value, _MODEL.value, given)]
+        if _ALL.value:
+            jobs = [make_job(case.config_path, case.topology, case.model, given) for case in CASES]
+        else:
+            jobs = [make_job(flags.FLAGS.config, _TOPOLOGY.value, _MODEL.value, given)]
         python = tpu_python()
         for job in jobs:
             try:
@@ -95,9 +99,13 @@ def main() -> int:
                 continue
             outcomes.append(outcome)
             report.show(job.key, job.config, outcome.estimate, outcome.answer)
+    rows = {o.job.key: report.numbers(o.job.config, o.estimate, o.answer) for o in outcomes}
     if _ALL.value:
+        make_console(width=150, highlight=False).print(report.all_cases(rows))
+    if _OUT.value is not None:
         with command_line.usage_errors():
-            _write_table(report.markdown([(o.job.key, o.job.config, o.estimate, o.answer) for o in outcomes]))
+            write_out_file(pathlib.Path(_OUT.value).expanduser(), json.dumps(rows, indent=1) + "\n")
+        print(f"wrote {_OUT.value}")
     print(json.dumps(summary(outcomes)))
     return 0 if all(o.fits for o in outcomes) and not broken else DOES_NOT_FIT
 
@@ -178,25 +186,22 @@ def compile_job(job: Job, python: pathlib.Path, *, dump: str | None = None) -> C
         raise ValueError(error["message"])
     if error:
         return Compiled(job=job, estimate=None, answer=answer)
-    found = estimate(answer, job.config, Architecture.from_hf(job.model), TPU_CHIPS[job.family])
+    found = estimate(answer, job.config, Architecture.from_hf(job.model), job.family)
     return Compiled(job=job, estimate=found, answer=answer)
 
 
 def summary(outcomes: Sequence[Compiled]) -> dict[str, Any]:
-    """The line of JSON: every key is `fits`, `hbm_gb` or `implied_mfu`, and the case."""
+    """The line of JSON: every key is `fits`, `hbm_gb` or `update_s`, and the case."""
     values: dict[str, Any] = {}
     aims: dict[str, Any] = {}
     for outcome in outcomes:
         key, found = outcome.job.key, outcome.estimate
-        chip = TPU_CHIPS[outcome.job.family]
         hbm_gb = round(found.total_hbm_bytes / 1e9, 2) if found else None
-        mfu = round(found.implied_mfu, 4) if found else None
-        values |= {f"fits/{key}": outcome.fits, f"hbm_gb/{key}": hbm_gb, f"implied_mfu/{key}": mfu}
+        update_s = round(found.update_s, 2) if found else None
+        values |= {f"fits/{key}": outcome.fits, f"hbm_gb/{key}": hbm_gb, f"update_s/{key}": update_s}
         aims[f"fits/{key}"] = {"value": outcome.fits, "aim": True, "met": outcome.fits}
-        limit = round(chip.hbm_bytes / 1e9, 2)
+        limit = round(TPU_CHIPS[outcome.job.family].hbm_bytes / 1e9, 2)
         aims[f"hbm_gb/{key}"] = {"value": hbm_gb, "aim": limit, "met": hbm_gb is not None and hbm_gb <= limit}
-        if outcome.job.family == "v5p" and not outcome.job.model.get("num_experts"):
-            aims[f"implied_mfu/{key}"] = {"value": mfu, "aim": 0.5, "met": mfu is not None and mfu >= 0.5}
     return {"bench": "compile_tpu", "values": values, "aims": aims}
 
 
@@ -204,25 +209,7 @@ def _check_flags() -> None:
     if flags.FLAGS.run_dir is not None:
         raise ValueError("--run_dir has no use here; give --config")
     if _OUT.value is not None:
-        if not _ALL.value:
-            raise ValueError("--out needs --all")
         check_out_file(_OUT.value)
-
-
-def _write_table(table: str) -> None:
-    if _OUT.value is None:
-        print(table)
-    else:
-        write_out_file(pathlib.Path(_OUT.value).expanduser(), table)
-        print(f"wrote {_OUT.value}")
-
-
-def _all_jobs(given: dict[str, str]) -> list[Job]:
-    return [_case_job(case, given) for case in CASES]
-
-
-def _case_job(case: SliceCase, given: dict[str, str]) -> Job:
-    return make_job(case.config_path, case.topology, case.model, given)
 
 
 def _model_fields(config: Config, name: str | None) -> dict[str, Any]:
@@ -232,4 +219,4 @@ def _model_fields(config: Config, name: str | None) -> dict[str, Any]:
         return MODEL_SIZES[name]
     if not config.model.path:
         raise ValueError("give --model=NAME, or --config.model.path=FOLDER of a Hugging Face model")
-    return Architecture.from_hf(config.model.path).to_hf()
+    return json.loads(Architecture.from_hf(config.model.path).hf_json)

@@ -4,10 +4,11 @@
 `topology`; the answer `programs` and `state_bytes`, or `error`. `launch.compile_tpu` is the command for people.
 """
 
-import dataclasses
+import collections
 import json
 import math
 import pathlib
+import re
 import sys
 import time
 from typing import Any
@@ -18,18 +19,17 @@ from jax.sharding import Mesh
 
 from configs import overrides
 from configs.schema import Config
-from launch.compile_tpu.estimate import micro_batch_lengths
 from launch.processes import by_hand
-from learner.costs import hlo, hlo_costs
-from learner.costs.flops import TPU_CHIPS
 from learner.devices.compiler_options import compiler_options
 from learner.devices.mesh import AXES, make_mesh
 from learner.model.config import Architecture
-from learner.update.loss_sum import default_logit_chunk
 from learner.update.packing import empty_batch
 from learner.update.step import Steps, build_steps
 
 _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
+_COLLECTIVE = re.compile(
+    r" (all-gather|all-reduce|reduce-scatter|(?:ragged-)?all-to-all|collective-(?:permute|broadcast))(?:-start)?\("
+)
 
 
 def main() -> None:
@@ -56,10 +56,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     mesh = topology_mesh(job["topology"], config)
     model = Architecture.from_hf(job["model"])
     steps = build_steps(model, config, mesh)
-    chunk = config.model.logit_chunk_tokens or default_logit_chunk(model, mesh)
     options = (compiler_options(mesh) or {}) | (job.get("compiler_options") or {})
-    num_chunks = head_chunks(config, chunk)
-    links = Links(job["topology"].partition(":")[0], mesh)
     answer: dict[str, Any] = {
         "device_kind": mesh.devices.flat[0].device_kind,
         "num_chips": mesh.devices.size,
@@ -78,14 +75,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         text = compiled.as_text() or ""
         if job.get("dump"):
             (pathlib.Path(job["dump"]) / f"{name}.hlo").write_text(text)
-        answer["programs"][name] = program(compiled, text, links, num_chunks) | {"compile_s": time.monotonic() - start}
+        answer["programs"][name] = program(compiled, text) | {"compile_s": time.monotonic() - start}
     return answer
-
-
-def head_chunks(config: Config, chunk: int) -> int:
-    """How often the one loop runs whose bound is data: over the trained tokens of a chip, a chunk at a time."""
-    _, scored, _ = micro_batch_lengths(config)
-    return math.ceil(scored / (config.mesh.batch_shards * config.mesh.sequence) / chunk)
 
 
 def topology_mesh(topology: str, config: Config) -> Mesh:
@@ -105,52 +96,19 @@ def topology_mesh(topology: str, config: Config) -> Mesh:
     return make_mesh(**sizes, devices=devices)
 
 
-@dataclasses.dataclass(frozen=True)
-class Links:
-    """The interconnect between the chips of a mesh."""
-
-    family: str
-    mesh: Mesh
-
-    def bytes_per_s(self, group: tuple[int, ...]) -> float:
-        """What a chip can send to the others of a group at most: by the links in the dims that the group spans.
-
-        A dim counts two links where the group closes a ring in it (a v5p dim of a multiple of 4 wraps around,
-        a v5e or v6e dim of 16), else one.
-        """
-        chip = TPU_CHIPS[self.family]
-        everywhere = [d.coords for d in self.mesh.devices.flat]
-        coords = [everywhere[i] for i in group] or everywhere
-        num_links = 0
-        for dim in range(chip.torus_dims):
-            size = len({c[dim] for c in everywhere})
-            wraps = size % 4 == 0 if self.family == "v5p" else size == 16
-            spanned = len({c[dim] for c in coords})
-            num_links += 0 if spanned == 1 else 2 if wraps and spanned == size else 1
-        return chip.ici_bytes_per_s / (2 * chip.torus_dims) * max(num_links, 1)
-
-
-def program(compiled: Any, text: str, links: Links, dynamic_trips: int) -> dict[str, Any]:
-    """One compiled program's memory and work a chip, as plain numbers."""
-    memory = compiled.memory_analysis()
-    costs = hlo_costs.costs(hlo.parse(text), dynamic_trips=dynamic_trips)
-    analysis = compiled.cost_analysis() or {}
-    collectives = [
-        dataclasses.asdict(c) | {"sent_bytes": c.sent_bytes, "seconds": c.sent_bytes / links.bytes_per_s(c.group)}
-        for c in costs.collectives
-        if c.group_size > 1
-    ]
+def program(compiled: Any, text: str) -> dict[str, Any]:
+    """Returns a compiled program's memory and work per chip as plain numbers; XLA counts the body of a loop once."""
+    memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return {
         "memory": {name: getattr(memory, f"{name}_size_in_bytes") for name in _MEMORY},
-        "matmul_flops": costs.matmul_flops,
-        "hbm_bytes": costs.hbm_bytes,
-        "estimated_cycles": costs.estimated_cycles,
-        "unknown_loops": list(costs.unknown_loops),
-        "kernels": [dataclasses.asdict(k) for k in costs.kernels],
-        "collectives": collectives,
-        # What XLA says of itself; it counts the body of a loop once.
-        "xla": {k: analysis.get(k) for k in ("flops", "bytes accessed", "optimal_seconds")},
+        "collectives": count_collectives(text),
+        "xla": {key: costs.get(key) for key in ("flops", "bytes accessed")},
     }
+
+
+def count_collectives(text: str) -> dict[str, int]:
+    """Counts the collective instructions of a program's HLO text by kind, the body of a loop once."""
+    return dict(collections.Counter(_COLLECTIVE.findall(text)))
 
 
 def state_bytes(steps: Steps, config: Config) -> dict[str, int]:

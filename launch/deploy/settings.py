@@ -20,46 +20,60 @@ _SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """As the command line gives them; `launch/deploy/command.py` has the flags and what each means."""
+    """Flags of the command by their names, each with its help below it."""
 
     target: Literal["kubernetes", "slurm"]
+    """What starts processes there."""
     one_node: bool = False
-    """Learner and engines on one machine by launch.local: no network, no database."""
+    """Learner and engines on one machine: launch.local, in shared memory."""
     learner: str = ""
-    """What a learner's host has; of `LEARNERS`. With `one_node` what the node has."""
+    """What the learner's hosts have: v5e, v5p, v6e, h100, h200, or cpu for a trial; as many as mesh.* says."""
     actors: str = ""
-    """What an actor has; of `ACTORS`."""
+    """What actors have: h100, h200, or cpu; each actor.tensor_parallel_size."""
     num_actors: int = 0
-    """0: `actor.num_engines`."""
+    """How many actors; 0: actor.num_engines."""
     topology: str = ""
+    """The TPU slice's, as in 4x4x4; else the usual one of that many chips."""
     num_params: float = 0.0
+    """The model's parameters, where its folder is not here: 7.6e9."""
     grace_s: float = 600.0
-    """What a learner that is told to end has for its step and the agreed save."""
+    """What a learner that is told to end has for its step and its save."""
     actor_user: str = "actor"
     """The actors' login in the store."""
     port: int = 8443
-    """At which learner hosts serve weights."""
-    # Kubernetes
+    """At which the learner's hosts serve weights."""
     learner_image: str = ""
+    """Kubernetes: the learner's image, or the one node's."""
     actor_image: str = ""
+    """Kubernetes: the actors' image."""
     namespace: str = "default"
+    """Kubernetes: where objects are made."""
     storage_claim: str = ""
+    """Kubernetes: a PersistentVolumeClaim (ReadWriteMany)."""
     mount: str = "/sluice"
-    """Where learners find the claim."""
+    """Kubernetes: where the learner's hosts find it."""
     service_account: str = ""
+    """Kubernetes: one that is there, as for a bucket by workload identity; else one without rights."""
     uid: int = 10001
+    """Kubernetes: the user of the processes; 0 where devices are root's alone."""
     node_labels: Literal["gke", "nvidia"] = "gke"
+    """Kubernetes: GPU nodes have GKE's labels, or those of NVIDIA's discovery."""
     sandbox_seccomp: str = ""
-    """A seccomp profile of the nodes, below the kubelet's folder of profiles, under which pods may isolate programs."""
+    """Kubernetes, code rewards: launch/deploy/sandbox_seccomp.json on the nodes, a path below the kubelet's seccomp."""
     sandbox_runtime: str = ""
-    """A RuntimeClass in whose pods programs can be isolated, as gVisor's."""
-    # Slurm
+    """Kubernetes, code rewards: a RuntimeClass of pods that may isolate programs, as gVisor's."""
     python: str = ""
+    """Slurm: the Python with Sluice, as every node sees it."""
     actor_python: str = ""
+    """Slurm: the actors', if it is another one."""
     keys: str = ""
+    """Slurm: folder with token, certificates and password files, for you alone."""
     learner_options: tuple[str, ...] = ()
+    """Slurm: of sbatch, as in --learner_option=partition=a."""
     actor_options: tuple[str, ...] = ()
+    """Slurm: of sbatch, for the actors."""
     time: str = "24:00:00"
+    """Slurm: a job's time limit; the learner goes on in another job after it."""
 
     def __post_init__(self) -> None:
         """Refuses what is missing, or can't be: one line says which flag."""

@@ -20,7 +20,6 @@ from typing import Any
 from absl import flags
 
 from actor.environments.pool import check_environments
-from actor.verifiers.judge import Judge, read_template
 from actor.verifiers.pool import check_own
 from bridge.timeline import Timeline
 from bridge.types import Version
@@ -31,10 +30,10 @@ from launch import command_line
 from launch.evaluate import export, problems, results, serving, settings
 from launch.evaluate.progress import Progress
 from launch.evaluate.runner import leaves
-from launch.judge import JudgeService
 from launch.out_file import check_out_file
 from launch.processes.lifeline import die_with_parent
 from launch.sandbox_check import check_sandbox
+from launch.startup.build_actor import open_judge
 
 _MODEL = flags.DEFINE_string("model", None, "A Hugging Face folder of any family that vLLM knows (safetensors).")
 _STEP = flags.DEFINE_integer("step", None, "With --run_dir: the checkpoint's step; default: the newest.", lower_bound=0)
@@ -79,7 +78,9 @@ def main() -> int:
     with contextlib.ExitStack() as parts:
         with command_line.usage_errors():
             folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="sluice-evaluate-"))
-            judge = parts.enter_context(_judge(config, pathlib.Path(folder)))
+            judge = None
+            if "judge" in config.parts:
+                judge = parts.enter_context(open_judge(config, pathlib.Path(folder) / "judge.log"))
             timeline = Timeline(folder, "evaluate")
             parts.callback(timeline.close)
         progress.say(f"starting vLLM: {model}, {config.model.served_dtype}, at most {config.model.max_tokens} tokens")
@@ -160,24 +161,6 @@ def _head(model: pathlib.Path, step: int | None, config: Config) -> dict[str, An
         "dtype": config.model.served_dtype,
         "max_model_tokens": config.model.max_tokens,
     }
-
-
-@contextlib.contextmanager
-def _judge(config: Config, folder: pathlib.Path) -> Iterator[Judge | None]:
-    """The judge, where one is asked; beside the engine it is started before it, as beside an actor's.
-
-    Raises:
-      ValueError: it does not start, or the file of its key or its template can't be used.
-    """
-    if "judge" not in config.parts:
-        yield None
-    elif not config.judge.colocate:
-        yield Judge(config.judge)
-    else:
-        read_template(config.judge)
-        service = JudgeService(config.judge, folder / "judge.log", stopped_s=config.supervision.heartbeat_s)
-        with contextlib.closing(service):
-            yield Judge(service.config, failure=lambda: service.failure)
 
 
 @contextlib.contextmanager

@@ -6,14 +6,10 @@ import pathlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from actor.environments.episode import Episodes
-from actor.environments.pool import EnvironmentPool
-from actor.environments.rendering import read_rendering
 from actor.responses import ResponseReader
 from actor.rewards.scheduler import Rewards
 from actor.sampling import Sampler
 from actor.verifiers.judge import Judge
-from actor.verifiers.pool import VerifierPool
 from actor.weights.model_folder import tensor_table
 from bridge.timeline import Timeline
 from bridge.types import Group, Version
@@ -22,6 +18,7 @@ from launch.evaluate.problems import Problems
 from launch.evaluate.progress import Progress
 from launch.evaluate.runner import Runner, tickets_of
 from launch.placement import bind_to_cores, core_ids
+from launch.startup.build_actor import build_episodes, build_scorer
 
 if TYPE_CHECKING:
     from actor.vllm.engine import VllmEngine
@@ -88,30 +85,9 @@ class Job:
         async with contextlib.AsyncExitStack() as parts:
             parts.push_async_callback(engine.close)
             await engine.serve_own_weights(self._version)
-            pool = VerifierPool(
-                num_workers=config.actor.verifier_workers,
-                timeout_s=config.actor.verifier_timeout_s,
-                retries=config.actor.verifier_retries,
-                settings=config.rewards,
-                own=config.own_verifiers,
-                cores=core_ids(config.rewards.cpu_cores) if config.rewards.cpu_cores else (),
-            )
-            elsewhere = {"judge": self._judge} if self._judge is not None else {}
-            rewards = Rewards(pool, truncated=config.prompts.truncated, elsewhere=elsewhere)
+            rewards = build_scorer(config, self._judge)
             parts.push_async_callback(rewards.close)
-            episodes = None
-            if config.environments_played:
-                episodes = Episodes(
-                    engine,
-                    EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
-                    read_rendering(
-                        pathlib.Path(config.model.path),
-                        config.prompts.chat_template,
-                        config.prompts.template_settings,
-                        thinking_marks=config.model.thinking_marks,
-                    ),
-                    config.environments,
-                    max_context_tokens=config.model.max_tokens,
-                )
+            episodes = build_episodes(config, engine, pathlib.Path(config.model.path))
+            if episodes is not None:
                 parts.push_async_callback(episodes.close)
             yield Sampler(engine, timeline=self._timeline, lag_bound=None, episodes=episodes), rewards

@@ -4,14 +4,11 @@
 the libraries that it needs on its path, and the memory of two copies of the model gone when it ends.
 """
 
-import json
 import os
 import pathlib
 import subprocess
 import sys
 from typing import Any
-
-from blake3 import blake3
 
 from configs import extension
 from launch.processes import by_hand
@@ -37,24 +34,6 @@ def convert(gguf: pathlib.Path, folder: pathlib.Path, *, tools: pathlib.Path) ->
     if done.returncode != 0:
         said = [line for line in done.stdout.splitlines() if line.strip()]
         raise ValueError(f"{gguf.name} could not be converted: {said[-1] if said else f'exit code {done.returncode}'}")
-
-
-def vocabulary_hash(folder: pathlib.Path) -> str:
-    """BLAKE3 of what a folder's tokenizer.json says of its model (vocabulary and merges), and of the chat template.
-
-    The file as a whole depends on the version of the library that wrote it.
-
-    Raises:
-      ValueError: there is none.
-    """
-    try:
-        model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except (OSError, ValueError, KeyError) as e:
-        raise ValueError(f"{folder} has no tokenizer with a chat template: {e}") from e
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    said = [sorted(model["vocab"].items()), merges, template]
-    return blake3(json.dumps(said, ensure_ascii=True).encode()).hexdigest()
 
 
 def main(argv: list[str]) -> None:

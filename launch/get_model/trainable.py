@@ -20,11 +20,6 @@ PATTERNS = (
 _LICENCE = re.compile(r"^licen[cs]e:[ \t]*(\S.*)$", re.MULTILINE)
 
 
-def model_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Those of a folder, by name."""
-    return sorted({path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()})
-
-
 def check_computed(folder: pathlib.Path) -> Architecture:
     """Checks a folder's config.json alone: the learner computes such a model.
 

@@ -1,16 +1,15 @@
-"""`python -m launch.plan --config=configs/PRESET.py --profile=FILE.json [--search|--scale]`: a run in virtual time.
+"""`python -m launch.plan --config=configs/PRESET.py --profile=FILE.json [--search]`: a run in virtual time.
 
 The real round planner, arrival policy and admission code over simulated engines and a simulated learner; a profile
 says what the hardware and the workload are like. Prints step time, waiting ratios, lag and utilisation; with --search
 it tries splits of a chip budget, async ratios, widths and engine sizes, and ranks them within a lag bound.
 
 It also says what each part (engines, learner, store, links) is asked for and can take, which gives out first and what
-to change; with --scale, for all sizes of cluster up to --scale_engines and --scale_chips, in a figure (--plot).
+to change.
 """
 
 import dataclasses
 import json
-from typing import TypeVar
 
 from absl import flags
 from rich.console import Console
@@ -21,12 +20,9 @@ from launch import command_line
 from launch.console import make_console
 from launch.out_file import check_out_file
 from launch.plan import profiles
-from launch.plan.cluster.figure import plot_scale
 from launch.plan.cluster.limits import Cluster, first_to_give_out
 from launch.plan.cluster.report import as_json as cluster_json
-from launch.plan.cluster.report import parts_table, publish_lines, scale_table, verdict
-from launch.plan.cluster.scale import Cell, counts_up_to, scale
-from launch.plan.cluster.variants import variant_of
+from launch.plan.cluster.report import parts_table, publish_lines, verdict
 from launch.plan.frontier_width import too_narrow
 from launch.plan.outcome import Outcome
 from launch.plan.profiles import Profile
@@ -51,56 +47,32 @@ _ALPHA = flags.DEFINE_list("search_alpha", [], "With --search: async ratios.")
 _WIDTH = flags.DEFINE_list("search_width", [], "With --search: widths of the window or frontier, in groups.")
 _NUM_SEQS = flags.DEFINE_list("search_max_num_seqs", [], "With --search: sequences an engine runs at once.")
 _TOP = flags.DEFINE_integer("top", 15, "With --search: rows to print.")
-_PLOT = flags.DEFINE_string("plot", None, "With --search or --scale: write a PNG.")
-_SCALE = flags.DEFINE_bool(
-    "scale", False, "Say which part gives out first, for 1 to --scale_engines engines and 1 to --scale_chips chips."
+_PLOT = flags.DEFINE_string("plot", None, "With --search: write a PNG.")
+_ONLY_WITH_SEARCH = (
+    "chips",
+    "max_lag",
+    "search_engines",
+    "search_alpha",
+    "search_width",
+    "search_max_num_seqs",
+    "plot",
 )
-_SCALE_ENGINES = flags.DEFINE_integer("scale_engines", 4096, "With --scale: the most engines.", lower_bound=1)
-_SCALE_CHIPS = flags.DEFINE_integer("scale_chips", 1024, "With --scale: the most learner chips.", lower_bound=1)
-_VARIANTS = flags.DEFINE_multi_string(
-    "variant",
-    [],
-    'With --scale, any number of times: a panel of its own, as in "deltas: publish.full_every=20, '
-    'profile.store.max_connections=5000".',
-)
-_ONLY_WITH = {
-    ("search",): (
-        "chips",
-        "max_lag",
-        "search_engines",
-        "search_alpha",
-        "search_width",
-        "search_max_num_seqs",
-    ),
-    ("search", "scale"): ("plot",),
-    ("scale",): ("scale_engines", "scale_chips", "variant"),
-}
-"""What has no use without one of these."""
-_TABLE_COLUMNS = 5
-"""And rows, of sizes of a cluster."""
-
-T = TypeVar("T")
 
 
 def main() -> int:
-    """Simulates, searches, or looks at many sizes of cluster."""
+    """Simulates or searches."""
     with command_line.usage_errors():
         if _PROFILE.value is None:
             raise ValueError("give --profile=FILE.json; launch/README.md shows what it holds")
-        for needs, names in _ONLY_WITH.items():
-            given = [name for name in names if flags.FLAGS[name].present]
-            if given and not any(flags.FLAGS[need].value for need in needs):
-                raise ValueError(f"--{given[0]} needs --{' or --'.join(needs)}")
-        if _SEARCH.value and _SCALE.value:
-            raise ValueError("give one of --search and --scale")
+        given = [name for name in _ONLY_WITH_SEARCH if flags.FLAGS[name].present]
+        if given and not _SEARCH.value:
+            raise ValueError(f"--{given[0]} needs --search")
         if _PLOT.value:
             check_out_file(_PLOT.value, flag="--plot", suffixes=(".png", ".svg", ".pdf"))
         config = command_line.config()
         profile = profiles.load(_PROFILE.value)
         console = make_console()
-        if _SCALE.value:
-            _scale(config, profile, console)
-        elif _SEARCH.value:
+        if _SEARCH.value:
             _search(config, profile, console)
         else:
             _simulate(config, profile, console)
@@ -155,34 +127,6 @@ def _search(config: Config, profile: Profile, console: Console) -> None:
         plot_search(found, _PLOT.value, max_lag=_MAX_LAG.value)
         console.print(f"wrote {_PLOT.value}")
     _write([as_json(t.outcome, t.choice) | {"within_bound": t.within_bound} for t in found])
-
-
-def _scale(config: Config, profile: Profile, console: Console) -> None:
-    variants = [variant_of(text, config, profile) for text in _VARIANTS.value or [f"{config.preset}:"]]
-    titles = [title for title, _, _ in variants]
-    if twice := next((t for t in titles if titles.count(t) > 1), None):
-        raise ValueError(f"--variant: two are called {twice!r}")
-    engines, chips = counts_up_to(_SCALE_ENGINES.value), counts_up_to(_SCALE_CHIPS.value)
-    panels: dict[str, list[list[Cell]]] = {}
-    for title, its_config, its_profile in variants:
-        with console.status(f"{title}: {len(engines)} x {len(chips)} sizes"):
-            panels[title] = scale(its_config, its_profile, engines=engines, learner_chips=chips)
-        console.print(title)
-        console.print(scale_table(_some(panels[title])))
-    if _PLOT.value:
-        plot_scale(panels, _PLOT.value)
-        console.print(f"wrote {_PLOT.value}")
-    _write({title: [[dataclasses.asdict(c) for c in row] for row in cells] for title, cells in panels.items()})
-
-
-def _some(cells: list[list[Cell]]) -> list[list[Cell]]:
-    """Few enough for a terminal: the first and the last, and what lies evenly between."""
-    return [_evenly(row, _TABLE_COLUMNS) for row in _evenly(cells, _TABLE_COLUMNS)]
-
-
-def _evenly(items: list[T], num: int) -> list[T]:
-    last = len(items) - 1
-    return [items[i] for i in sorted({round(i * last / (num - 1)) for i in range(num)})]
 
 
 def as_json(outcome: Outcome, choice: Choice | None = None) -> dict:

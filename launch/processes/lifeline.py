@@ -1,7 +1,6 @@
 """What we start ends with us, whatever we or it die of, and what outlived a killed start is found again."""
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 import pathlib
@@ -11,7 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-_PR_SET_PDEATHSIG = 1
+from bridge import processes
+
 VARIABLE = "SLUICE_PARENT_PID"
 """Set by a parent whose children must not outlive it."""
 MARK = "SLUICE_MARK"
@@ -33,9 +33,7 @@ def die_with_parent() -> None:
     parent = os.environ.get(VARIABLE)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before we asked
-        os.kill(os.getpid(), signal.SIGKILL)
+    processes.die_with_parent(int(parent))
 
 
 def environment(mark: str) -> dict[str, str]:

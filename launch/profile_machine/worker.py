@@ -151,17 +151,8 @@ class EngineSide:
         from actor.verifiers.judged import Response
         from actor.verifiers.pool import VerifierPool
 
-        actor = self._config.actor
-
         async def seconds() -> float:
-            pool = VerifierPool(
-                num_workers=1,
-                timeout_s=actor.verifier_timeout_s,
-                retries=actor.verifier_retries,
-                settings=self._config.rewards,
-                own=self._config.own_verifiers,
-            )
-            rewards, asked = Rewards(pool), msgspec.convert(task, Task)
+            rewards, asked = Rewards(VerifierPool.of_config(self._config, num_workers=1)), msgspec.convert(task, Task)
             # What verifier=math takes for an answer.
             response = Response(text=f"\\boxed{{{asked.answer}}}", finish="stop", num_tokens=8)
             try:

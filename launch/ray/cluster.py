@@ -7,6 +7,8 @@ from collections.abc import Generator, Mapping
 import ray
 import ray.exceptions
 
+from bridge.files import first_line
+
 _MODE = "RAY_AUTH_MODE"
 
 
@@ -27,9 +29,9 @@ def connected(address: str, *, allow_open: bool, environ: Mapping[str, str]) -> 
     try:
         ray.init(address, namespace="sluice", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, TimeoutError) as e:
-        raise TimeoutError(f"no Ray cluster at {address}: start one with `ray start --head`; {_line(e)}") from e
+        raise TimeoutError(f"no Ray cluster at {address}: start one with `ray start --head`; {first_line(e)}") from e
     except (ray.exceptions.AuthenticationError, ray.exceptions.RaySystemError, RuntimeError) as e:
-        raise ValueError(f"the Ray cluster at {address} does not let us in: {_line(e)}") from e
+        raise ValueError(f"the Ray cluster at {address} does not let us in: {first_line(e)}") from e
     try:
         yield
     finally:
@@ -48,7 +50,3 @@ def check_guarded(environ: Mapping[str, str], *, allow_open: bool) -> None:
             "called on each node (`ray get-auth-token --generate` makes the token), or give --allow_open_cluster on a "
             "network that nobody else reaches"
         )
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]

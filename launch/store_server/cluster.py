@@ -1,7 +1,7 @@
 """A PostgreSQL server of our own ("cluster" in its words): a data folder, and the processes that serve it."""
 
 import contextlib
-import ctypes
+import functools
 import os
 import pathlib
 import random
@@ -14,11 +14,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+from bridge.processes import die_with_parent
 from launch.processes import lifeline
 from launch.store_server.binaries import RunsAs, environment, programs
 
 SUPERUSER = "postgres"
-_PR_SET_PDEATHSIG = 1
 _START_S, _STOP_S = 60.0, 60.0
 _LOG_TAIL_BYTES = 2000
 # Below the ports that the kernel gives to clients: one that dials a dead server's port again and again may be given
@@ -32,20 +32,21 @@ class Cluster:
     Start it from a thread that lives on: the kernel ends it with the thread that started it.
     """
 
-    def __init__(self, folder: pathlib.Path, *, host: str, port: int = 0) -> None:
+    def __init__(self, folder: pathlib.Path, *, host: str, port: int = 0, tls: bool = False) -> None:
         """Nothing is made or started yet.
 
         Args:
           folder: the data folder; one that isn't there is made.
           host: what it listens at.
           port: 0 for a free one.
+          tls: take a PostgreSQL that has TLS; `configure` switches it on.
 
         Raises:
           ValueError: PostgreSQL isn't installed, or can't run in that folder.
         """
         self.folder, self.host = folder.absolute(), host
         self.port = port or free_port(host)
-        self._programs = programs()
+        self._programs = programs(tls=tls)
         self._runs_as = RunsAs.of(self.folder)
         self._sockets: pathlib.Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,15 +98,19 @@ class Cluster:
         self._runs_as.run([self._programs / "initdb", f"--pgdata={part}", *flags])
         part.replace(self.folder)
 
-    def configure(self, settings: Mapping[str, str | int], *, hba: Sequence[str]) -> None:
+    def configure(
+        self, settings: Mapping[str, str | int], *, hba: Sequence[str], files: Mapping[str, bytes] | None = None
+    ) -> None:
         """Writes the server's settings, and who may connect how, in place of what was there; for the next start.
 
         Args:
           settings: of postgresql.conf.
           hba: lines of pg_hba.conf; the superuser's own socket is added.
+          files: further files of the data folder, which the server's user alone may read.
         """
         texts = {name: repr(value) if isinstance(value, int) else _quoted(value) for name, value in settings.items()}
         files = {
+            **(files or {}),
             "sluice.conf": "".join(f"{name} = {text}\n" for name, text in texts.items()).encode(),
             "postgresql.conf": b"include 'sluice.conf'\n",
             "pg_hba.conf": "\n".join([f"local all {SUPERUSER} trust", *hba, ""]).encode(),
@@ -139,7 +144,7 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is ours to handle
                 env=environment(),
-                preexec_fn=_end_with_parent,
+                preexec_fn=functools.partial(die_with_parent, signum=signal.SIGINT),  # an orderly end
                 **self._runs_as.popen_options(),
             )
         self._process = process
@@ -212,11 +217,6 @@ def free_port(host: str) -> int:
                 continue
             return port
     raise ValueError(f"no port is free at {host}: {problem}")
-
-
-def _end_with_parent() -> None:
-    """Asks the kernel for SIGINT (an orderly end) when the thread that starts us has died (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _quoted(value: str) -> str:

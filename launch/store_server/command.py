@@ -1,7 +1,8 @@
 """A PostgreSQL store for a trial: `python -m launch.store_server --dir=DIR --listen=HOST:PORT --cert=FILE --key=FILE`.
 
 Serves until Ctrl-C or SIGTERM, and goes on with what is in DIR when it is started again. Off loopback it takes
-encrypted connections only. Prints what learner and actors set; their passwords are in files that only you can read.
+encrypted connections only, by this machine's own PostgreSQL (apt-get install postgresql). Prints what learner and
+actors set; their passwords are in files that only you can read.
 With a database of your own, --print_sql prints what its administrator runs once.
 """
 

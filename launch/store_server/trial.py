@@ -5,7 +5,6 @@ import dataclasses
 import fcntl
 import os
 import pathlib
-import resource
 import secrets
 from collections.abc import Iterator
 
@@ -17,18 +16,16 @@ from bridge.files import try_flock
 from bridge.store.postgres.schema import ACTOR, LEARNER, make_schema, schema_sql
 from launch.certificates import write_private
 from launch.store_server.cluster import Cluster
-from launch.store_server.tls_front import TlsFront
 
 DATABASE = "sluice"
 ROLES = {"learner": LEARNER, "actor": ACTOR}
 """Who logs in -> the role whose rights they have."""
 _MAX_LOG_BYTES = 16 * 2**20
-_MAX_FILES = 4096
-"""The front has two sockets for each connection; a login's usual bound is 1,024 files."""
 
 SETTINGS: dict[str, str | int] = {
     "max_connections": 500,  # two for each actor (docs/deploy.md)
     "timezone": "UTC",
+    "authentication_timeout": "10s",
     # A client that was stopped, or cut off, inside a transaction holds nobody up for longer.
     "idle_in_transaction_session_timeout": "60s",
     "client_connection_check_interval": "10s",
@@ -37,6 +34,9 @@ SETTINGS: dict[str, str | int] = {
     "tcp_keepalives_count": 3,
     "tcp_user_timeout": "60s",
 }
+
+
+_TLS: dict[str, str | int] = {"ssl": "on", "ssl_min_protocol_version": "TLSv1.3"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,25 +105,24 @@ def serving(place: Place) -> Iterator[Cluster]:
     try:
         if not try_flock(lock, fcntl.LOCK_EX):
             raise ValueError(f"a server runs in {folder} already")
-        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(_MAX_FILES, most)), most))
-        # Behind TLS it is on loopback, at any port.
-        at = ("127.0.0.1", 0) if place.has_tls else (place.host, place.port)
-        cluster = Cluster(folder / "data", host=at[0], port=at[1])
+        cluster = Cluster(folder / "data", host=place.host, port=place.port, tls=place.has_tls)
         if cluster.is_new:
             cluster.create()
         elif cluster.log.exists() and cluster.log.stat().st_size > _MAX_LOG_BYTES:
             cluster.log.replace(cluster.log.with_suffix(".log.1"))
-        cluster.configure(SETTINGS, hba=[f"host {DATABASE} {','.join(ROLES)} all scram-sha-256"])
-        with contextlib.ExitStack() as ending:
-            ending.callback(cluster.stop)
+        logins = f"{DATABASE} {','.join(ROLES)} all scram-sha-256"
+        if place.certificate is not None and place.key is not None:
+            # Copies, by the names that PostgreSQL looks for: a key that root keeps can't be read by the server's user.
+            pair = {"server.crt": place.certificate.read_bytes(), "server.key": place.key.read_bytes()}
+            cluster.configure(SETTINGS | _TLS, hba=[f"hostssl {logins}"], files=pair)
+        else:
+            cluster.configure(SETTINGS, hba=[f"host {logins}"])
+        try:
             cluster.start()
             _set_up(cluster, place)
-            if place.certificate is not None and place.key is not None:
-                back = (cluster.host, cluster.port)
-                front = TlsFront(place.host, place.port, backend=back, certificate=place.certificate, key=place.key)
-                ending.callback(front.stop)
             yield cluster
+        finally:
+            cluster.stop()
     finally:
         os.close(lock)
 

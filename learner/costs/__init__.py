@@ -1,1 +1,1 @@
-"""What a step costs: model FLOPs, and what XLA compiled."""
+"""What a step costs: model FLOPs and memory."""

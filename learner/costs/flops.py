@@ -31,15 +31,10 @@ def matmul_params(config: Architecture) -> int:
 
 
 def forward_flops(
-    config: Architecture,
-    *,
-    num_tokens: float,
-    num_scored_tokens: float,
-    sum_squared_lengths: float,
-    causal: bool = True,
+    config: Architecture, *, num_tokens: float, num_scored_tokens: float, sum_squared_lengths: float
 ) -> float:
-    """FLOPs of a forward pass, which is also what scoring costs; the arguments are `model_flops`'."""
-    return sum(_forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, causal))
+    """Returns the FLOPs of a forward pass, which is also what scoring costs; the arguments are `model_flops`'."""
+    return sum(_forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, causal=True))
 
 
 def model_flops(

@@ -99,13 +99,8 @@ class PromptStream:
         Raises:
           ValueError: a source holds other rows than it did.
         """
-        if "sources" not in state:  # a checkpoint of before there were mixtures: the one source's iterator
-            (name,) = self._iterators
-            self._iterators[name].set_state(state)
-            self._num_drawn[name] = state["next_index"]
-            return
         for name, digest in self._digests.items():
-            if state.get("digests", {}).get(name, digest) != digest:
+            if state["digests"].get(name, digest) != digest:
                 raise ValueError(
                     f"{name}: expected the rows that the run was evaluated on (hash {state['digests'][name]}), got "
                     f"others (hash {digest}). Restore the file, or start another run (--config.run.dir)"
@@ -115,7 +110,7 @@ class PromptStream:
             if saved is None:
                 logging.warning("prompts source=%s is new: it begins at its first problem", name)
                 continue
-            if saved.get("rows", self._rows(name)) != self._rows(name):  # older checkpoints have no hash
+            if saved["rows"] != self._rows(name):
                 path = self._opened[name].source.path
                 raise ValueError(
                     f"{path or name}: expected the rows that the run was trained on ({_told(saved['rows'])}), got "
@@ -176,6 +171,5 @@ class _Sieve:
         return {"num_bad": self.num_bad, "num_too_long": self.num_too_long}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        # Older checkpoints did not count them.
-        self.num_bad, self.num_too_long = state.get("num_bad", 0), state.get("num_too_long", 0)
+        self.num_bad, self.num_too_long = state["num_bad"], state["num_too_long"]
         self._num_in_a_row = 0

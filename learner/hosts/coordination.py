@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax._src import distributed
 
+from bridge.files import first_line
 from learner.hosts.hosts import HostLostError, check_size
 
 _PREFIX = "sluice"
@@ -54,7 +55,7 @@ class JaxHosts:
         try:
             self._client.key_value_set(f"{_PREFIX}/stop", str(self.index), allow_overwrite=True)
         except jax.errors.JaxRuntimeError as e:
-            raise HostLostError(f"the learner's process 0 can't be reached: {_first_line(e)}") from e
+            raise HostLostError(f"the learner's process 0 can't be reached: {first_line(e)}") from e
 
     @property
     def is_asked_to_stop(self) -> bool:
@@ -64,7 +65,7 @@ class JaxHosts:
         except jax.errors.JaxRuntimeError as e:
             if _NOT_FOUND in str(e):
                 return False
-            raise HostLostError(f"the learner's processes can't be reached: {_first_line(e)}") from e
+            raise HostLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
         return True
 
 
@@ -90,7 +91,7 @@ class ServiceChannel:
             if self._client.key_value_increment(f"{key}/readers", 1) == self._count - 1:
                 self._client.key_value_delete(key)
         except jax.errors.JaxRuntimeError as e:
-            raise HostLostError(f"the learner's process 0 can't be reached: {_first_line(e)}") from e
+            raise HostLostError(f"the learner's process 0 can't be reached: {first_line(e)}") from e
         return got
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
@@ -118,7 +119,7 @@ class ServiceChannel:
                 value = _IN_PIECES + b"%d" % len(pieces)
             self._client.key_value_set_bytes(key, value)
         except jax.errors.JaxRuntimeError as e:
-            raise HostLostError(f"the learner's processes can't be reached: {_first_line(e)}") from e
+            raise HostLostError(f"the learner's processes can't be reached: {first_line(e)}") from e
 
     def _get(self, key: str, whose: str, timeout_s: float, *, wait_s: float | None = None) -> bytes:
         """The message, once it is there; `timeout_s` is how long a piece may take, and what it waits if not told."""
@@ -146,8 +147,4 @@ class ServiceChannel:
         except jax.errors.JaxRuntimeError as e:
             if _TIMED_OUT in str(e):
                 return None
-            raise HostLostError(f"the learner's {whose} can't be reached: {_first_line(e)}") from e
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:300]
+            raise HostLostError(f"the learner's {whose} can't be reached: {first_line(e)}") from e

@@ -15,10 +15,6 @@ class Base:
 
     params: Params
     books: dict[str, Any]
-    folder: pathlib.Path
-    """Where its files are."""
-    is_rounded: bool
-    """Whether those have what the devices don't hold: digits, or range."""
 
 
 def lora_books(config: LoraConfig, model_folder: pathlib.Path) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Architecture:
     norm_topk_prob: bool = False
     """Whether the weights of a token's experts are made to sum to one."""
     hf_json: str = dataclasses.field(default="{}", repr=False, compare=False)
-    """The config.json that was read, so that `to_hf` can hand everything back."""
+    """The config.json that was read, with the fields that nothing here uses."""
 
     def __post_init__(self) -> None:
         """Refuses shapes that no decoder has, and fields that the family doesn't have."""
@@ -191,30 +191,6 @@ class Architecture:
             hf_json=json.dumps(given),
             **{name: _read_field(raw, field) for name, field in family.fields.items()},
         )
-
-    def to_hf(self) -> dict[str, Any]:
-        """The config.json of this model: what was read, with only the changed fields rewritten.
-
-        Raises:
-          ValueError: windows that the family's config has no place for.
-        """
-        raw, family = json.loads(self.hf_json), self.traits
-        read = Architecture.from_hf(raw) if raw else None
-        if read is None:
-            raw = {"architectures": [family.architecture], family.activation_key: family.activation_name}
-        for name in (*_HF_KEYS, *family.fields):
-            if read is None or getattr(read, name) != getattr(self, name):
-                raw[_key(family, name)] = getattr(self, name)
-                if name in family.fields and (alias := family.fields[name].alias) is not None:
-                    raw.pop(alias, None)
-        if len(family.attention_biases) > 1 and (read is None or read.qkv_bias != self.qkv_bias):
-            raw["attention_bias"] = self.qkv_bias
-        family.write_rope(raw, self.rope, read and read.rope)
-        windows = (self.sliding_window, self.windowed_layers)
-        family.write_windows(raw, windows, read and (read.sliding_window, read.windowed_layers), self.num_layers)
-        if read is not None and read.family != self.family:
-            raw["architectures"] = [family.architecture]
-        return raw
 
 
 _OWN_CODE = ("AutoModel", "AutoConfig")

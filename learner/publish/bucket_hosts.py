@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
+from bridge.files import first_line
 from bridge.published import WeightManifest
 from bridge.snapshots.bucket import SnapshotBucket
 from bridge.snapshots.layout import SnapshotError, SupersededError, latest
@@ -77,5 +78,5 @@ class BucketHosts:
         except SupersededError:
             return _SUPERSEDED
         except Exception as e:  # whatever it is, the leader hears of it and tries again
-            return (str(e).splitlines() or [type(e).__name__])[0]
+            return first_line(e)
         return ""

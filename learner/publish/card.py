@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from blake3 import blake3
 
-from bridge import codec, versions
+from bridge import versions
 from bridge.adapter_names import TensorNames
 from bridge.published import CardFile, RunCard
 from bridge.snapshots.tensors import lay_out
@@ -79,7 +79,6 @@ def make_card(
         files=tuple(files),
         tensors=tensors,
         sluice=versions.SLUICE,
-        formats=codec.describe_formats(),
         vllm=versions.VLLM,
     )
     return card, blobs

@@ -14,24 +14,18 @@ from learner.publish.shares import Device, Share, Source, meet, relative, share_
 
 
 class Export:
-    """What this host writes of one version's parameters. Who holds one keeps their memory; `let_go` gives it back."""
+    """What this host writes of one version's parameters: copies of them, until `let_go`."""
 
-    def __init__(
-        self, params: Params, dtype: str, names: TensorNames, *, in_place: bool, share: Share | None = None
-    ) -> None:
+    def __init__(self, params: Params, dtype: str, names: TensorNames, *, share: Share | None = None) -> None:
         """Starts the way to the host and returns at once.
 
         A device casts what it gives into a buffer of its own, after whatever it was asked to do before, and the copy to
-        the host starts when that is done; the next optimizer step may have the parameters. The memory of a single CPU
-        device is the host's: nothing is copied, the parameters are read where they lie and cast on the way into the
-        snapshot (0.7 of a memcpy's speed, against 0.4 with a buffer in between).
+        the host starts when that is done; the next optimizer step may have the parameters.
 
         Args:
           params: the learner's.
           dtype: what is served, float32 or bfloat16.
           names: of the model's tensors.
-          in_place: whether a CPU's parameters may stay where they are. An optimizer step finds them held then; XLA
-            leaves held memory alone and makes the new parameters elsewhere, which costs it time and memory.
           share: what this host writes; None: what its devices say.
         """
         leaves = flatten(params)
@@ -43,8 +37,7 @@ class Export:
         ]
         """Name, dtype and shape of every tensor of the model, those of other hosts too."""
         self._stacks = {path: len(names.stack(path)) for path in names.paths()}
-        self.is_in_place = in_place and _is_host_memory(params)
-        self._parts = _whole(leaves, self.share) if self.is_in_place else _cast_parts(leaves, self.share, dtype)
+        self._parts = _cast_parts(leaves, self.share, dtype)
 
     def pairs(self, draft: SnapshotDraft) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(Place in the draft, what goes there), tensor by tensor; waits for the copy, without Python's lock."""
@@ -63,18 +56,14 @@ class Export:
                     yield to[index], from_[index]
 
     def let_go(self) -> None:
-        """Forgets the parameters."""
+        """Frees the copies."""
         self._parts = []
 
 
-def _whole(leaves: dict[str, jax.Array], share: Share) -> "list[np.ndarray | jax.Array]":
-    return [np.asarray(leaves[source.path])[source.in_shard] for source in share.sources]
-
-
-def _cast_parts(leaves: dict[str, jax.Array], share: Share, dtype: str) -> "list[np.ndarray | jax.Array]":
+def _cast_parts(leaves: dict[str, jax.Array], share: Share, dtype: str) -> list[jax.Array]:
     """What each device gives, cast by it, all of one device in one call."""
     shards = {path: {shard.device: shard.data for shard in leaf.addressable_shards} for path, leaf in leaves.items()}
-    parts: list[np.ndarray | jax.Array | None] = [None] * len(share.sources)
+    parts: list[jax.Array | None] = [None] * len(share.sources)
     by_device: dict[Device, list[int]] = {}
     for number, source in enumerate(share.sources):
         by_device.setdefault(source.device, []).append(number)
@@ -86,11 +75,6 @@ def _cast_parts(leaves: dict[str, jax.Array], share: Share, dtype: str) -> "list
             part.copy_to_host_async()
             parts[number] = part
     return [part for part in parts if part is not None]
-
-
-def _is_host_memory(params: Params) -> bool:
-    devices = {device for leaf in jax.tree.leaves(params) for device in leaf.devices()}
-    return len(devices) == 1 and all(device.platform == "cpu" for device in devices)
 
 
 @functools.partial(jax.jit, static_argnames=("slices", "dtype"))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from bridge.adapter_names import TensorNames
+from bridge.files import first_line
 from bridge.published import Announcement, WeightManifest
 from bridge.snapshots.cast import cast_all_into
 from bridge.snapshots.layout import SnapshotError
@@ -32,8 +33,6 @@ from learner.publish.shares import Share
 
 _POLL_S = 0.05
 """How often a learner that waits for a publish looks whether it is told to stop."""
-_READ_S = 5.0
-"""How long an optimizer step waits for parameters that are being read; a slow actor may keep their reader waiting."""
 _CLOSE_S = 5.0
 """How long `close` waits for the version that is on its way."""
 _AGAIN_S = 1.0
@@ -59,7 +58,7 @@ class _Job:
 class Publisher:
     """Puts versions out one after the other; on several hosts each has one, and all make the same calls.
 
-    A failure of its thread is raised by the next call of `publish`, `let_go`, `finish` or `check`: no version goes out
+    A failure of its thread is raised by the next call of `publish`, `finish` or `check`: no version goes out
     any more. Called by one thread, the learner's.
     """
 
@@ -128,8 +127,6 @@ class Publisher:
         """Handed over, not begun; at the leader one at most. At another host the one before it may still be there,
         which the leader has begun."""
         self._current: _Job | None = None
-        self._is_read = True
-        """Whether no parameters are needed any more where the learner has them."""
         self._error: BaseException | None = None
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -157,7 +154,7 @@ class Publisher:
         somebody waits for its samples, one that has not begun is replaced by this one, which takes its turn.
 
         Args:
-          params: the learner's. The next optimizer step may have them; call `let_go` before it.
+          params: the learner's. The next optimizer step may have them.
           step: the learner's.
           is_awaited: the learner will wait for samples of this very version, so it must go out.
         """
@@ -174,10 +171,9 @@ class Publisher:
                 raise
             self._take_back()
         version = Version(incarnation=self._incarnation, step=step)
-        export = Export(params, self._dtype, self._names, in_place=not self._is_busy(), share=self._share)
+        export = Export(params, self._dtype, self._names, share=self._share)
         self._share = export.share
         with self._changed:
-            self._is_read = self._is_read and not export.is_in_place
             self._waiting.append(_Job(version, export, is_awaited, start_s))
             self._changed.notify_all()
         if self._thread is None:
@@ -187,20 +183,6 @@ class Publisher:
         self.num_publishes += 1
         self._held_up_s = time.monotonic() - start_s
         return version
-
-    def let_go(self) -> None:
-        """Before an optimizer step: waits while parameters are being read where the learner has them (`Export`).
-
-        Not for long, however slow a reader of the snapshots is: the step is right all the same.
-        """
-        self.check()
-        if self._is_read:
-            return
-        start = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_read or self._error is not None, _READ_S)
-        self._held_up_s += time.perf_counter() - start
-        self.check()
 
     def await_announced(self) -> None:
         """Waits until all that was handed over is out: whole in shared memory, and in all outlets that are not slow.
@@ -302,7 +284,7 @@ class Publisher:
                 e.add_note(f"while version {job.version} was published")
                 logging.error("publish failed version=%s reason=%r", job.version, e)
                 with self._changed:
-                    self._error, self._current, self._is_read = e, None, True
+                    self._error, self._current = e, None
                     self._changed.notify_all()
                 return
             with self._changed:
@@ -354,14 +336,11 @@ class Publisher:
                 self._write(draft, job.export)
                 if self._agreement.count == 1:  # else it may have to be written again
                     job.export.let_go()
-                with self._changed:
-                    self._is_read = self._is_read or job.export.is_in_place  # there is one such at a time
-                    self._changed.notify_all()
                 part = draft.seal()
         except (SnapshotError, OSError) as e:
             if self._agreement.count == 1:
                 raise
-            failure = (str(e).splitlines() or [type(e).__name__])[0]
+            failure = first_line(e)
         decision = self._agreement.decide(part, failure, otherwise=self._otherwise(job))
         self._num_failed_in_a_row = 0 if decision.next == "announce" else self._num_failed_in_a_row + 1
         return decision
@@ -441,7 +420,7 @@ class Publisher:
             self._changed.notify_all()
 
     def _write(self, draft: SnapshotDraft, export: Export) -> None:
-        # A function of its own: no view of the parameters is left when it returns.
+        # A function of its own: no view of the copies is left when it returns.
         cast_all_into(export.pairs(draft))
 
     def _put(self, outlet: Outlet, manifest: WeightManifest) -> Sequence[str]:

@@ -120,8 +120,7 @@ class AsyncWindow(TicketBooks):
           ValueError: the books don't add up.
         """
         super().set_state(state, open_tickets)
-        # Older checkpoints have no heats.
-        self._heats.set_state(state.get("heats"), num_issued=self._num_issued, open_tickets=open_tickets)
+        self._heats.set_state(state["heats"], open_tickets=open_tickets)
         self._long_prompts = LongPromptQueue(self._rounds.groups_per_update)
         self._long_prompts.defer(long_queue)
 

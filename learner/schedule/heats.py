@@ -149,17 +149,14 @@ class Heats:
         """All of it; JSON."""
         return {"num_opened": self._num_opened, "heats": [dataclasses.asdict(h) for h in self._heats]}
 
-    def set_state(self, state: Mapping[str, Any] | None, *, num_issued: int, open_tickets: Iterable[Ticket]) -> None:
-        """Goes to where `get_state` was called; None: to books of before there were heats, when nobody raced.
+    def set_state(self, state: Mapping[str, Any], *, open_tickets: Iterable[Ticket]) -> None:
+        """Goes to where `get_state` was called.
 
         Raises:
           ValueError: an open ticket is of no heat, or a heat's number of them is another.
         """
         orders = sorted(t.order for t in open_tickets)
-        if state is None:
-            self._heats, self._num_opened = _without_races(num_issued, orders, self._num_winners)
-        else:
-            self._heats, self._num_opened = [Heat(**h) for h in state["heats"]], state["num_opened"]
+        self._heats, self._num_opened = [Heat(**h) for h in state["heats"]], state["num_opened"]
         counts = [sum(h.has(o) for o in orders) for h in self._heats]
         booked = [h.num_issued - h.num_lost - h.num_consumed for h in self._heats]
         if counts != booked or sum(counts) != len(orders):
@@ -173,21 +170,3 @@ class Heats:
         if not heat.has(order):
             raise ValueError(f"order {order} is of no heat that is not over")
         return heat
-
-
-def _without_races(num_issued: int, orders: list[int], num_winners: int) -> tuple[list[Heat], int]:
-    heats: list[Heat] = []
-    for first in range(0, num_issued, num_winners):
-        issued = min(num_winners, num_issued - first)
-        consumed = issued - sum(first <= o < first + issued for o in orders)
-        heat = Heat(
-            index=first // num_winners,
-            first_order=first,
-            size=num_winners,
-            is_long=False,
-            num_issued=issued,
-            num_consumed=consumed,
-        )
-        if not heat.is_over:
-            heats.append(heat)
-    return heats, -(-num_issued // num_winners)

@@ -292,8 +292,7 @@ class Stream:
             self.planner.set_state(saved["planner"], tickets, _unpack(saved["long_queue"]))
             self.prompts.set_state(saved["prompts"])
             self._queue.set_state(saved["queue"])
-            if "packing" in saved:  # a checkpoint from before there was a choice has none
-                self._shape.set_state(saved["packing"])
+            self._shape.set_state(saved["packing"])
             # The checkpoint that contains these groups is committed, so they may go now if they are still there.
             self._queue.acknowledge(saved["queue"]["unacknowledged"])
             self._store.put_tickets(tickets)

@@ -9,7 +9,6 @@ import collections
 from collections.abc import Iterable, Set
 
 from bridge.types import Ticket
-from configs.sections import RoundsConfig
 
 
 class LongPromptQueue:
@@ -54,16 +53,3 @@ def losers(open_tickets: Iterable[Ticket], arrived: Set[str], *, num_left_in_rou
     if len(arrived) < num_left_in_round:
         return []
     return [t for t in open_tickets if t.id not in arrived]
-
-
-def max_rounds_deferred(rounds: RoundsConfig) -> int:
-    """A bound on the rounds between the one a prompt loses and the long one it comes back in; 0 without a race.
-
-    A short round adds n = eta_P R - R prompts, so a prompt is back after at most ceil(R / n) + 1 rounds, or twice that
-    where R are before it.
-    """
-    num_losers = rounds.groups_issued - rounds.groups_per_round
-    if num_losers == 0:
-        return 0
-    period = -(-rounds.groups_per_round // num_losers) + 1
-    return period * -(-(rounds.groups_per_round + num_losers) // rounds.groups_per_round)

@@ -253,8 +253,8 @@ class TicketBooks(abc.ABC):
         self._num_consumed = state["num_consumed"]
         self._num_deferred = state["num_deferred"]
         self.round_is_long = state["round_is_long"]
-        self._num_replaced_in_round = state.get("num_replaced_in_round", 0)  # older checkpoints don't say
-        self._sources = dict(state.get("sources", {}))
+        self._num_replaced_in_round = state["num_replaced_in_round"]
+        self._sources = dict(state["sources"])
         self._open = {t.id: t for t in open_tickets}
         self._arrived, self._update = set(), []
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from configs.extras import install_command
 from learner.trackers.tracker import Told, Tracker
 
 
@@ -50,7 +51,7 @@ def check_installed(names: Sequence[str]) -> None:
         if kind and missing:
             raise ValueError(
                 f"run.trackers has {name}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
-                f"installed: pip install 'sluice[{kind.extra}]', or leave it out"
+                f"installed: {install_command(kind.extra)}, or leave it out"
             )
 
 

@@ -92,9 +92,8 @@ class RowShape:
         chosen = dataclasses.replace(config.packing, rows=shape[0], row_tokens=shape[1])
         if is_allowed(chosen, config):
             self._chosen = chosen
-            if "packs" in state:  # a checkpoint from before updates were looked at together has none
-                self._num_held, self._num_seen = state["num_held"], state["num_seen"]
-                self._packs = list(state["packs"])
+            self._num_held, self._num_seen = state["num_held"], state["num_seen"]
+            self._packs = list(state["packs"])
 
     def _end_update(self, now: PackingConfig) -> None:
         """After an update: the next ones get another shape, if it is time and that saves enough."""

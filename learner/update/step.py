@@ -150,10 +150,6 @@ class Steps:
             self._loss_sum_of_base.score, in_shardings=(base, batch), out_shardings=rows, compiler_options=options
         )
 
-    def fits(self, model_config: Architecture, config: Config) -> bool:
-        """Whether these functions compute what a run of this model and configuration needs."""
-        return model_config == self._model_config and _traced(config) == _traced(self._config)
-
     @property
     def remat(self) -> str:
         """What the backward pass recomputes: `model.remat`, or what auto came to."""
@@ -339,17 +335,6 @@ class Steps:
 def _whole(base: Params | None, params: Params) -> Params:
     """What the decoder applies: the trained parameters, with the frozen ones where those are adapters."""
     return params if base is None else combine(base, params)
-
-
-def _traced(config: Config) -> tuple[Any, ...]:
-    """All of a configuration that `Steps` depends on."""
-    # A constant learning rate is the same however long the run.
-    num_updates = config.run.num_updates if config.optimizer.schedule != "constant" else None
-    # So are the seed's rounding of float32, and its adapters where there are none.
-    seed = config.run.seed if config.model.param_dtype != "float32" or config.lora.is_on else None
-    of_sections = (config.loss, config.optimizer, config.model, config.lora, config.packing, config.mesh)
-    of_passes = (config.rounds.epochs, config.steps_per_proximal)
-    return (*of_sections, *of_passes, config.sampling.temperature, num_updates, seed)
 
 
 def build_steps(model_config: Architecture, config: Config, mesh: Mesh, hosts: Hosts | None = None) -> Steps:

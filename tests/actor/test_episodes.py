@@ -76,7 +76,7 @@ def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offere
         s.put(0, task=GUESS)
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
-        assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == s.actor.num_episode_failures == 1
+        assert s.store.counts()["reissued"] == s.actor.serving.tally.num_dropped == s.actor.sampler.num_failures == 1
 
     run(body())
 
@@ -105,7 +105,7 @@ def test_redundant_episode_that_fails_leaves_its_group_to_the_others(tmp_path):
             await until(lambda: bool(s.groups()), "the group")
             await until(lambda: s.actor.admission.in_service == [] and not s.actor.num_groups, "its place is free")
         assert len(s.groups()[0].rollouts) == 2 and len(episodes.asked) == 3
-        assert s.actor.tally.num_dropped == s.store.counts()["reissued"] == 0
+        assert s.actor.serving.tally.num_dropped == s.store.counts()["reissued"] == 0
 
     run(body())
 
@@ -117,7 +117,7 @@ def test_group_of_which_too_few_redundant_episodes_are_left_is_dropped(tmp_path)
         s.put(0, task=GUESS, num_samples=2, num_requests=3)
         async with s.serving():
             await until(lambda: bool(s.groups()), "the second attempt's group")
-        assert s.actor.tally.num_dropped == s.store.counts()["reissued"] == 1
+        assert s.actor.serving.tally.num_dropped == s.store.counts()["reissued"] == 1
 
     run(body())
 
@@ -137,7 +137,7 @@ def test_request_that_is_cancelled_though_nobody_asked_for_it_drops_its_group_an
         async with s.serving() as task:
             await until(lambda: bool(s.groups()) or task.done(), "the second attempt's group")
             assert not task.done()
-        assert s.actor.tally.num_dropped == 1
+        assert s.actor.serving.tally.num_dropped == 1
 
     run(body())
 
@@ -150,7 +150,7 @@ def test_episode_that_would_fail_alike_each_time_fails_its_ticket_at_once(tmp_pa
         async with s.serving():
             await until(lambda: bool(s.store.failed()), "its ticket failed")
         assert s.store.failed() == {"t0": "its environment is broken"} and s.groups() == []
-        assert s.store.counts()["reissued"] == 0 and s.actor.tally.num_dropped == 1
+        assert s.store.counts()["reissued"] == 0 and s.actor.serving.tally.num_dropped == 1
 
     run(body())
 

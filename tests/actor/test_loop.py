@@ -167,11 +167,11 @@ def test_a_race_keeps_the_first_samples_to_end_and_aborts_the_others(tmp_path):
             await s.runs("t0.0", "t0.1", "t0.2")
             s.engine.finish("t0.1")
             await s.runs("t1.0", "t1.1")  # the losers have ended, so the slot is free
-            await until(lambda: s.actor.tally.num_emitted == 1, "the group")
+            await until(lambda: s.actor.serving.tally.num_emitted == 1, "the group")
             assert sorted(s.engine.aborted) == ["t0.0", "t0.2"]
         (group,) = s.groups()
         assert len(group.rollouts) == 2
-        assert s.actor.tally.num_emitted_tokens == sum(r.tokens.size for r in group.rollouts)
+        assert s.actor.serving.tally.num_emitted_tokens == sum(r.tokens.size for r in group.rollouts)
 
     run(body())
 

@@ -29,7 +29,7 @@ def test_verifier_that_fails_drops_the_group_and_reissues_its_ticket(tmp_path):
             await until(lambda: bool(s.groups()), "the second attempt's group")
             await until(lambda: s.report().num_dropped_groups == 1, "it is told")
         assert [r.reward for r in s.groups()[0].rollouts] == [0.5, 0.5]
-        assert s.store.counts()["reissued"] == s.actor.tally.num_dropped == 1
+        assert s.store.counts()["reissued"] == s.actor.serving.tally.num_dropped == 1
         assert [e["args"]["ticket"] for e in timeline.read(tmp_path / "events") if e["name"] == "dropped"] == ["t0"]
 
     run(body())
@@ -102,7 +102,7 @@ def test_ticket_withdrawn_while_it_is_served_is_forgotten(tmp_path):
             s.engine.finish("t0.1")
             await until(lambda: not s.actor.num_groups, "the group ended")
             assert not task.done()
-            assert s.actor.tally.num_emitted == 0
+            assert s.actor.serving.tally.num_emitted == 0
 
     run(body())
 
@@ -347,7 +347,7 @@ def test_group_sent_twice_is_taken_once(tmp_path):
             for id_ in s.running():
                 s.engine.finish(id_)
             await until(lambda: not s.actor.num_groups, "the group ended")
-            assert s.actor.tally.num_emitted == 0
+            assert s.actor.serving.tally.num_emitted == 0
         assert [g.actor for g in s.groups()] == ["other"]
 
     run(body())

@@ -9,13 +9,14 @@ import pytest
 
 from actor.engine.protocol import Episode, Sample
 from actor.responses import ResponseReader
-from actor.verifiers import exact, format, math, reasoning_gym, registry
+from actor.verifiers import exact, format, math, registry
 from actor.verifiers.judged import Context, Response
 from bridge.chat_template import ChatTemplate
 from bridge.types import Finish, Task, Ticket, Version
 from configs.sections import RewardsConfig
 from tests.actor.environments.chat import CHATML, EOS, IM_END, characters
 from tests.bridge.factories import make_ticket
+from tests.support.lazy import gym
 
 OPENS = CHATML.replace("assistant\\n", "assistant\\n<think>\\n")
 TOKENIZER = characters()
@@ -92,7 +93,7 @@ def test_response_of_an_episode_is_its_last_turn_and_counts_the_thinking_of_all(
 GYM = json.dumps({"question": "", "answer": "4", "metadata": {"source_dataset": "chain_sum"}})
 
 
-@pytest.mark.parametrize("verifier", [exact, math, reasoning_gym])
+@pytest.mark.parametrize("verifier", [exact, math, gym])
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
@@ -103,7 +104,7 @@ GYM = json.dumps({"question": "", "answer": "4", "metadata": {"source_dataset": 
     ],
 )
 def test_verifiers_of_answers_read_what_stands_behind_the_thinking(verifier: ModuleType, text: str, reward: float):
-    task = Task.judged_by("math", answer="4", metadata=GYM if verifier is reasoning_gym else "{}")
+    task = Task.judged_by("math", answer="4", metadata=GYM if verifier is gym else "{}")
     for source, begun in ((OPENS, ""), (CHATML, "<think>")):
         response = reader(source)(asked(source), sample(f"{begun}{text}<|im_end|>"))
         got = verifier.score(response, task, Context())

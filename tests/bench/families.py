@@ -32,6 +32,7 @@ from tests.integration.support import models
 from tests.integration.support.engines import EngineKind, start_bench
 from tests.learner.model.test_decoder import SEQUENCES, by_hf_name, gradient, loaded, logits_of, random_tokens
 from tests.learner.model.tiny import MODELS, pack, row
+from tests.param_tensors import iter_tensors
 
 MODEL = flags.DEFINE_string("model", None, "A Hugging Face folder with real weights, measured too.")
 ONLY = flags.DEFINE_list("only", None, "Families by model_type; the others' numbers are kept. 'none' is no family.")
@@ -79,7 +80,7 @@ def tiny_against_transformers(name: str) -> Against:
     total.backward()  # pyright: ignore[reportAttributeAccessIssue]
     grads = flatten(gradient(config, params, batch, targets, weights, remat="attention"))
     wanted = by_hf_name({key: p.grad.numpy() for key, p in reference.named_parameters()})
-    got = dict(config.param_names.iter_tensors(grads))
+    got = dict(iter_tensors(config.param_names, grads))
     relative = [np.abs(got[key] - x).max() / max(1, np.abs(x).max()) for key, x in wanted.items()]
     return Against(
         dense=float(np.abs(logits_of(config, params, row(tokens)) - want).max()),

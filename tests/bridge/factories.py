@@ -113,7 +113,6 @@ def make_card(*, name: str = "tiny", files: Mapping[str, bytes] | None = None) -
         files=tuple(CardFile(name=h[:8], num_bytes=len(c), blake3=h) for h, c in (files or {}).items()),
         tensors=(),
         sluice="0.1.0",
-        formats="Ticket:2",
         vllm="",
     )
 

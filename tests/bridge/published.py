@@ -10,8 +10,8 @@ import pathlib
 from typing import Any
 
 import tokenizers
-from transformers import PreTrainedTokenizerFast
-from transformers.utils import chat_template_utils
+
+from tests.support.lazy import transformers
 
 FOLDER = pathlib.Path(__file__).parent / "chat_templates"
 NAMES = sorted(p.stem for p in FOLDER.glob("*.jinja"))
@@ -77,8 +77,10 @@ class _Clock(datetime.datetime):
 
 def by_transformers(monkeypatch: Any, template: Any, messages: Any, **asked: Any) -> tuple[str, list[int]] | None:
     """(text, token ids) of `apply_chat_template` on `DATE`; None where it fails."""
+    from transformers.utils import chat_template_utils
+
     monkeypatch.setattr(chat_template_utils, "datetime", _Clock)
-    theirs = PreTrainedTokenizerFast(
+    theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer(), bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=template
     )
     try:

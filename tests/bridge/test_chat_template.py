@@ -3,10 +3,10 @@ import json
 import time
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from bridge.chat_template import TemplateSettings, read_chat_template, today
 from tests.actor.environments.chat import ALTERNATES, CHATML, STRIPS_THINKING, assistant, characters, user
+from tests.support.lazy import transformers
 
 MESSAGES = [user("Q"), assistant("<think>a</think>\nA"), user("again"), assistant("B")]
 
@@ -17,7 +17,7 @@ MESSAGES = [user("Q"), assistant("<think>a</think>\nA"), user("again"), assistan
 def test_render_is_transformers_with_and_without_a_generation_prompt(tmp_path, template, ends, count):
     settings = {"eos_token": "<eos>", "pad_token": "<pad>", "chat_template": template}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    theirs = PreTrainedTokenizerFast(tokenizer_object=characters(), eos_token="<eos>", pad_token="<pad>")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=characters(), eos_token="<eos>", pad_token="<pad>")
     wanted = theirs.apply_chat_template(
         MESSAGES[:count], chat_template=template, add_generation_prompt=ends, tokenize=False
     )

@@ -1,13 +1,13 @@
 import json
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from bridge.chat_template import TemplateSettings, read_chat_template
 from bridge.template_files import named_template_files
 from learner.data.tokenizer import load_tokenizer
 from learner.publish.card import ENGINE_FILES
 from tests.bridge import published
+from tests.support.lazy import transformers
 
 ASKED = [{"role": "user", "content": "q"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -56,7 +56,7 @@ FILES = {
 def test_template_is_found_where_transformers_finds_it(tmp_path, case, tools):
     files, name = FILES[case]
     folder = in_folder(tmp_path, **files)
-    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     wanted = theirs.apply_chat_template(ASKED, tools=tools, tokenize=False, add_generation_prompt=True)
     found = read_chat_template(folder)
     assert found.render(ASKED, tools=tools) == wanted
@@ -131,7 +131,7 @@ def test_special_tokens_are_all_that_transformers_hands_to_a_template(tmp_path):
     folder = published.make_folder(tmp_path / "m", unk_token="<pad>", extra_special_tokens={"image_token": "<think>"})
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "image_token")
     (folder / "chat_template.jinja").write_text("|".join(f"{{{{ {name} }}}}" for name in names))
-    theirs = AutoTokenizer.from_pretrained(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
     wanted = theirs.apply_chat_template(ASKED, tokenize=False)
     assert read_chat_template(folder).render(ASKED) == wanted == "<s>|</s>|<pad>|<pad>||<think>"
 

@@ -2,12 +2,12 @@ import copy
 
 import pytest
 import tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from bridge import text_tokens
 from bridge.chat_template import read_chat_template
 from learner.data.tokenizer import load_tokenizer
 from tests.bridge import published
+from tests.support.lazy import transformers
 
 TEXT = "a question that is longer than sixteen bytes"
 
@@ -26,7 +26,7 @@ def test_read_tokenizer_truncates_and_pads_nothing_as_transformers(tmp_path, sav
     if "left" in saved:
         made.enable_padding(direction="left", pad_id=258, pad_token="<pad>", pad_to_multiple_of=128)
     made.save(str(tmp_path / "tokenizer.json"))
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), pad_token="<pad>")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), pad_token="<pad>")
     wanted = theirs(TEXT, add_special_tokens=False)["input_ids"]
     read = text_tokens.read_tokenizer(tmp_path)
     assert text_tokens.encode(read, TEXT) == wanted and len(wanted) == len(TEXT)
@@ -173,5 +173,7 @@ def test_beginning_is_what_the_tokenizer_puts_before_a_text(tmp_path, processor,
     found = text_tokens.beginning(made, settings, "<s>")
     # The oracle are transformers' token ids, but where add_bos_token says what the post-processor doesn't: there it
     # looks at the latter alone if a folder has a tokenizer.json, and earlier versions looked at both.
-    theirs = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")("ab")["input_ids"]
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")("ab")[
+        "input_ids"
+    ]
     assert found == ("<s>" if theirs[0] == made.token_to_id("<s>") or setting else "")

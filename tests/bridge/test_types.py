@@ -301,7 +301,6 @@ def test_run_card_that_contradicts_itself_or_cannot_be_shown_refused(fields, sai
         "files": (),
         "tensors": (),
         "sluice": "1",
-        "formats": "",
         "vllm": "",
     }
     with pytest.raises(ValueError, match=said):

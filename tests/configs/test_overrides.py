@@ -56,6 +56,16 @@ def test_load_preset_knobs_are_the_papers(name, train_start, admission, publish)
     )
 
 
+def test_load_preset_of_ours_is_found_from_any_folder_and_a_file_that_is_there_goes_first(tmp_path, monkeypatch):
+    here = overrides.load_preset("configs/tiny.py")
+    monkeypatch.chdir(tmp_path)
+    assert overrides.load_preset("configs/tiny.py") == here
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "tiny.py").write_text("raise ValueError('the one that is there')")
+    with pytest.raises(ValueError, match="the one that is there"):
+        overrides.load_preset("configs/tiny.py")
+
+
 def test_load_preset_missing_file_names_the_presets():
     with pytest.raises(ValueError, match=r"configs/cgp.py.*configs/tiny.py") as e:
         overrides.load_preset("configs/nosuch.py")

@@ -15,7 +15,6 @@ import pytest
 from actor.sandbox.isolation import missing
 from actor.verifiers.judge.endpoint import Endpoint
 from actor.weights import run_card
-from bridge import codec
 from bridge.run_lock import RunLock
 from bridge.secrets import Tls
 from bridge.snapshots.serving.server import listen
@@ -106,7 +105,7 @@ def refusals(place: pathlib.Path) -> Iterator[str]:
     yield refused(_isolate)
     yield refused(_look_up)
     yield f"judge is not there, it is waited for: {refused(_ask).removeprefix('error: ')}"
-    card = SimpleNamespace(name="tiny", sluice="0.0.9", formats=codec.describe_formats(), vllm="")
+    card = SimpleNamespace(name="tiny", sluice="0.0.9", vllm="")
     yield refused(run_card.check_versions, card, vllm="")
     yield refused(trust.check_no_password, "postgresql://learner:secret@db.example/sluice")
     yield refused(

@@ -43,7 +43,7 @@ def test_nearly_all_that_can_be_typed_is_tried():
     assert sum(len(tried(page)) for page in PAGES) > 30
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.integration
 @pytest.mark.parametrize("page", PAGES)
 def test_page_does_what_it_says(clone: pathlib.Path, page: str):

@@ -1,6 +1,7 @@
 """Every line that the page of symptoms quotes is one that Sluice prints."""
 
 import re
+import sys
 
 import pytest
 
@@ -72,6 +73,7 @@ def printed(tmp_path_factory):
 
 def plain(line: str, place: str = "/srv") -> str:
     """A line without what differs from one machine, or one run, to the next."""
+    line = line.replace(sys.executable, "/srv/sluice/.venv/bin/python").replace(str(DOCS.parent), "/srv/sluice")
     line = re.sub(r"runs/\w+", "runs/NAME", line.replace(place, "/srv"))
     return re.sub(r"\d[\d.,:]*|(?<=eta )-|\s+", lambda m: "#" if m[0].strip() else " ", line)
 

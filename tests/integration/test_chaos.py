@@ -13,7 +13,7 @@ from launch.processes import lifeline
 from tests.integration.support.chaos import Chaos, draw_faults
 from tests.integration.support.jobs import Job, check_every_group_trained_once
 
-pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]
 NUM_FAULTS = 20
 NUM_UPDATES = 1000
 """More than are made before the last fault."""

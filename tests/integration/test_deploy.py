@@ -23,6 +23,7 @@ from learner.metrics import read_rows
 from tests.integration.support.jobs import SMALL
 from tests.integration.support.pods import Cluster, Container, config_map, pods_of
 from tests.integration.support.processes import REPO, wait_until
+from tests.postgres import need_tls
 
 pytestmark = pytest.mark.integration
 
@@ -67,6 +68,7 @@ class Rendered:
         self._passwords = {name: line.strip().rpartition(":")[2] for name, line in passwords.items()}
 
     def _store(self, folder: pathlib.Path) -> None:
+        need_tls()
         self.port = free_port()
         serve = [f"--dir={folder}", f"--listen=127.0.0.1:{self.port}", f"--advertise={DATABASE}"]
         tls = [f"--cert={self.keys}/server.pem", f"--key={self.keys}/server.key"]
@@ -172,6 +174,7 @@ def test_learner_from_a_rendered_pod_leads_lives_and_stops_when_it_is_told(rende
     assert rendered.probe(container, "livenessProbe") == 0, "one that is gone is the cluster's to start, not hung"
 
 
+@pytest.mark.nightly
 def test_hosts_of_a_rendered_learner_serve_at_an_address_each_and_stop_together(rendered_hosts):
     at_hosts, hosts = zip(*(rendered_hosts.start("learner", index) for index in range(2)), strict=True)
 
@@ -189,7 +192,7 @@ def test_hosts_of_a_rendered_learner_serve_at_an_address_each_and_stop_together(
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_hosts", [1, 2])
 def test_run_from_rendered_pods_is_trained_to_its_end(num_hosts, request):
     rendered = request.getfixturevalue("rendered" if num_hosts == 1 else "rendered_hosts")

@@ -22,6 +22,7 @@ from tests.integration.support import jobs
 from tests.integration.support.processes import REPO, wait_until
 from tests.integration.support.sockets import listening
 from tests.launch.test_joining import OTHER, TOKEN, Place
+from tests.postgres import need_tls
 
 pytestmark = pytest.mark.integration
 
@@ -42,6 +43,7 @@ class Machines:
     def __init__(self, root: pathlib.Path, data: pathlib.Path, processes: contextlib.ExitStack) -> None:
         self.root, self.data, self._processes = root, data / "far-actor", processes
         self._started: list[subprocess.Popen[bytes]] = []
+        need_tls()
         certs = root / "certs"
         command = [sys.executable, "-m", "launch.make_certificates", f"--out={certs}", "--host=127.0.0.1"]
         subprocess.run(command, cwd=REPO, env=self.environment(), check=True, stdout=subprocess.DEVNULL)

@@ -18,7 +18,7 @@ from tests.bench.faults.site import site
 from tests.bench.faults.watched_learner import BREAK
 from tests.integration.network.namespaces import unavailable
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def test_auditor_sees_tokens_of_a_version_that_was_never_announced(ran: Ran):
     assert verdict.unknown_version_tokens > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("broken", ["twice", "dropped", "stale books"])
 def test_auditor_sees_a_learner_that_breaks_exactly_once_on_purpose(broken: str):
     for ran in run({BREAK: broken}, num_faults=1):

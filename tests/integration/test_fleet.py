@@ -9,7 +9,7 @@ from tests.bench.engines.measure import tickets_of
 from tests.bench.engines.setups import ROLL_FLASH, ROLLOUTPIPE, ROLLPACKER, SERIAL, R, Setup
 from tests.bench.rig.rig import Result, Rig
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 NUM_ENGINES, NUM_ROUNDS = 4, 3
 

@@ -81,7 +81,7 @@ def test_two_engines_serve_one_run_and_one_that_is_killed_is_started_again_alone
     assert starts >= {"learner", "actor-0", "actor-1"} and "actor-0-r1" not in starts
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("preset", "fields"),
     [
@@ -118,7 +118,7 @@ def test_schedules_over_two_engines_train_every_update_whole(
     assert made.keys() == {"actor-0", "actor-1"} and min(made.values()) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_engine_of_two_processes_serves_a_run_and_is_started_again_when_one_of_them_dies(tmp_path: Path, model: Path):
     job = jobs.start(
         tmp_path / "run",

@@ -58,7 +58,6 @@ with serving(folder) as running:
     for step in (1, 2):
         params = params_of(step)
         published.publish(params, step=step)
-        published.let_go()
         for leaf in jax.tree.leaves(params):
             leaf.delete()  # as the next step does
         published.finish()
@@ -131,7 +130,7 @@ def test_two_processes_publish_what_one_does_and_an_actor_puts_it_together(tmp_p
 
 
 @pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "axes", [{"fsdp": 4}, {"data": 2, "fsdp": 2}, {"data": 4}, {"tensor": 4}, {"fsdp": 2, "tensor": 2}], ids=json_of
 )

@@ -10,7 +10,7 @@ import pytest
 from configs import roll_flash
 from tests.integration.support import jobs
 
-pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]
 NUM_UPDATES = 32
 ROUNDS = ("serial", "cgp", "rolloutpipe", "rollpacker")
 WINDOWS = ("pipelinerl", "pipelinerl_ess", "roll_flash")

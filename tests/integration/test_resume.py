@@ -153,14 +153,20 @@ def run_to_the_end(
 
 # Whole rounds are packed alike in every run, so serial losses are equal to the last bit. A group at a time, the
 # split into micro-batches depends on when groups arrived, and sums in another order differ by rounding.
+# Daily runs one case of each packing here and between two passes; three learners start in each case.
 @pytest.mark.parametrize(
     ("config", "rtol", "overrides"),
     [
-        ("configs/serial.py:tiny", 0.0, {}),
+        pytest.param("configs/serial.py:tiny", 0.0, {}, marks=pytest.mark.nightly),
         # With two frozen policies: the reference, and the weights of the round's start.
-        ("configs/serial.py:tiny", 0.0, dict(loss__name="decoupled_ppo", loss__proximal="round", loss__kl_coef=0.1)),
-        ("configs/cgp.py:tiny", 1e-4, {}),
-        ("configs/pipelinerl.py:tiny", 1e-4, {}),
+        pytest.param(
+            "configs/serial.py:tiny",
+            0.0,
+            dict(loss__name="decoupled_ppo", loss__proximal="round", loss__kl_coef=0.1),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param("configs/cgp.py:tiny", 1e-4, {}, marks=pytest.mark.nightly),
+        pytest.param("configs/pipelinerl.py:tiny", 1e-4, {}, marks=pytest.mark.nightly),
         # With the policy that was last published, at a checkpoint's step and at the one before.
         ("configs/pipelinerl.py:tiny", 1e-4, PUBLISHED),
     ],
@@ -182,8 +188,13 @@ def test_killed_learner_resumes_with_the_losses_of_the_uninterrupted_run(
             0.0,
             dict(rounds__epochs=3, loss__name="decoupled_ppo", loss__kl_coef=0.1, loss__clip_low=0.01),
         ),
-        ("configs/rolloutpipe.py:tiny", 1e-4, dict(rounds__epochs=3, admission__width=4)),
-        ("configs/pipelinerl.py:tiny", 1e-4, PUBLISHED | dict(rounds__epochs=3)),
+        pytest.param(
+            "configs/rolloutpipe.py:tiny",
+            1e-4,
+            dict(rounds__epochs=3, admission__width=4),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param("configs/pipelinerl.py:tiny", 1e-4, PUBLISHED | dict(rounds__epochs=3), marks=pytest.mark.nightly),
     ],
 )
 def test_learner_killed_between_two_passes_begins_the_batch_anew(

@@ -1,6 +1,8 @@
 """Every way to schedule, in a real learner process with a made-up actor: what is trained, what is asked for again.
 
 The actor answers in random order, by the weights that are announced, so lags and races are the learner's own doing.
+Daily runs a schedule by rounds and one by window, both killed, the ESS stop and the full queue. The rest is nightly;
+tests/learner/schedule has their rules as properties.
 """
 
 import collections
@@ -16,6 +18,7 @@ from bridge.types import Group, Ticket, Version
 from tests.integration.test_resume import NUM_UPDATES, answer, run_to_the_end
 
 pytestmark = pytest.mark.integration
+UNINTERRUPTED = pytest.param(None, marks=pytest.mark.nightly)
 
 
 class Answers:
@@ -95,7 +98,7 @@ def trained(rows: list[dict]) -> list[str]:
     return groups
 
 
-@pytest.mark.parametrize("kill_at", [None, 7])
+@pytest.mark.parametrize("kill_at", [UNINTERRUPTED, 7])
 def test_tail_batching_trains_whole_rounds_and_long_ones_of_the_losers(
     tmp_path: Path, model: Path, kill_at: int | None
 ):
@@ -114,6 +117,7 @@ def test_tail_batching_trains_whole_rounds_and_long_ones_of_the_losers(
     assert all(sizes[n] == 12 for n in range(5))
 
 
+@pytest.mark.nightly
 def test_zero_variance_groups_are_replaced_and_never_trained(tmp_path: Path, model: Path):
     rows = run(tmp_path, model, "configs/cgp.py:tiny", answers=dict(flat_share=0.4), rounds__filter_zero_variance=True)
     assert sorted(trained(rows)) == [f"{i:09d}" for i in range(NUM_UPDATES * 4)]
@@ -121,6 +125,7 @@ def test_zero_variance_groups_are_replaced_and_never_trained(tmp_path: Path, mod
     assert all(r["reward/zero_variance_groups"] == 0 for r in rows)
 
 
+@pytest.mark.nightly
 def test_single_samples_make_whole_groups_and_lag_is_bounded(tmp_path: Path, model: Path):
     rows = run(
         tmp_path,
@@ -135,8 +140,8 @@ def test_single_samples_make_whole_groups_and_lag_is_bounded(tmp_path: Path, mod
     assert max(r["lag/max"] for r in rows) <= 1
 
 
-@pytest.mark.parametrize("kill_at", [None, 7])
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize("kill_at", [UNINTERRUPTED, 7])
+@pytest.mark.parametrize("alpha", [pytest.param(0.0, marks=pytest.mark.nightly), 1.0])
 def test_async_ratio_bounds_the_lag(tmp_path: Path, model: Path, alpha: float, kill_at: int | None):
     # The actor's first answers began two steps before what it serves: only what refuses them keeps the bound. After a
     # restart of the learner it holds as before.
@@ -153,6 +158,7 @@ def test_async_ratio_bounds_the_lag(tmp_path: Path, model: Path, alpha: float, k
     assert rows[-1]["groups/early"] + rows[-1]["groups/stale"] > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kill_at", [None, 7])
 def test_without_an_async_ratio_nothing_is_issued_ahead_and_nothing_is_made_in_vain(
     tmp_path: Path, model: Path, kill_at: int | None
@@ -188,6 +194,7 @@ def test_ess_floor_stops_the_policy_until_a_batch_by_its_own_weights_is_there(tm
     assert all(r["lag/max"] == 0 for r in rows)
 
 
+@pytest.mark.nightly
 def test_ess_floor_that_is_never_reached_changes_nothing(tmp_path: Path, model: Path):
     rows = run(tmp_path, model, "configs/pipelinerl.py:tiny", rounds__ess_floor=1e-9)
     trained(rows)

@@ -64,7 +64,7 @@ def wait_for_checkpoint(job: hosts_jobs.HostsJob, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "killed", [pytest.param(0, id="leader", marks=pytest.mark.slow), pytest.param(1, id="follower")]
+    "killed", [pytest.param(0, id="leader", marks=pytest.mark.nightly), pytest.param(1, id="follower")]
 )
 def test_two_processes_one_of_them_killed_all_end_and_the_next_start_goes_on_to_the_losses_of_one(
     run: Path, alone: np.ndarray, model: Path, killed: int
@@ -102,7 +102,7 @@ MESHES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_processes_of_any_number_and_mesh_have_the_losses_of_one_device(
@@ -111,7 +111,7 @@ def test_processes_of_any_number_and_mesh_have_the_losses_of_one_device(
     check_same(trained(run, model, count=count, devices_each=4 // count, **MESHES[mesh]), alone)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [2, 1])
 def test_checkpoint_of_four_processes_is_gone_on_from_by_fewer(run: Path, alone: np.ndarray, model: Path, count: int):
     first = trained(run, model, count=4, devices_each=1, mesh__fsdp=4, run__num_updates=4)
@@ -123,7 +123,7 @@ def test_checkpoint_of_four_processes_is_gone_on_from_by_fewer(run: Path, alone:
     check_same(got, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_passes_and_a_frozen_policy_over_processes_have_the_losses_of_one_device(
     run: Path, tmp_path: Path, model: Path
 ):

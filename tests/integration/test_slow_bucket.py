@@ -33,6 +33,7 @@ from tests.actor.fakes import FakeEngine
 from tests.bridge.snapshots.served import RUN, TOKEN, TOKENIZER, open_writer, serving
 from tests.integration.network.proxy import Proxy, proxy
 from tests.learner.streams import MODEL, fresh_params
+from tests.param_tensors import iter_tensors
 
 DEADLINE_S = 60.0
 PATIENCE = Patience(silence_s=0.2, give_up_s=1e6, first_backoff_s=0.01, last_backoff_s=0.02)
@@ -100,7 +101,7 @@ class Rig:
         params = jax.tree.map(lambda x: jnp.asarray(x + step), self.params)
         self.publisher.publish(params, step=step)
         self.publisher.await_announced()
-        return dict(MODEL.param_names.iter_tensors({path: np.array(x) for path, x in flatten(params).items()}))
+        return dict(iter_tensors(MODEL.param_names, {path: np.array(x) for path, x in flatten(params).items()}))
 
     def land(self, step: int) -> None:
         """The bucket gets the version that is in hand, though a newer one is announced; and that is told."""

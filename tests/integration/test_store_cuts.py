@@ -205,7 +205,7 @@ def test_operation_whose_server_is_killed_somewhere_is_as_if_it_had_not_been(mor
             assert killing(mortal_server, bench, operation, place) == (operation.want, want), (operation.name, place)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @EVERY
 def test_operation_whose_server_is_killed_anywhere_is_as_if_it_had_not_been(mortal_server, operation):
     with contextlib.closing(Bench(mortal_server)) as bench:

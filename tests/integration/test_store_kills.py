@@ -49,11 +49,11 @@ def test_kills_of_server_and_clients_lose_nothing_and_train_nothing_twice(server
     check(over_postgres(server, tmp_path, num_groups=400, kills=4))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twenty_kills_over_five_thousand_groups_on_postgres(server, tmp_path):
     check(over_postgres(server, tmp_path, num_groups=5000, kills=20))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twenty_kills_over_five_thousand_groups_on_sqlite(tmp_path):
     check(over_sqlite(tmp_path, num_groups=5000, kills=20))

@@ -24,7 +24,7 @@ from learner.trackers.feed import Marks
 from learner.trackers.shelf import KINDS
 from tests.integration.support.processes import REPO, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 EXTRAS = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 WANTED = sorted(line for kind in KINDS.values() for line in EXTRAS[kind.extra])

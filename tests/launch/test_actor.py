@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,26 +11,27 @@ import pytest
 from bridge.store.sqlite import SqliteStore
 from configs.sections import JudgeConfig
 from launch import actor, command_line
+from launch.startup import build_actor
+from launch.startup.build_actor import open_judge
 from tests.bridge.factories import make_ticket
 
 
-def judging(tmp_path: Path, **fields: Any) -> Any:
-    """What `_judge` reads of an actor that joined."""
+def judging(**fields: Any) -> Any:
+    """What `open_judge` reads of a config."""
     given: dict[str, Any] = {"url": "http://127.0.0.1:1/v1", "model": "m"} | fields
     judge = JudgeConfig(**given)
-    config = SimpleNamespace(judge=judge, supervision=SimpleNamespace(heartbeat_s=1.0))
-    return SimpleNamespace(config=config, work=SimpleNamespace(log=lambda name: tmp_path / name))
+    return SimpleNamespace(judge=judge, supervision=SimpleNamespace(heartbeat_s=1.0))
 
 
 @pytest.mark.parametrize("place", [{}, {"url": "", "colocate": True}], ids=["url", "colocate"])
 @pytest.mark.parametrize("text", [None, "no place for what is judged"])
 def test_template_of_a_judge_that_can_not_be_used_is_found_before_anything_starts(tmp_path, monkeypatch, place, text):
-    monkeypatch.setattr(actor, "JudgeService", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr(build_actor, "JudgeService", lambda *_, **__: pytest.fail("it was started"))
     file = tmp_path / "template"
     if text is not None:
         file.write_text(text)
     with pytest.raises(ValueError, match="judge.template_file=.* can't be used"):  # noqa: SIM117  # which raises
-        with actor._judge(judging(tmp_path, template_file=str(file), **place), cast(Any, None)):
+        with open_judge(judging(template_file=str(file), **place), tmp_path / "log"):
             pytest.fail("the engine would start")
 
 
@@ -40,7 +40,7 @@ def test_key_of_a_judge_that_everyone_may_read_is_found_before_the_engine_starts
     file.write_text("secret")
     file.chmod(0o644)
     with pytest.raises(ValueError, match="everyone on this machine may read it"):  # noqa: SIM117  # which raises
-        with actor._judge(judging(tmp_path, api_key_file=str(file)), cast(Any, None)):
+        with open_judge(judging(api_key_file=str(file)), tmp_path / "log"):
             pytest.fail("the engine would start")
 
 

@@ -113,9 +113,8 @@ def test_command_without_the_extra_says_what_to_install(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.splitlines() == [
-        "error: making certificates needs the extra: pip install 'sluice[store-server]'"
-    ]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: making certificates needs the extra: ") and line.endswith("[store-server]'")
 
 
 def test_command_prints_what_to_set(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from blake3 import blake3
 
 from actor.weights.model_folder import describe
-from bridge import codec, versions
+from bridge import versions
 from bridge.published import Announcement, CardFile, RunCard, TensorEntry
 from bridge.secrets import Token
 from bridge.snapshots.signing import sign
@@ -60,7 +60,6 @@ class Place:
             "files": tuple(CardFile(name=n, num_bytes=len(d), blake3=blake3(d).hexdigest()) for n, d in FILES.items()),
             "tensors": (TensorEntry(name="w", dtype="float32", shape=(4,), offset_bytes=0, num_bytes=16),),
             "sluice": versions.SLUICE,
-            "formats": codec.describe_formats(),
             "vllm": versions.VLLM,
         }
         self.store.put_card(RunCard(**(values | fields)), {blake3(d).hexdigest(): d for d in FILES.values()})
@@ -149,7 +148,6 @@ def test_store_that_is_not_there_is_not_made(place, tmp_path):
     ("card", "said"),
     [
         ({"sluice": "9.9.9"}, "wants Sluice 9.9.9, here is"),
-        ({"formats": "Group:99"}, "wants wire formats Group:99, here is"),
         ({"vllm": "9.9.9"}, "wants vLLM 9.9.9, here is"),
         ({"config": "{"}, "the config of run trial can't be read here"),
         ({"config": "[" * 100_000}, "the config of run trial can't be read here: it is nested too deeply"),

@@ -51,6 +51,7 @@ def test_row_whose_own_answer_does_not_pass_is_set_aside_with_its_number_and_rea
     assert all("is no mathematical expression" in why for why in found.set_aside[""].values())
 
 
+@pytest.mark.heavy
 def test_sample_that_passes_is_all_that_is_judged_and_one_that_does_not_has_all_judged(tmp_path, monkeypatch):
     judged = []
     judge = own_answers._judge
@@ -70,6 +71,7 @@ def test_sample_that_passes_is_all_that_is_judged_and_one_that_does_not_has_all_
     assert said == ["own answers: 1 of 3 rows do not pass, all 12 are judged"]
 
 
+@pytest.mark.heavy
 def test_what_was_judged_is_not_judged_again_until_it_changes(tmp_path, monkeypatch):
     first = checked(math_rows(tmp_path))
 
@@ -83,6 +85,7 @@ def test_what_was_judged_is_not_judged_again_until_it_changes(tmp_path, monkeypa
             checked(math_rows(tmp_path, **changed))  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.heavy
 def test_rows_on_which_workers_break_are_kept_with_a_line_and_asked_again_by_the_next_run(tmp_path, monkeypatch):
     ask = VerifierPool._ask
 
@@ -106,6 +109,7 @@ def test_cache_that_can_not_be_written_is_no_reason_not_to_start(tmp_path, monke
     assert sorted(checked(math_rows(tmp_path)).set_aside[""]) == LIARS
 
 
+@pytest.mark.heavy
 def test_run_that_was_set_up_keeps_what_was_found_then(tmp_path):
     config = math_rows(tmp_path)
     (tmp_path / "run").mkdir()
@@ -154,6 +158,7 @@ def test_verifier_that_can_not_be_had_is_refused_where_an_actor_is_to_run_and_to
     assert found.notes[0].startswith("note: rows' own answers are not judged by code on this machine: ")
 
 
+@pytest.mark.heavy
 def test_rows_set_aside_are_no_problems_and_stand_in_the_quarantine(tmp_path):
     from learner.data.tokenizer import load_tokenizer
     from tests.learner.model_folder import make_model_folder

@@ -1,5 +1,6 @@
 """What the quickstart refuses before it sets anything up; the rest is tried by hand, as it installs an environment."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -113,3 +114,14 @@ def test_override_is_refused_before_the_download_by_the_environment_that_set_up_
 def test_environment_that_is_broken_keeps_nobody_from_the_set_up_that_mends_it(place):
     python(place, 'case "$*" in *check_config*) exit 1 ;; *) echo "$@" ;; esac')
     assert quickstart(place).stdout.startswith("setup\n-m launch.local --config=configs/tiny.py\n")
+
+
+@pytest.mark.parametrize("has_home", [True, False])
+def test_files_of_libraries_are_kept_in_the_home_folder_or_where_it_is_none_in_the_clone(place, has_home, tmp_path):
+    python(place, 'echo "cache=${XDG_CACHE_HOME:-}"')
+    home = tmp_path / "home"
+    home.mkdir() if has_home else home.touch()  # below a file nothing can be made, as root either
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    command = ["bash", str(place / "launch" / "quickstart.sh")]
+    done = subprocess.run(command, env=environment | {"HOME": str(home)}, capture_output=True, text=True, check=True)
+    assert f"cache={'' if has_home else place / '.cache'}" in done.stdout.splitlines()

@@ -16,22 +16,30 @@ from learner.model.decoder import init_params, make_apply
 from learner.update.packing import pack_groups
 from learner.update.step import build_steps
 
-MODEL = Architecture(
-    family="qwen3",
+HF_CONFIG: dict[str, Any] = dict(
     vocab_size=19,
     hidden_size=16,
     intermediate_size=24,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
     head_dim=8,
+    hidden_act="silu",
     rms_norm_eps=1e-6,
     rope_theta=100.0,
     tie_word_embeddings=False,
     max_position_embeddings=64,
-    qkv_bias=False,
-    o_bias=False,
+    attention_bias=False,
 )
+
+
+def model_of(family: str, architecture: str, **fields: Any) -> Architecture:
+    """Another family's model of a config.json with these fields."""
+    of_family = {"model_type": family, "architectures": [f"{architecture}ForCausalLM"]}
+    return Architecture.from_hf(HF_CONFIG | of_family | fields)
+
+
+MODEL = model_of("qwen3", "Qwen3")
 NUM_SAMPLES = 3
 ONE_DEVICE = sections.MeshConfig()
 TEMPERATURE = 0.7

@@ -16,7 +16,6 @@ from learner import loop
 from learner.commands import Publish
 from learner.heart import Heart, Stopped
 from learner.loop import is_save_due
-from learner.trainer import Trainer
 
 
 def run_of(*, when="every", save_every=3, num_updates=10, step=0, saved=0) -> Any:
@@ -158,15 +157,6 @@ def test_train_waits_for_the_weights_at_the_start_and_by_rounds_before_the_next_
     trained.round_steps = 2
     loop.train(trained.run)
     assert waited == wanted  # the last one in `finish`
-
-
-def test_step_is_taken_when_the_publisher_has_let_go_of_the_parameters():
-    seen, parts = [], {f.name: mock.Mock() for f in dataclasses.fields(Trainer)}
-    parts["config"].rounds.epochs = 1
-    parts["publisher"].let_go = lambda: seen.append("let go")
-    parts["steps"].apply = lambda state, epoch: (seen.append("step"), {})
-    Trainer(**parts).apply(0)
-    assert seen == ["let go", "step"]
 
 
 def test_last_weights_are_evaluated_though_an_earlier_evaluation_was_out_when_they_were_published():

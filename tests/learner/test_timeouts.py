@@ -38,7 +38,7 @@ def test_books_of_a_run_without_anchors_say_nothing_of_them(stores):
     assert TimeoutAnchors(stores[0]).books() == {}
 
 
-@pytest.mark.parametrize("books", [None, {"model": {}, "queue": {}}], ids=["no checkpoint", "an older checkpoint"])
+@pytest.mark.parametrize("books", [None, {"model": {}, "queue": {}}], ids=["no checkpoint", "a checkpoint without any"])
 def test_resume_without_saved_anchors_asks_the_store_nothing(books):
     TimeoutAnchors(mock.Mock(spec=[])).resume(books)
 

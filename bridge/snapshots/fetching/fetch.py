@@ -16,7 +16,7 @@ from obstore.exceptions import BaseError
 
 from bridge import codec
 from bridge.buckets import is_loopback, is_of_this_machine, open_place
-from bridge.files import replace_file
+from bridge.files import first_line, replace_file
 from bridge.published import Announcement, WeightManifest
 from bridge.secrets import TOKEN_FILE, Tls, Token
 from bridge.snapshots.bucket import read_bucket_manifest
@@ -135,7 +135,7 @@ class SnapshotFetcher:
             )
             manifest = read_bucket_manifest(run_place, version)
         except (BaseError, OSError) as e:
-            line = (str(e).splitlines() or [type(e).__name__])[0]
+            line = first_line(e)
             raise UnreachableError(f"version {version} can't be read at {url}: {line}") from None
         if manifest.version != version:
             raise SnapshotError(f"version {manifest.version} lies where {version} was announced, at {url}")

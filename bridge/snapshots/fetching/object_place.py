@@ -8,6 +8,7 @@ import obstore
 from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import ObjectStore
 
+from bridge.files import first_line
 from bridge.snapshots.fetching.places import BrokenError, NotThereError, RefusedError
 
 _BAD_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*)?(\w+)")
@@ -62,7 +63,6 @@ class ObjectPlace:
 
 def _first_line(error: Exception) -> str:
     """What is wrong, of an error that goes on with its whole history."""
-    text = str(error)
-    line = text.splitlines()[0] if text else type(error).__name__
-    cause = _CAUSE.search(text)
+    cause = _CAUSE.search(str(error))
+    line = first_line(error, max_chars=2000)
     return f"{line}: {cause.group(1)}" if cause else line

@@ -9,8 +9,9 @@ import pathlib
 import psycopg
 from psycopg import sql
 
-FORMAT = 5
-"""Number of the tables' form; another one is refused."""
+from bridge import codec
+from bridge.files import first_line
+
 LEARNER, ACTOR = "sluice_learner", "sluice_actor"
 _FOLDER = pathlib.Path(__file__).parent
 _MAKER_LOCK = 0x534C5543  # whoever makes the schema holds it; any number that others are unlikely to use
@@ -18,7 +19,8 @@ _MAKER_LOCK = 0x534C5543  # whoever makes the schema holds it; any number that o
 
 def schema_sql() -> str:
     """All of it: roles, tables and grants."""
-    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("roles.sql", "schema.sql", "grants.sql"))
+    texts = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("roles.sql", "schema.sql", "grants.sql")]
+    return "\n".join((*texts, f"INSERT INTO sluice.format VALUES ({codec.FORMAT});\n"))
 
 
 def read_format(db: psycopg.Connection) -> int | None:
@@ -54,11 +56,8 @@ def check_schema(db: psycopg.Connection) -> None:
             f"database {db.info.dbname} holds no Sluice store yet: start the learner first, or have an administrator "
             "run what `python -m bridge.store.postgres.schema` prints"
         )
-    if number != FORMAT:
-        raise ValueError(
-            f"database {db.info.dbname} holds a store of format {number}, this build reads {FORMAT}: finish its runs "
-            "with the build that began them, or use another database"
-        )
+    if number != codec.FORMAT:
+        raise codec.OtherFormatError.of(f"the store in database {db.info.dbname}", number)
 
 
 def make_schema(db: psycopg.Connection) -> None:
@@ -78,7 +77,7 @@ def make_schema(db: psycopg.Connection) -> None:
             except psycopg.errors.InsufficientPrivilege as e:
                 raise ValueError(
                     f"role {db.info.user} may not make the store's tables in database {db.info.dbname} "
-                    f"({_first_line(e)}): have an administrator run what `python -m bridge.store.postgres.schema` "
+                    f"({first_line(e)}): have an administrator run what `python -m bridge.store.postgres.schema` "
                     f"prints, and then GRANT {LEARNER} TO {db.info.user}"
                 ) from e
     check_schema(db)
@@ -101,7 +100,7 @@ def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) ->
         is_mine = _one(db, "SELECT sluice.owns(%s)", run)
     except psycopg.errors.InsufficientPrivilege as e:
         raise ValueError(
-            f"role {db.info.user} may not hold runs ({_first_line(e)}): have an administrator GRANT {LEARNER} TO "
+            f"role {db.info.user} may not hold runs ({first_line(e)}): have an administrator GRANT {LEARNER} TO "
             f"{db.info.user}"
         ) from e
     if not is_mine:
@@ -149,10 +148,6 @@ def check_learner(db: psycopg.Connection) -> None:
 def _one(db: psycopg.Connection, query: str, *params: object):
     row = db.execute(sql.SQL(query), params).fetchone()  # pyright: ignore[reportArgumentType] texts of ours
     return None if row is None else row[0]
-
-
-def _first_line(e: psycopg.Error) -> str:
-    return str(e).split("\n")[0]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 CREATE SCHEMA sluice;
 
 CREATE TABLE sluice.format (number integer NOT NULL);
-INSERT INTO sluice.format VALUES (5);
 
 -- What leases and heartbeats are counted by: this server's clock, in Unix seconds; one moment a statement.
 CREATE FUNCTION sluice.now_s() RETURNS float8 LANGUAGE sql STABLE

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from launch.plan.cluster.limits import Cluster, Limit, first_to_give_out
 from launch.plan.cluster.part import Part
-from launch.plan.cluster.scale import Cell
 
 
 def parts_table(parts: Sequence[Part], *, groups_per_s: float) -> Table:
@@ -57,18 +56,6 @@ def publish_lines(cluster: Cluster) -> list[str]:
     full = f"a version, {hosts} {way}: {transfers.publish_s(0, held=-1):.3g} s in full"
     delta = f", {transfers.publish_s(1, held=0):.3g} s as a delta" if transfers.full_every > 1 else ""
     return [full + delta]
-
-
-def scale_table(cells: Sequence[Sequence[Cell]]) -> Table:
-    """Rows of chips and engines: what gives out first, and the response tokens/s up to there."""
-    table = Table(title="gives out first, and response tokens/s up to there", box=rich.box.SIMPLE, title_justify="left")
-    table.add_column("learner\nchips", justify="right")
-    for cell in cells[0]:
-        table.add_column(f"{cell.num_engines}\nengines", justify="left")
-    for row in cells:
-        shown = [f"{c.limit.part.full_name}\n{quantity(c.tokens_per_s, '')}" for c in row]
-        table.add_row(str(row[0].num_learner_chips), *shown)
-    return table
 
 
 def as_json(cluster: Cluster, limit: Limit, *, groups_per_s: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from configs.extras import install_command
 from configs.sections.prompt_source import HUGGING_FACE, PromptSource
 from learner.data.sources.rows import ArrowRows, wanted_columns
 
@@ -17,8 +18,7 @@ def load(source: PromptSource, columns: Sequence[str], *, split: str) -> ArrowRo
         import datasets  # only where one is used: it is an extra, and loads pandas
     except ImportError as e:
         raise ValueError(
-            f"{source.path} needs the library `datasets`: install the extra `huggingface` (pip install "
-            f"'sluice[huggingface]'), or give a file ({e})"
+            f"{source.path} needs the library `datasets`: {install_command('huggingface')}, or give a file ({e})"
         ) from e
     try:
         found = datasets.load_dataset(name, source.subset or None, split=split, revision=source.revision or None)

@@ -5,8 +5,6 @@ import random
 import re
 from typing import Any
 
-import reasoning_gym
-
 from configs.sections.prompt_source import PromptSource
 from learner.data.problems import RawProblem, task_of
 
@@ -28,6 +26,9 @@ class ReasoningGymSource:
         Raises:
           ValueError: no such task family, or the task refuses its arguments.
         """
+        # Here, since it imports sympy and matplotlib, which a run with prompts of another source does not need.
+        import reasoning_gym
+
         self._block = _BLOCKS.get(source.task, NUM_PROCEDURAL)
 
         @functools.lru_cache(maxsize=2)

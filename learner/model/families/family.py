@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from learner.model.hf.fields import Rope, read_rope, write_rope
+from learner.model.hf.fields import Rope, read_rope
 
 Raw = Mapping[str, Any]
 """A parsed config.json, with the family's defaults where it has no such field."""
@@ -39,10 +39,6 @@ class Only:
 def no_windows(raw: Raw, num_layers: int) -> Windows:
     """Of a family that has none."""
     return None, ()
-
-
-def write_no_windows(raw: dict[str, Any], now: Windows, read: Windows | None, num_layers: int) -> None:
-    """Of a family that has none: `Architecture` refuses them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,12 +78,8 @@ class Family:
     check: Callable[[Raw], None] = lambda raw: None
     """Refuses what `only` can't say."""
     read_rope: Callable[[Raw], Rope] = read_rope
-    write_rope: Callable[[dict[str, Any], Rope, Rope | None], None] = write_rope
-    """(raw, what it is now, what was read or None): the way back, into `raw`."""
     read_windows: Callable[[Raw, int], Windows] = no_windows
     """(raw, number of layers)"""
-    write_windows: Callable[[dict[str, Any], Windows, Windows | None, int], None] = write_no_windows
-    """(raw, what they are now, what was read or None, number of layers): the way back, into `raw`."""
 
     @property
     def activation_name(self) -> str:

@@ -45,5 +45,4 @@ GEMMA2 = Family(
     },
     read_rope=functools.partial(read_rope, default_theta=1e4),
     read_windows=windows.all_but_every_second,
-    write_windows=windows.write_types,
 )

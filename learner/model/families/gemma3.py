@@ -7,11 +7,10 @@ A config of transformers 5 has a rotation for each kind of layer in `rope_parame
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from learner.model.families import gemma2, windows
 from learner.model.families.family import Family, HfField, Only, Raw
-from learner.model.hf.fields import Rope, need, read_rope, read_scaling, refuse, write_rope
+from learner.model.hf.fields import Rope, need, read_rope, read_scaling, refuse
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: 1e6, _LOCAL: 1e4}
@@ -38,20 +37,6 @@ def _read_two_ropes(raw: Raw) -> Rope:
         refuse(homes[_LOCAL], both[_LOCAL], "rope_type 'default' (local layers are not scaled)")
     thetas = {kind: need(rope, "rope_theta", float) for kind, rope in ropes.items()}
     return Rope(thetas[_GLOBAL], scalings[_GLOBAL], thetas[_LOCAL])
-
-
-def _write_two_ropes(raw: dict[str, Any], now: Rope, read: Rope | None) -> None:
-    if now == read:
-        return
-    if not raw.get("rope_parameters"):
-        write_rope(raw, now._replace(local_theta=None), read and read._replace(local_theta=None))
-        raw["rope_local_base_freq"] = now.local_theta
-        return
-    scaled = {"rope_type": "default"} if now.scaling is None else now.scaling.to_hf()
-    raw["rope_parameters"] = {
-        _GLOBAL: scaled | {"rope_theta": now.theta},
-        _LOCAL: {"rope_type": "default", "rope_theta": now.local_theta},
-    }
 
 
 GEMMA3 = Family(
@@ -89,7 +74,5 @@ GEMMA3 = Family(
         "is_causal": Only(values=(True,)),
     },
     read_rope=_read_two_ropes,
-    write_rope=_write_two_ropes,
     read_windows=windows.all_but_every_nth,
-    write_windows=windows.write_types,
 )

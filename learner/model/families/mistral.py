@@ -28,5 +28,4 @@ MISTRAL = Family(
     },
     read_rope=functools.partial(read_rope, default_theta=1e4),
     read_windows=windows.all_if_given,
-    write_windows=windows.write_window,
 )

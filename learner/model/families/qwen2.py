@@ -10,5 +10,4 @@ QWEN2 = Family(
     derives_heads=True,
     only={"dual_chunk_attention_config": Only(values=(None,))},
     read_windows=windows.from_layer,
-    write_windows=windows.write_switch_and_types,
 )

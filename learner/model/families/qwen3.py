@@ -9,5 +9,4 @@ QWEN3 = Family(
     qk_norm=True,
     only={"dual_chunk_attention_config": Only(values=(None,))},
     read_windows=windows.from_layer,
-    write_windows=windows.write_switch_and_types,
 )

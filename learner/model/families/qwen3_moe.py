@@ -37,5 +37,4 @@ QWEN3_MOE = Family(
     },
     check=_check,
     read_windows=windows.all_if_used,
-    write_windows=windows.write_switch,
 )

@@ -1,8 +1,6 @@
-"""Which layers have a sliding window: the forms in which a config.json says it, read and written. Pure."""
+"""Which layers have a sliding window: the forms in which a config.json says it, read. Pure."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from learner.model.families.family import Raw, Windows
 from learner.model.hf.fields import need, refuse
@@ -78,49 +76,6 @@ def all_but_every_nth(raw: Raw, num_layers: int) -> Windows:
     return _windows(raw, _all_but_every(n, num_layers))
 
 
-def write_switch(raw: dict[str, Any], now: Windows, read: Windows | None, num_layers: int) -> None:
-    """Qwen3-MoE's way back: `use_sliding_window` and the window."""
-    if _is_written(raw, now, read, num_layers):
-        return
-    window, windowed = now
-    raw["use_sliding_window"] = window is not None
-    if window is not None:
-        raw["sliding_window"] = window
-    raw["max_window_layers"] = windowed.index(True) if any(windowed) else num_layers
-    raw.pop("layer_types", None)
-
-
-def write_switch_and_types(raw: dict[str, Any], now: Windows, read: Windows | None, num_layers: int) -> None:
-    """Qwen2's and Qwen3's way back: the switch, the window and each layer's kind."""
-    if _is_written(raw, now, read, num_layers):
-        return
-    write_switch(raw, now, None, num_layers)
-    raw["layer_types"] = _as_types(now[1], num_layers)
-
-
-def write_window(raw: dict[str, Any], now: Windows, read: Windows | None, num_layers: int) -> None:
-    """Mistral's way back: a number for all layers, or null.
-
-    Raises:
-      ValueError: layers differ, which the family can't say.
-    """
-    if _is_written(raw, now, read, num_layers):
-        return
-    if len(set(now[1])) > 1:
-        refuse("layer_types", now[1], "the window in every layer, or in none")
-    raw["sliding_window"] = now[0]
-    raw.pop("layer_types", None)
-
-
-def write_types(raw: dict[str, Any], now: Windows, read: Windows | None, num_layers: int) -> None:
-    """Gemma's way back: the window and each layer's kind."""
-    if _is_written(raw, now, read, num_layers):
-        return
-    if now[0] is not None:
-        raw["sliding_window"] = now[0]
-    raw["layer_types"] = _as_types(now[1], num_layers)
-
-
 def _layer_types(raw: Raw, num_layers: int) -> tuple[bool, ...] | None:
     """`layer_types`, True for a window; None where there is no such field."""
     found = raw.get("layer_types")
@@ -150,16 +105,3 @@ def _windows(raw: Raw, windowed: tuple[bool, ...]) -> Windows:
     if window < 1:
         refuse("sliding_window", window, "a positive number of tokens")
     return window, windowed
-
-
-def _as_types(windowed: tuple[bool, ...], num_layers: int) -> list[str]:
-    return [_KINDS[w] for w in windowed or (False,) * num_layers]
-
-
-def _is_written(raw: dict[str, Any], now: Windows, read: Windows | None, num_layers: int) -> bool:
-    """Whether the config already says it; without a window, `layer_types` still counts the layers."""
-    if read != now:
-        return False
-    if raw.get("layer_types") and len(raw["layer_types"]) != num_layers:
-        raw["layer_types"] = _as_types(now[1], num_layers)
-    return True

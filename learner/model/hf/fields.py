@@ -1,4 +1,4 @@
-"""The fields of a `config.json`: how they are refused, typed, and the rotary embedding read and written. Pure.
+"""The fields of a `config.json`: how they are refused and typed, and the rotary embedding read. Pure.
 
 Where the reference model (transformers) and the engine (vLLM) would read one field differently, it is refused:
 a learner that agrees with only one of them trains on wrong log-probabilities.
@@ -39,18 +39,6 @@ class RopeScaling:
     truncate: bool = True
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-
-    def to_hf(self) -> dict[str, Any]:
-        """The fields of `rope_scaling`, without rope_theta."""
-        fields: dict[str, Any] = {"rope_type": self.kind, "factor": self.factor}
-        if self.kind != "linear":
-            fields["original_max_position_embeddings"] = self.original_length
-        if self.kind == "yarn":
-            names = ("attention_factor", "beta_fast", "beta_slow", "truncate")
-            return fields | {name: getattr(self, name) for name in names}
-        if self.kind == "llama3":
-            return fields | {"low_freq_factor": self.low_freq_factor, "high_freq_factor": self.high_freq_factor}
-        return fields
 
 
 class Rope(NamedTuple):
@@ -143,22 +131,6 @@ def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> 
     if len(set(scalings.values())) > 1:
         refuse("rope_scaling", raw["rope_scaling"], f"the same as rope_parameters, {raw['rope_parameters']!r}")
     return Rope(next(iter(bases.values())), next(iter(scalings.values()), None))
-
-
-def write_rope(raw: dict[str, Any], now: Rope, read: Rope | None) -> None:
-    """The way back: rewrites in `raw` what differs from what was `read` there, in the home that it has."""
-    if read is None or read.scaling != now.scaling:
-        home = next((home for home in ROPE_HOMES if raw.get(home)), "rope_scaling")
-        raw[home] = None if now.scaling is None else now.scaling.to_hf()
-        for other in set(ROPE_HOMES) - {home}:
-            raw.pop(other, None)
-        raw["rope_theta"] = now.theta
-    if read is None or read.theta != now.theta:
-        homes = [rope for home in ROPE_HOMES if (rope := raw.get(home)) and "rope_theta" in rope]
-        for rope in homes:
-            rope["rope_theta"] = now.theta
-        if "rope_theta" in raw or not homes:
-            raw["rope_theta"] = now.theta
 
 
 def read_scaling(home: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling | None:

@@ -64,7 +64,7 @@ def save(
     Args:
       folder: where to; must not exist, or be empty.
       config: the model.
-      params: its parameters: arrays, or what is read of a leaf when it is written (`lora.merged_files.FileLeaf`).
+      params: its parameters.
       dtype: dtype of the tensors; None keeps the parameters'.
       tokenizer_from: a folder whose tokenizer files are copied along.
       max_shard_bytes: weights above this are split over several files with an index.
@@ -156,7 +156,7 @@ def _write_weights(
         arrays = _host_tensors(config, leaves, in_order, specs)
         if i % writers.count == writers.index:
             write(folder / file_name, {name: specs[name] for name in in_order}, arrays)
-        elif any(isinstance(leaf, jax.Array) for leaf in leaves.values()):
+        else:
             for _ in arrays:  # the gathers take every process
                 pass
     if len(files) > 1 and writers.is_first:
@@ -205,7 +205,7 @@ def _slice(mesh: jax.sharding.Mesh | None):
 def _write_the_rest(
     folder: pathlib.Path, config: Architecture, dtype: DTypeLike, tokenizer_from: str | os.PathLike[str] | None
 ) -> None:
-    out_config = config.to_hf()
+    out_config = json.loads(config.hf_json)
     # Readers such as vLLM pick their dtype from here; transformers 4 calls it torch_dtype.
     out_config |= {key: str(np.dtype(dtype)) for key in ("dtype", "torch_dtype") if key in out_config}
     _write_json(folder / "config.json", out_config)

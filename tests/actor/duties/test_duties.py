@@ -47,7 +47,7 @@ def test_duty_changes_no_field_of_the_actor(file):
     ("line", "trespass"),
     [
         ("actor.is_leaving = True", "actor.is_leaving is changed"),
-        ("actor.tally.num_dropped += 1", "actor.tally.num_dropped is changed"),
+        ("actor.serving.tally.num_dropped += 1", "actor.serving.tally.num_dropped is changed"),
         ("actor.admission.max_sequences = 3", "actor.admission.max_sequences is changed"),
         ("actor.held['t0'] = ticket", "actor.held is changed"),
         ("del actor.held['t0']", "actor.held is changed"),

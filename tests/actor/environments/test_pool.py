@@ -170,6 +170,7 @@ def test_asynchronous_environment_keeps_its_loop():
     run(body)
 
 
+@pytest.mark.heavy
 def test_two_hundred_episodes_of_which_one_hangs_are_held_up_by_none():
     async def body(pool):
         await pool.load(BAD)

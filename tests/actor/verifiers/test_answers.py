@@ -3,14 +3,13 @@
 import json
 
 import pytest
-import reasoning_gym
 
 from actor.verifiers import exact, format, math
-from actor.verifiers import reasoning_gym as gym
 from actor.verifiers.judged import Context, Response, Score, answer_key
 from bridge.types import MAX_ANSWER_CHARS, Finish, Task
 from configs.sections import RewardsConfig
 from configs.sections.prompt_source import READS_ANSWERS
+from tests.support.lazy import gym, reasoning_gym
 
 NO_CONTEXT = Context()
 

@@ -3,10 +3,8 @@
 import json
 
 import pytest
-import reasoning_gym
 
 from actor.verifiers import cpu_time, equality, expression, format, math
-from actor.verifiers import reasoning_gym as gym
 from actor.verifiers.conclusion import conclusion
 from actor.verifiers.judged import Context, Response
 from bridge.types import Task
@@ -79,6 +77,10 @@ def test_pattern_that_backtracks_for_ever_does_not_match(monkeypatch):
 
 
 def test_open_tags_of_a_reasoning_gym_response_are_not_handed_to_the_library(monkeypatch):
+    import reasoning_gym
+
+    from actor.verifiers import reasoning_gym as gym
+
     seen = []
     monkeypatch.setattr(gym, "extract_answer", lambda text: seen.append(text))
     entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=3)[0]

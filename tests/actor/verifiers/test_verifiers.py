@@ -4,14 +4,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import reasoning_gym
 
 from actor.verifiers import exact, format, math, registry
-from actor.verifiers import reasoning_gym as gym
 from actor.verifiers.judged import Context, Response, Score
 from bridge.types import Finish, Task
 from configs.sections import RewardsConfig
 from configs.sections.prompts import VERIFIERS
+from tests.support.lazy import gym, reasoning_gym
 
 NO_CONTEXT = Context()
 

@@ -1,10 +1,12 @@
 """Which part of a tensor each process of a tensor-parallel engine holds: together they hold all of it, in order."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+
+from tests.support.lazy import torch
 
 pytestmark = pytest.mark.heavy  # vLLM's import
 
@@ -21,7 +23,9 @@ def layer_of(kind: str, **fields: Any) -> Any:
     return layer
 
 
-MATRIX = torch.arange(48.0).reshape(8, 6)
+@functools.cache
+def matrix() -> Any:
+    return torch.arange(48.0).reshape(8, 6)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -30,7 +34,7 @@ def test_rows_of_column_parallel_layers_are_the_whole_in_order(size):
 
     layers = [layer_of("MergedColumnParallelLinear", tp_rank=rank, tp_size=size) for rank in range(size)]
     for number in (0, 1):
-        assert torch.equal(torch.cat([local_part(layer, number, MATRIX) for layer in layers]), MATRIX)
+        assert torch.equal(torch.cat([local_part(layer, number, matrix()) for layer in layers]), matrix())
     assert {local_columns(layer, 6) for layer in layers} == {(0, 6)}
 
 
@@ -41,7 +45,7 @@ def test_columns_of_row_parallel_layers_are_the_whole_in_order(size):
     layers = [layer_of("RowParallelLinear", tp_rank=rank, tp_size=size) for rank in range(size)]
     held = [local_columns(layer, 6) for layer in layers]
     assert [start + i for start, count in held for i in range(count)] == list(range(6))
-    assert all(torch.equal(local_part(layer, 0, MATRIX), MATRIX) for layer in layers)
+    assert all(torch.equal(local_part(layer, 0, matrix()), matrix()) for layer in layers)
 
 
 def test_keys_of_fewer_heads_than_processes_are_held_by_several():
@@ -49,10 +53,10 @@ def test_keys_of_fewer_heads_than_processes_are_held_by_several():
 
     # Eight query heads of one row, two key heads of four, over four processes: each key head is held twice.
     layers = [layer_of("QKVParallelLinear", tp_rank=rank, tp_size=4, num_kv_head_replicas=2) for rank in range(4)]
-    assert [local_part(layer, 0, MATRIX)[:, 0].tolist() for layer in layers] == [[0, 6], [12, 18], [24, 30], [36, 42]]
-    keys = [local_part(layer, 1, MATRIX) for layer in layers]
-    assert torch.equal(keys[0], MATRIX[:4]) and torch.equal(keys[1], MATRIX[:4])
-    assert torch.equal(keys[2], MATRIX[4:]) and torch.equal(keys[3], MATRIX[4:])
+    assert [local_part(layer, 0, matrix())[:, 0].tolist() for layer in layers] == [[0, 6], [12, 18], [24, 30], [36, 42]]
+    keys = [local_part(layer, 1, matrix()) for layer in layers]
+    assert torch.equal(keys[0], matrix()[:4]) and torch.equal(keys[1], matrix()[:4])
+    assert torch.equal(keys[2], matrix()[4:]) and torch.equal(keys[3], matrix()[4:])
 
 
 def test_vocabulary_is_held_by_ranges_without_the_padding():
@@ -66,7 +70,7 @@ def test_vocabulary_is_held_by_ranges_without_the_padding():
         )
         for start, end in ranges
     ]
-    assert torch.equal(torch.cat([local_part(layer, 0, MATRIX) for layer in layers]), MATRIX)
+    assert torch.equal(torch.cat([local_part(layer, 0, matrix()) for layer in layers]), matrix())
 
 
 def test_matrix_that_can_not_be_split_evenly_is_refused():

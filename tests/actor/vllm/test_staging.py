@@ -411,3 +411,17 @@ def test_request_after_the_engines_end_keeps_no_file(served, asked):
     served.transfer.shutdown()
     asked.prepare(7, manifest)
     asked.writes(1)
+
+
+MAPS = """\
+7f0000000000-7f0000001000 r-xp 00000000 fe:00 123                        /srv/a clone/torch/lib/libgomp.so.1
+7f0000002000-7f0000003000 r--p 00000000 fe:00 124                        /srv/x.libs/libgomp-6a29c32d.so.1.0.0
+7f0000004000-7f0000005000 r--p 00000000 fe:00 125                        /srv/libgomp.so.1/other.so
+7f0000006000-7f0000007000 rw-p 00000000 00:00 0                          [heap]
+"""
+
+
+def test_openmp_is_found_below_any_path():
+    from actor.vllm.preparing import _OPENMP
+
+    assert _OPENMP.findall(MAPS) == ["/srv/a clone/torch/lib/libgomp.so.1", "/srv/x.libs/libgomp-6a29c32d.so.1.0.0"]

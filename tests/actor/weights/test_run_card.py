@@ -8,7 +8,7 @@ import tokenizers
 from blake3 import blake3
 
 from actor.weights.run_card import check_versions, make_model_folder
-from bridge import codec, versions
+from bridge import versions
 from bridge.published import CardFile, RunCard, TensorEntry
 
 
@@ -31,7 +31,6 @@ def make_card(files=FILES, files_=None, **fields) -> RunCard:
         "files": entries,
         "tensors": (TensorEntry(name="w", dtype="bfloat16", shape=(2, 3), offset_bytes=0, num_bytes=12),),
         "sluice": versions.SLUICE,
-        "formats": codec.describe_formats(),
         "vllm": versions.VLLM,
     }
     return RunCard(**(defaults | fields))  # pyright: ignore[reportArgumentType]
@@ -117,7 +116,6 @@ def test_versions_that_agree_pass_also_where_the_engine_says_how_it_was_built():
     ("fields", "vllm", "said"),
     [
         ({"sluice": "9.9.9"}, versions.VLLM, f"wants Sluice 9.9.9, here is {versions.SLUICE}"),
-        ({"formats": "Group:1"}, versions.VLLM, "wants wire formats Group:1, here is Announcement:"),
         ({}, "0.1.2", f"wants vLLM {versions.VLLM}, here is 0.1.2"),
     ],
 )

@@ -225,7 +225,7 @@ def test_values_are_of_the_largest_deviation_and_the_error_of_all():
     assert values["planner_error"] == pytest.approx(0.1) and values["deviation"] == pytest.approx(10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bench_small_ends_with_its_line(tmp_path: pathlib.Path):
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.agentic", "--small", f"--results_dir={tmp_path}"],

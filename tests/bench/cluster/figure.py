@@ -5,9 +5,7 @@ from typing import Any
 
 from configs import overrides
 from launch.plan import profiles
-from launch.plan.cluster.figure import plot_scale
-from launch.plan.cluster.scale import counts_up_to, scale
-from launch.plan.cluster.variants import variant_of
+from tests.bench.cluster_plan import counts_up_to, plot_scale, scale, variant_of
 
 ENGINES, CHIPS = 4096, 1024
 PRESET = "configs/pipelinerl.py"
@@ -17,7 +15,7 @@ _DELTAS = f"{_CONNECTIONS}, publish.full_every=20"
 
 
 def variants(store: dict[str, Any]) -> list[str]:
-    """Each as `launch.plan --variant` takes it."""
+    """Each as `tests.bench.cluster_plan --variant` takes it."""
     faster = ", ".join(f"profile.store.{name}={value / 10!r}" for name, value in store.items() if name.endswith("_s"))
     return [
         "PostgreSQL as it comes, weights in full: publish.full_every=1",

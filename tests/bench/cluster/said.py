@@ -10,11 +10,9 @@ from typing import Any
 from configs import overrides
 from configs.schema import Config
 from launch.plan import profiles
-from launch.plan.cluster.figure import name_in_figure
-from launch.plan.cluster.scale import Cell, counts_up_to, scale
-from launch.plan.cluster.variants import variant_of
 from launch.plan.profiles import Profile
 from tests.bench.cluster.figure import CHIPS, ENGINES, OVERRIDES, PRESET, variants
+from tests.bench.cluster_plan import Cell, counts_up_to, name_in_figure, scale, variant_of
 
 COMPUTE = ("generation", "learner compute")
 """What one pays for: where that is what bounds a run, nothing gives out."""

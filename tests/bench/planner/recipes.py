@@ -1,7 +1,7 @@
 """The recipes for accelerators in the planner: `python -m tests.bench.planner.recipes`.
 
-What it is told is computed, not measured: an H100 by its memory's and its matmuls' rates, the learner's slice by what
-XLA's programs for it are estimated to take (`results/tpu.md`), weights and store as on the page of clusters
+What it is told is computed, not measured: an H100 by its memory's and its matmuls' rates, the learner's slice by the
+FLOPs of a step at an assumed utilization (`launch/compile_tpu/estimate.py`), weights and store as on the clusters page
 (`docs/cluster_profile.json`), lengths by assumption. Writes a profile for each recipe into `docs/plan_profiles/`, and
 the table of `docs/recipes.md`.
 """
@@ -15,7 +15,7 @@ from configs import overrides
 from configs.model_sizes import MODEL_SIZES
 from configs.schema import Config
 from configs.tpu_slices import CASES, SliceCase
-from launch.compile_tpu.estimate import micro_batch_lengths
+from launch.compile_tpu.estimate import micro_batch_flops, micro_batch_lengths, seconds
 from launch.plan import profiles
 from launch.plan.outcome import Outcome
 from launch.plan.simulate import default_warmup, simulate
@@ -32,7 +32,8 @@ MEMORY_SHARE, SPARE_BYTES = 0.9, 4e9
 """vLLM's default of what it uses, and, assumed, what activations and graphs take of that."""
 DELTA_SHARE = 1 / 145
 """Of a version's bytes, as a delta at a learning rate of 1e-6 (`results/publish.md`)."""
-RESULTS = PROJECT / "tests/bench/results/tpu.md"
+OPTIMIZER_S = 0.01
+"""Assumed seconds of an optimizer step on the slice."""
 NUM_UPDATES = 40
 """That count, as of `launch.plan` by window."""
 WAITS = 0.05
@@ -53,12 +54,18 @@ class Assumed:
     prompt_tokens: tuple[int, int]
     num_engines: tuple[int, int]
     """So few that the learner waits, and enough of them; the profile has the latter."""
+    remat: str
+    """The policy that `model.remat=auto` chose when the recipe was compiled for its slice."""
 
 
 ASSUMED = {
-    "gsm8k_qwen2_5_1_5b": Assumed(median=220, sigma=0.5, prompt_tokens=(80, 250), num_engines=(1, 2)),
-    "countdown_qwen2_5_3b": Assumed(median=350, sigma=0.7, prompt_tokens=(90, 130), num_engines=(1, 2)),
-    "deepscaler_qwen3_4b": Assumed(median=2500, sigma=0.8, prompt_tokens=(60, 400), num_engines=(16, 24)),
+    "gsm8k_qwen2_5_1_5b": Assumed(
+        median=220, sigma=0.5, prompt_tokens=(80, 250), num_engines=(1, 2), remat="attention"
+    ),
+    "countdown_qwen2_5_3b": Assumed(
+        median=350, sigma=0.7, prompt_tokens=(90, 130), num_engines=(1, 2), remat="attention"
+    ),
+    "deepscaler_qwen3_4b": Assumed(median=2500, sigma=0.8, prompt_tokens=(60, 400), num_engines=(16, 32), remat="dots"),
 }
 
 
@@ -94,7 +101,8 @@ def profile_of(recipe: str) -> dict[str, Any]:
         )
         for h in running
     ]
-    accumulate_s, apply_s = _compiled(case.key)
+    _, computed, _ = micro_batch_flops(config, model, assumed.remat)
+    learner_s = seconds(computed, num_chips=1, family=case.topology.partition(":")[0])
     return {
         "engine": {
             "running": running,
@@ -106,8 +114,8 @@ def profile_of(recipe: str) -> dict[str, Any]:
         "response_tokens": lengths,
         "prompt_tokens": {"kind": "uniform", "min_tokens": low, "max_tokens": high},
         "learner": {
-            "seconds_per_token": _digits(accumulate_s * config.mesh.num_devices / micro_batch_lengths(config)[0]),
-            "optimizer_step_s": apply_s,
+            "seconds_per_token": _digits(learner_s / micro_batch_lengths(config)[0]),
+            "optimizer_step_s": OPTIMIZER_S,
         },
         "publish": cluster["publish"],
         "num_engines": assumed.num_engines[-1],
@@ -116,17 +124,6 @@ def profile_of(recipe: str) -> dict[str, Any]:
         "network": cluster["network"]
         | {"weights_bytes": 2 * num_params, "delta_bytes": round(2 * num_params * DELTA_SHARE)},
     }
-
-
-def _compiled(key: str) -> tuple[float, float]:
-    """Seconds of accumulate and of apply, by estimate."""
-    page = RESULTS.read_text()
-    part = page[page.index(f"**{key}**") :]
-    found = [re.search(rf"`{name}` ([0-9.]+) s", part) for name in ("accumulate", "apply")]
-    if not all(found):
-        raise ValueError(f"{RESULTS} has no seconds of {key}")
-    first, second = (float(one[1]) for one in found if one)
-    return first, second
 
 
 def _digits(value: float) -> float:

@@ -22,14 +22,16 @@ def test_engine_reads_weights_and_caches_at_its_memorys_rate():
     assert engine["kv_capacity_tokens"] == pytest.approx((0.9 * 80e9 - 4e9 - 3.087e9) / 28_672, rel=0.01)
 
 
-def test_learner_takes_the_compiled_programs_seconds():
+def test_learner_takes_the_flops_of_a_token_at_half_of_the_peak():
     learner = profile_of(GSM8K)["learner"]
-    # 16 rows of 8,192 hold 5 sequences of 1,536 tokens each; accumulate takes 0.959 s on 16 chips.
-    assert learner["seconds_per_token"] == pytest.approx(0.959 * 16 / (16 * 5 * 1536), rel=0.01)
+    # Qwen2.5-1.5B has 1.31e9 parameters in its layers (four times 2 FLOPs a token with the forward pass of remat) and
+    # 0.233e9 in its head, which sees 1024 of the longest sequence's 1536 tokens; attention is 2 x 1536 x 28 x 1536.
+    flops = 8 * 1.31e9 + 6 * 0.233e9 * 1024 / 1536 + 3 * 2 * 1536 * 28 * 1536
+    assert learner["seconds_per_token"] == pytest.approx(flops / (197e12 * 0.5), rel=0.01)
 
 
 @pytest.mark.parametrize("recipe", ASSUMED)
-def test_stored_profile_is_of_the_recipe_and_its_compiled_programs_as_they_are_now(recipe):
+def test_stored_profile_is_of_the_recipe_as_it_is_now(recipe):
     """But for the store, which is measured anew with the cluster's."""
     stored, now = json.loads((FOLDER / f"{recipe}.json").read_text()), profile_of(recipe)
     assert stored.pop("store").keys() == now.pop("store").keys() and stored == now
@@ -57,6 +59,6 @@ def test_who_waits_is_said_by_the_learners_wait_then_by_what_is_given_up():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pages_table_is_what_the_planner_says():
     assert table() in PAGE.read_text()

@@ -3,7 +3,7 @@
     python -m tests.bench.publish.held SIZE
 
 The learner's calls in the loop's order, on this machine's CPU: micro-batches (a forward pass through the size's own
-kernels), `let_go`, an optimizer step that has its parameters donated, `publish`. Every other update is published, so
+kernels), an optimizer step that has its parameters donated, `publish`. Every other update is published, so
 that there are micro-batches beside a publish and others.
 """
 
@@ -70,7 +70,6 @@ def measure(size_name: str) -> dict[str, Any]:
                 micro_batch(params, x).block_until_ready()
                 if step > 3:  # compiled, and the slots are warm
                     micro_s[is_beside].append(time.perf_counter() - start)
-            publisher.let_go()
             if step > 3 and step % 2:
                 publisher.finish()
                 metrics = publisher.metrics()

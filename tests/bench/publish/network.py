@@ -31,6 +31,7 @@ from bridge.types import Version
 from launch import certificates
 from launch.snapshot_server import ServerProcess
 from tests.bench.publish.timing import in_turns, medians, speed_over, with_cpu
+from tests.param_tensors import iter_tensors
 
 ROUNDS = 5
 RUN = "bench"
@@ -63,7 +64,7 @@ def random_tensors(size_name: str) -> dict[str, np.ndarray]:
         .reshape(shape)
         for path, shape in size.shapes.items()
     }
-    return dict(size.names.iter_tensors(leaves))
+    return dict(iter_tensors(size.names, leaves))
 
 
 def measure(size_name: str) -> dict[str, Any]:

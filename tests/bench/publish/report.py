@@ -85,11 +85,11 @@ def page(parts: Parts, values: Mapping[str, Any], machine: str) -> str:
 _ABOUT = (
     "A ratio over memcpy is memcpy's seconds for the published bytes, by one thread into warm memory, over theirs. "
     "Both were timed in turns in the same process, and the ratio is the median of the rounds'. Of two sizes the worse "
-    "one counts. `write` is float32 parameters to bfloat16 in the warm slot; `naive` is numpy's and ml_dtypes' cast, "
+    "one counts. `write` is bfloat16 parameters into the warm slot; `naive` is numpy's and ml_dtypes' cast, "
     "tensor by tensor; `device_cast` is XLA's into new memory. `http_bytes` is the way of the bytes without their "
     "hashes, `http` is all of a fetch; `network_cpu_over_memcpy` is what the former takes of reader's and server's "
     "processors together, over memcpy's: twice its inverse is the ratio that two idle cores could reach. "
-    "`learner_held_up_share` is what `publish` and `let_go` took of the learner's "
+    "`learner_held_up_share` is what `publish` took of the learner's "
     "time over the time from the hand-over to the announcement; `slowdown_beside` is a micro-batch beside a publish "
     "against one alone, since both share the cores. `swap` is a vLLM engine on a model of SmolLM2-135M's shape in "
     "float32: `reload` loads all in the pause, `staged` does as engines do, in turns; pauses over memcpy are without "

@@ -222,7 +222,7 @@ def test_process_at_work_is_known_until_its_work_is_done(tmp_path: pathlib.Path,
 
 @pytest.mark.integration
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_run_goes_on_under_kills_and_trains_nothing_wrong(tmp_path: pathlib.Path):
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.reward_kills", "--minutes=1.5", f"--results_dir={tmp_path}"],

@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 from typing import Any
+from unittest import mock
 
 CORE = int(sys.argv[1]) if __name__ == "__main__" else 0
 if __name__ == "__main__":
@@ -15,6 +16,7 @@ if __name__ == "__main__":
 import jax  # noqa: E402
 from absl import logging  # noqa: E402
 
+from configs.schema import Config  # noqa: E402
 from launch import command_line  # noqa: E402
 from launch.processes.pipes import Parent  # noqa: E402
 from learner.data.prompts import load_prompts  # noqa: E402
@@ -31,14 +33,16 @@ class Server:
     """Answers requests one after the other."""
 
     def __init__(self) -> None:
-        self._steps: list[PacedSteps] = []
+        self._steps: dict[tuple[Any, ...], PacedSteps] = {}
+        """By all that their programs depend on."""
 
     def do_train(self, session: dict[str, Any], model_folder: str) -> dict[str, Any]:
         """A whole run, from `open_run` to `train`'s end."""
         parsed, model = Session.from_json(session), pathlib.Path(model_folder)
         steps = self._steps_for(parsed, model)
         steps.set_pace(parsed.passes_per_token)
-        run = open_run(parsed.config, parsed.folder, model, steps=steps)
+        with mock.patch("learner.start.build_steps", lambda *_: steps):
+            run = open_run(parsed.config, parsed.folder, model)
         try:
             train(run)
             return {
@@ -64,12 +68,21 @@ class Server:
 
     def _steps_for(self, session: Session, model: pathlib.Path) -> PacedSteps:
         config, model_config = session.config, Architecture.from_hf(model)
-        for steps in self._steps:
-            if steps.fits(model_config, config):
-                return steps
-        steps = PacedSteps(model_config, config, make_mesh(**config.mesh.axes, devices=None))
-        self._steps.append(steps)
-        return steps
+        key = (model_config, *_compiled_in(config))
+        if key not in self._steps:
+            self._steps[key] = PacedSteps(model_config, config, make_mesh(**config.mesh.axes, devices=None))
+        return self._steps[key]
+
+
+def _compiled_in(config: Config) -> tuple[Any, ...]:
+    """All of a configuration that a program of the learner's depends on."""
+    # A constant learning rate is the same however long the run.
+    num_updates = config.run.num_updates if config.optimizer.schedule != "constant" else None
+    # So are the seed's rounding of float32, and its adapters where there are none.
+    seed = config.run.seed if config.model.param_dtype != "float32" or config.lora.is_on else None
+    of_sections = (config.loss, config.optimizer, config.model, config.lora, config.packing, config.mesh)
+    of_passes = (config.rounds.epochs, config.steps_per_proximal)
+    return (*of_sections, *of_passes, config.sampling.temperature, num_updates, seed)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import obstore
 import pytest
-from moto.server import ThreadedMotoServer
 
 from bridge import codec
 from bridge.buckets import open_place
@@ -44,6 +43,7 @@ def at(step, incarnation=0):
 def s3():
     """A server that speaks S3, and the environment that leads there."""
     import boto3
+    from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.published import DeltaEntry, TensorEntry, WeightManifest
@@ -57,7 +57,6 @@ def applied(piece, base):
     return into
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     size=st.integers(1, 3000),
     share=st.sampled_from([0.0, 0.001, 0.02, 0.1, 0.5, 1.0]),
@@ -178,7 +177,6 @@ def test_malformed_piece_is_refused_before_anything_large_is_allocated(piece, me
         applied(piece, BASE)
 
 
-@settings(deadline=None, max_examples=300)
 @given(start=st.sampled_from([SPARSE, DENSE]), place=st.integers(0, 10**6), bits=st.integers(1, 255))
 def test_piece_with_a_flipped_bit_is_refused_or_gives_bytes_that_the_hash_refuses_or_the_right_ones(start, place, bits):
     broken = bytearray(start)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.published import Block, TensorEntry
@@ -61,7 +61,6 @@ def models(draw):
     return lay_out(entries), draw(st.permutations(blocks))
 
 
-@settings(deadline=None, max_examples=150)
 @given(model=models(), num_hosts=st.integers(1, 3), step=st.sampled_from([1, 5, 64, 100, 10_000]))
 def test_pieces_of_hosts_in_any_split_make_up_the_whole_file(model, num_hosts, step):
     (tensors, size), blocks = model
@@ -85,7 +84,6 @@ def test_pieces_of_hosts_in_any_split_make_up_the_whole_file(model, num_hosts, s
     np.testing.assert_array_equal(got, whole)
 
 
-@settings(deadline=None, max_examples=100)
 @given(model=models(), data=st.data())
 def test_tiling_without_a_block_or_with_one_twice_or_moved_refused(model, data):
     (tensors, _), blocks = model

@@ -54,7 +54,7 @@ def test_anchors_of_tasks_that_nobody_raised_are_left_out(store):
     assert store.all_anchors(limit=9) == {"a": (0.25, 3.0), "b": (1.0,)}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raises=RAISES, data=st.data())
 def test_raises_of_several_actors_in_any_order_and_again_give_the_maximum(place, raises, data):
     prefix = f"{next(EXAMPLES)}-"

@@ -30,12 +30,12 @@ def test_file_that_is_no_store_is_refused_and_left_as_it_was(tmp_path):
         SqliteStore(foreign)
 
 
-def test_file_of_another_schema_version_refused(tmp_path):
+def test_file_of_another_format_refused(tmp_path):
     path = tmp_path / "store.db"
     SqliteStore(path).close()
     with contextlib.closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE meta SET value = 99 WHERE key = 'schema_version'")
-    with pytest.raises(ValueError, match="schema version 99"):
+        db.execute("UPDATE meta SET value = 99 WHERE key = 'format'")
+    with pytest.raises(ValueError, match=r"store.db: expected format \d+, got 99\. Another build made it"):
         SqliteStore(path)
 
 

@@ -278,7 +278,7 @@ def test_heartbeats_of_another_build_and_corrupt_ones_are_passed_over(store, clo
     beat = Heartbeat(process="learner", role="learner", pid=1, time_s=clock.now_s)
     store.heartbeat(beat)
     store.heartbeat(dataclasses.replace(beat, process="x", role="actor"))
-    other = msgspec.msgpack.encode([codec.FORMATS[Heartbeat] - 1, "Heartbeat", {"process": "x"}])
+    other = msgspec.msgpack.encode([codec.FORMAT - 1, "Heartbeat", {"process": "x"}])
     rows(store, "UPDATE heartbeats SET payload = :payload WHERE run = :run AND process = 'x'", payload=other)
     assert store.heartbeats() == [beat]
     rows(store, "UPDATE heartbeats SET payload = :payload WHERE run = :run AND process = 'x'", payload=b"\0")

@@ -197,4 +197,4 @@ class StoreMachine(RuleBasedStateMachine):
 @pytest.mark.heavy
 def test_store_is_the_models_under_random_calls(engine):
     machine = type("Machine", (StoreMachine,), {"engine": engine})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=40))

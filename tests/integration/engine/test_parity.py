@@ -1,6 +1,6 @@
 """After every publish the engine's logprobs are the Flax learner's: every family, tied and untied.
 
-One engine a family runs always, and one with the other kind of head is marked slow.
+One engine a family runs always, and one with the other kind of head is marked nightly.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ SLOW = [
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.engine,
-    for_engines([*ENGINES, *OTHERS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]),
+    for_engines([*ENGINES, *OTHERS, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in SLOW)]),
 ]
 
 NUM_PUBLISHES = 4

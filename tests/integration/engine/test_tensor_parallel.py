@@ -18,7 +18,7 @@ OTHERS = [
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.engine,
-    for_engines([TIED, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]),
+    for_engines([TIED, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in OTHERS)]),
 ]
 
 

@@ -21,6 +21,7 @@ from launch.store_server import trial
 from tests.integration.network.namespaces import Network
 from tests.integration.network.proxy import Proxy
 from tests.integration.support.processes import wait_until
+from tests.postgres import need_tls
 
 T = TypeVar("T")
 STORE_PORT, SNAPSHOT_PORT = 5432, 8443
@@ -95,6 +96,7 @@ def places(net: Network) -> Generator[Places]:
 @contextlib.contextmanager
 def store_server(where: Places) -> Generator[subprocess.Popen[str]]:
     """`launch.store_server` on the host `store`, ready, for the block's duration."""
+    need_tls()
     host, log = where.net["store"], where.root / f"store-{where.port}.log"
     with open(log, "w") as output:
         process = host.spawn(

@@ -39,7 +39,7 @@ def test_eight_actors_join_leave_and_die_in_every_phase_and_every_group_is_train
         assert {"stays", "joins-late", "joins-last"} <= {e.actor for e in run.ledger}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_learner_goes_on_where_its_ledger_ends_and_its_actors_follow(new_cluster: NewCluster):
     with new_cluster(num_groups=200, groups_per_version=20) as run:
         run.start_learner()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 DELAY_S = 0.002
 
 
-@pytest.mark.parametrize("num_cuts", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_cuts", [12, pytest.param(200, marks=pytest.mark.nightly)])
 def test_connections_cut_again_and_again_double_nothing_and_lose_nothing(
     new_cluster: NewCluster, where: Places, num_cuts: int
 ):

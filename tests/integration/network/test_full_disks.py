@@ -56,7 +56,7 @@ def test_learner_without_room_ends_with_one_line_keeps_what_it_has_and_goes_on_l
         run.check()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_store_without_room_holds_the_run_up_and_loses_nothing(where: Places, tmp_path: Path):
     with contextlib.ExitStack() as parts:
         disk = parts.enter_context(tmpfs(where.root / "store-disk", num_bytes=160 * MIB))

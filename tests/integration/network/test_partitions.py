@@ -26,7 +26,7 @@ SOME = 30
 
 @pytest.mark.parametrize(
     ("cut_s", "recovery_s"),
-    [(4.0, RECOVERY_S), pytest.param(60.0, 10.0, marks=pytest.mark.slow)],
+    [(4.0, RECOVERY_S), pytest.param(60.0, 10.0, marks=pytest.mark.nightly)],
     ids=["short", "long"],
 )
 def test_each_leg_is_cut_and_heals_without_loss_and_memory_stays_flat(

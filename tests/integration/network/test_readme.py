@@ -14,7 +14,7 @@ from learner.metrics import read_rows
 from tests.integration.network.namespaces import Host, network
 from tests.integration.support.processes import REPO, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]
 
 SET_UP = re.compile(r"^bash launch/setup\.sh \S+ && source \.venv/bin/activate\n", re.MULTILINE)
 SHORTER = " --config.run.num_updates=8 --config.rounds.groups_per_round=8 --config.rounds.groups_per_update=4"

@@ -13,7 +13,7 @@ from tests.integration.network.real.apart import DEADLINE_S, apart
 from tests.integration.support.jobs import check_every_group_trained_once, start_command
 from tests.integration.support.processes import kill, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]
 
 NUM_UPDATES, PER_UPDATE = 160, 16
 FIELDS = {

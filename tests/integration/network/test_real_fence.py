@@ -16,7 +16,7 @@ from tests.integration.network.real.apart import Apart, apart
 from tests.integration.support.jobs import check_every_group_trained_once
 
 # Two engines are started, a minute each, and a run of real updates goes on beside.
-pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]
 
 PER_UPDATE = 4
 FIELDS = {

@@ -8,16 +8,16 @@ import time
 from collections.abc import Generator, Iterable
 
 import pytest
-import torch
 
 from tests.integration.network.cluster import Cluster
 from tests.integration.network.conftest import NewCluster
 from tests.integration.network.real import doom
 from tests.integration.network.real.oracle import BOUND, Oracle
 from tests.integration.support.jobs import is_alive
+from tests.support.lazy import torch
 
 # An engine starts in a minute, and each can be killed once.
-pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.engine, pytest.mark.nightly]
 
 LIVES = {
     "keep": {

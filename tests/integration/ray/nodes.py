@@ -127,7 +127,7 @@ def nodes(net: Network, names: Sequence[str], *, num_cpus: int, env: Mapping[str
       num_cpus: that each node offers.
       env: of each node.
     """
-    pytest.importorskip("ray", reason="Ray is not installed: pip install sluice[ray]")
+    pytest.importorskip("ray", reason="Ray is not installed: bash launch/setup.sh +dev")
     root = Path(tempfile.mkdtemp(prefix="ray-"))  # short: Ray has sockets there
     made = Nodes(net, names, root, env)
     try:

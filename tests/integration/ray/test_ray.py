@@ -72,7 +72,7 @@ def test_learner_over_two_nodes_waits_for_actors_without_a_place_starts_again_wh
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_run_on_two_nodes_survives_a_killed_actor(cluster: Nodes, where: Places, tmp_path: Path):
     job = start(
         cluster,

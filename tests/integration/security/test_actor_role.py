@@ -45,7 +45,6 @@ CARD = RunCard(
     files=(CardFile(name="config.json", num_bytes=2, blake3=blake3.blake3(b"{}").hexdigest()),),
     tensors=(),
     sluice="1",
-    formats="",
     vllm="",
 )
 

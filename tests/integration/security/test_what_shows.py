@@ -26,6 +26,7 @@ from launch.store_server.cluster import free_port
 from tests.integration.security.rig import OTHER_TOKEN, SECRET, TOKEN, Place, fetch, fetcher, serving
 from tests.integration.support.sockets import listening
 from tests.launch.store_server.test_command import Served, served
+from tests.postgres import need_tls
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
 
@@ -41,6 +42,7 @@ def folder() -> Generator[pathlib.Path]:
 @pytest.fixture(scope="module")
 def store(folder: pathlib.Path) -> Generator[Served]:
     """A PostgreSQL of a trial, as its command starts it."""
+    need_tls()
     certificates.make(folder / "tls", ["store.example"], days=1)
     pair = (f"--cert={folder}/tls/server.pem", f"--key={folder}/tls/server.key")
     with served(f"--dir={folder}/store", f"--listen=127.0.0.1:{free_port('127.0.0.1')}", *pair) as running:

@@ -84,7 +84,7 @@ def _ids(tickets: list[Ticket]) -> list[str]:
 
 BLOB = b"a file of the model's folder"
 BEAT = Heartbeat(process="a", role="actor", pid=1, time_s=1.0)
-CARD = RunCard(run="r", name="n", config="{}", files=(), tensors=(), sluice="0", formats="f", vllm="")
+CARD = RunCard(run="r", name="n", config="{}", files=(), tensors=(), sluice="0", vllm="")
 ANNOUNCEMENT = Announcement(
     manifest=WeightManifest(
         run="r",

@@ -1,8 +1,10 @@
-"""compile_tpu: bad input without libtpu, the arithmetic of the estimate, what is printed; slow: the real thing."""
+"""compile_tpu: bad input without libtpu, the arithmetic of the estimate, what is printed; nightly: the real thing."""
 
 import dataclasses
 import json
 import pathlib
+import re
+from typing import Any
 
 import pytest
 
@@ -12,20 +14,19 @@ from configs.schema import Config
 from configs.tpu_slices import CASES
 from launch.compile_tpu import command as compile_tpu
 from launch.compile_tpu import report, venv
-from launch.compile_tpu.estimate import estimate, kernel_flops, num_micro_batches
-from learner.costs.flops import TPU_CHIPS
+from launch.compile_tpu.estimate import UTILIZATION, Estimate, estimate, num_micro_batches
+from launch.compile_tpu.worker import count_collectives
 from learner.model.config import Architecture
 from tests.launch.commands import call
 
 SMALL = "configs/tpu_v5e_16.py"
-V5E = TPU_CHIPS["v5e"]
 GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch, request):
     """Bad input must be found before an environment is made or a compiler started."""
-    if "slow" not in request.keywords:
+    if "nightly" not in request.keywords:
         monkeypatch.setattr(compile_tpu, "tpu_python", lambda: pathlib.Path("never/used"))
 
 
@@ -64,8 +65,7 @@ def run(*arguments: str) -> int:
         ([f"--config={SMALL}", "more"], ["unexpected argument 'more'"]),
         ([f"--config={SMALL}", "--config.mesh.tensor"], ["--config.mesh.tensor", "needs a value"]),
         ([f"--config={SMALL}", "--run_dir=x"], ["--run_dir"]),
-        ([f"--config={SMALL}", "--out=table.md"], ["--out needs --all"]),
-        (["--all", "--out=no/such/folder/table.md"], ["no folder no/such/folder"]),
+        (["--all", "--out=no/such/folder/tpu.json"], ["no folder no/such/folder"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
@@ -114,47 +114,24 @@ def config(**fields: str) -> Config:
     return compile_tpu.make_job(SMALL, "v5e:4x4", None, {k.replace("__", "."): v for k, v in fields.items()}).config
 
 
-def program(**fields: object) -> dict[str, object]:
-    memory = {"argument": 0, "output": 0, "alias": 0, "temp": 0, "generated_code": 0}
-    empty = {"matmul_flops": 0.0, "hbm_bytes": 0.0, "estimated_cycles": 0.0, "unknown_loops": [], "kernels": []}
-    return {**empty, "memory": memory, "collectives": [], "xla": {"optimal_seconds": -1.0}, "compile_s": 3.0, **fields}
-
-
-def answer() -> dict[str, object]:
+def answer() -> dict[str, Any]:
     """Parameters of 2 GiB with AdamW, an accumulate that needs 5 GiB more, numbers that divide well."""
     memory = dict(argument=4 * GIB + 1024, output=2 * GIB, alias=2 * GIB, temp=5 * GIB, generated_code=GIB // 8)
     applied = dict(argument=8 * GIB, output=8 * GIB + 512, alias=8 * GIB, temp=GIB, generated_code=GIB // 8)
-    kernel = {
-        "name": "splash_mha_fwd_segmented",
-        "operands": [[2, 512, 128]] * 3,
-        "results": [[2, 512, 128]],
-        "runs": 10,
-    }
-    collective = dict(
-        kind="all-gather", num_bytes=10**6, group_size=16, group=[0, 1], sent_bytes=9e5, op_name="jit(f)/x"
-    )
-    accumulate = program(
-        memory=memory,
-        matmul_flops=197e12,
-        estimated_cycles=3 * 197e12 / V5E.flops_per_cycle,
-        hbm_bytes=819e9,
-        kernels=[kernel],
-        collectives=[
-            collective | {"runs": 3.0, "seconds": 0.25, "is_async": False},
-            collective | {"runs": 3.0, "seconds": 0.5, "is_async": True},
-        ],
-    )
+    rest = {"collectives": {"all-gather": 3}, "xla": {"flops": 1e12, "bytes accessed": None}, "compile_s": 3.0}
     return {
         "device_kind": "TPU v5 lite",
         "num_chips": 16,
         "state_bytes": {"parameters": 2 * GIB, "optimizer": 4 * GIB, "accumulator": 2 * GIB, "batch": 1024},
-        "programs": {"accumulate": accumulate, "apply": program(memory=applied, estimated_cycles=V5E.flops_per_cycle)},
+        "programs": {"accumulate": {"memory": memory, **rest}, "apply": {"memory": applied, **rest}},
     }
 
 
-def small_estimate(**fields: str):
-    model = Architecture.from_hf(MODEL_SIZES["Qwen3-1.7B"])
-    return estimate(answer(), config(**fields), model, V5E)
+def small_estimate(remat: str = "attention", *, scored: bool = False, **fields: str) -> Estimate:
+    found: dict[str, Any] = answer() | {"remat": remat}
+    if scored:
+        found["programs"]["score"] = found["programs"]["accumulate"]
+    return estimate(found, config(**fields), Architecture.from_hf(MODEL_SIZES["Qwen3-1.7B"]), "v5e")
 
 
 def test_memory_counts_the_optimizer_that_accumulate_does_not_see():
@@ -168,62 +145,53 @@ def test_memory_counts_the_optimizer_that_accumulate_does_not_see():
     assert not tight.fits
 
 
-def test_seconds_are_busy_time_and_what_blocks():
-    time = small_estimate().programs["accumulate"]
-    flops = 10 * 2 * 2 * 2 * 512 * 128 * 512 / 2
-    assert time.fusions_s == pytest.approx(3.0)
-    assert time.kernels_s == pytest.approx(flops / (0.7 * 197e12))
-    assert time.step_s == pytest.approx(3.25, rel=1e-3)
-    assert time.roofline_s == pytest.approx(1.0, rel=1e-3)
-    slow_links = dataclasses.replace(time, overlapped_s=9.0)
-    assert slow_links.step_s == pytest.approx(9.25)
-
-
 def test_memory_of_adapters_has_their_frozen_base_once_also_where_it_is_the_reference():
-    found = answer()
+    found: dict[str, Any] = answer()
     # The base is an argument of accumulate and of score, and none of apply: adapters of 1/8 GiB, moments of 1/4.
-    state = dict(parameters=GIB // 8, accumulator=GIB // 8, optimizer=GIB // 4, base=2 * GIB, batch=1024)
-    programs = found["programs"]
-    assert isinstance(programs, dict)
+    state: dict[str, int] = dict(
+        parameters=GIB // 8, accumulator=GIB // 8, optimizer=GIB // 4, base=2 * GIB, batch=1024
+    )
+    programs: dict[str, Any] = found["programs"]
     programs["accumulate"]["memory"] |= dict(argument=GIB // 4 + 2 * GIB + 1024, output=GIB // 8, alias=GIB // 8)
     programs["apply"]["memory"] |= dict(argument=GIB // 2, output=GIB // 2, alias=GIB // 2)
     programs["score"] = programs["accumulate"] | {"memory": dict(programs["accumulate"]["memory"])}
     programs["score"]["memory"] |= dict(argument=2 * GIB + 1024, output=0, alias=0, temp=0, generated_code=0)
     model = Architecture.from_hf(MODEL_SIZES["Qwen3-1.7B"])
     small = config(**{"lora.rank": "16", "loss.kl_coef": "0.1"})
-    of = estimate(found | {"state_bytes": state}, small, model, V5E)
+    of = estimate(found | {"state_bytes": state}, small, model, "v5e")
     assert of.hbm_bytes["frozen base"] == 2 * GIB and of.hbm_bytes["optimizer"] == GIB // 4
     assert "frozen model" not in of.hbm_bytes
     assert of.total_hbm_bytes == GIB // 8 * 2 + GIB // 4 + 2 * GIB + 1024 + 5 * GIB + GIB // 4
-    another = estimate(found | {"state_bytes": state | {"reference": 2 * GIB}}, small, model, V5E)
+    another = estimate(found | {"state_bytes": state | {"reference": 2 * GIB}}, small, model, "v5e")
     assert another.total_hbm_bytes == of.total_hbm_bytes + 2 * GIB
     assert 2 / 3 < of.model_flops / small_estimate().model_flops < 0.85
 
 
-def test_mfu_is_model_flops_over_seconds_chips_and_peak():
-    found = small_estimate(packing__rows="16", packing__row_tokens="16384")
+@pytest.mark.parametrize(("remat", "recomputes"), [("none", ""), ("dots", ""), ("attention", "l"), ("full", "la")])
+def test_seconds_are_computed_flops_at_the_assumed_share_of_the_peak(remat, recomputes):
+    found = small_estimate(remat, packing__rows="16", packing__row_tokens="16384")
     # 1024 samples of one row of 16384 tokens each, 16 rows a micro-batch.
     assert found.num_micro_batches == 64
-    matmul = 28 * (2 * 2048 * 2048 + 2 * 2048 * 1024 + 3 * 2048 * 6144)
-    scored = 16384 - 1024
-    of_a_row = 6 * matmul * 16384 + 6 * 2048 * 151936 * scored + 6 * 28 * 16 * 128 * 16384**2
-    assert found.model_flops == pytest.approx(1024 * of_a_row, rel=1e-12)
-    seconds = 64 * found.programs["accumulate"].step_s + found.programs["apply"].step_s
-    assert found.implied_mfu == pytest.approx(1024 * of_a_row / (seconds * 16 * 197e12), rel=1e-12)
-    assert found.roofline_mfu > found.implied_mfu
+    layers = 2 * 28 * (2 * 2048 * 2048 + 2 * 2048 * 1024 + 3 * 2048 * 6144) * 16384
+    attention, head = 2 * 28 * 16 * 128 * 16384**2, 2 * 2048 * 151936 * (16384 - 1024)
+    needed = 3 * (layers + attention + head)
+    again = layers * ("l" in recomputes) + attention * ("a" in recomputes)
+    assert found.model_flops == pytest.approx(1024 * needed, rel=1e-12)
+    assert found.hardware_flops == pytest.approx(1024 * (needed + again), rel=1e-12)
+    assert found.update_s == pytest.approx(1024 * (needed + again) / (16 * 197e12 * UTILIZATION["v5e"]), rel=1e-12)
 
 
-def test_update_of_several_passes_computes_each_and_scores_once():
-    once, thrice = small_estimate(), small_estimate(rounds__epochs="3")
+def test_update_of_several_passes_computes_each_and_scores_once(capsys):
+    once, thrice = small_estimate("none"), small_estimate("none", rounds__epochs="3")
     assert thrice.update_s == pytest.approx(3 * once.update_s)
     assert thrice.model_flops == pytest.approx(3 * once.model_flops)
-    assert thrice.implied_mfu == pytest.approx(once.implied_mfu) and thrice.hfu == pytest.approx(once.hfu)
-    programs = thrice.programs | {"score": thrice.programs["apply"]}
-    scored = dataclasses.replace(thrice, programs=programs)
-    more = thrice.num_micro_batches * thrice.programs["apply"].step_s
-    assert scored.update_s == pytest.approx(thrice.update_s + more)
-    assert report.verdict(thrice)[1].startswith(f"an update is 3 times {once.num_micro_batches} micro-batches and one")
-    assert report.verdict(once)[1].startswith(f"an update is {once.num_micro_batches} micro-batches and one")
+    # Scoring is a forward pass, a third of training without remat.
+    scored = small_estimate("none", rounds__epochs="3", scored=True)
+    assert scored.update_s == pytest.approx(thrice.update_s + once.update_s / 3)
+    report.show("case", config(rounds__epochs="3"), thrice, answer())
+    report.show("case", config(), once, answer())
+    words = re.findall(r"an update is (.*?) of the longest", capsys.readouterr().out)
+    assert words == [f"3 times {once.num_micro_batches} micro-batches", f"{once.num_micro_batches} micro-batches"]
 
 
 def test_num_micro_batches_of_short_sequences_share_rows():
@@ -231,46 +199,23 @@ def test_num_micro_batches_of_short_sequences_share_rows():
     assert num_micro_batches(found) == 1024 // (16 * 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "matmuls", "num_results"),
-    [
-        ("splash_mha_fwd_segmented_residuals", 2, 1),
-        ("splash_mha_dq_segmented", 3, 1),
-        ("splash_mha_dkv_segmented", 4, 2),
-        ("splash_mha_dkv", 5, 3),
-    ],
-)
-def test_kernel_flops_of_attention_are_those_of_the_last_queries(name, matmuls, num_results):
-    q = [1, 8, 512, 128]
-    operands = [[1, 8, 8], q, [1, 2, 1024, 128], [1, 2, 1024, 128], [512, 128]]
-    got = kernel_flops(name, operands, [q] * num_results)
-    # Queries 512 to 1023 of 1024: a mean of 768 keys each.
-    assert got == matmuls * 2 * 8 * 512 * 768 * 128
-    whole = kernel_flops(name, [[1, 8, 8], [8, 1024, 128], [2, 1024, 128]], [[8, 1024, 128]] * num_results)
-    assert whole == matmuls * 2 * 8 * 1024 * 1024 * 128 / 2
+def test_collectives_are_counted_by_kind_with_a_start_and_its_end_as_one():
+    text = """\
+  %all-gather.1 = bf16[64,64]{1,0:T(8,128)(2,1)} all-gather(%w), channel_id=1, metadata={op_name="jit(f)/all_gather"}
+  %start = (bf16[8,64]{1,0}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=2
+  %done = bf16[8,64]{1,0} collective-permute-done(%start)
+  ROOT %all-reduce.7 = f32[128,64]{1,0} all-reduce(%all-gather.1), to_apply=%add
+  %sum = f32[8] add(%all-reduce.7, %all-gather.1)
+  %a = bf16[8,64]{1,0} all-gather(%b), channel_id=9
+"""
+    assert count_collectives(text) == {"all-gather": 2, "collective-permute": 1, "all-reduce": 1}
 
 
-@pytest.mark.parametrize(
-    ("name", "operands", "result"),
-    [
-        ("ragged-dot-none", [[1], [129], [4096, 256], [128, 256, 512]], [4096, 512]),
-        ("gmm", [[129], [4096, 256], [128, 512, 256]], [4096, 512]),
-        ("tgmm", [[129], [256, 4096], [4096, 512]], [128, 256, 512]),
-    ],
-)
-def test_kernel_flops_of_a_grouped_matmul_do_not_depend_on_the_groups(name, operands, result):
-    assert kernel_flops(name, operands, [result]) == 2 * 4096 * 256 * 512
-
-
-def test_kernel_flops_of_a_stranger_are_unknown():
-    assert kernel_flops("my_kernel", [[8, 128]], [[8, 128]]) is None
-
-
-def test_show_prints_every_part_and_what_is_not_seen(capsys):
+def test_show_prints_every_part(capsys):
     found = small_estimate()
     report.show("case", config(), found, answer())
     out = capsys.readouterr().out
-    words = ["optimizer", "temporaries of accumulate", "all-gather", "FITS", "implied MFU", "roofline", "doesn't see"]
+    words = ["optimizer", "temporaries of accumulate", "all-gather 3", "FITS", "50%", "an assumption"]
     assert [w for w in words if w not in out] == []
 
 
@@ -292,42 +237,38 @@ def test_out_of_memory_is_exit_code_1_with_xlas_words(monkeypatch, capsys):
     key = "Qwen3-1.7B@v5e:4x4"
     summary = json.loads(lines[-1])
     assert summary["bench"] == "compile_tpu"
-    assert summary["values"] == {f"fits/{key}": False, f"hbm_gb/{key}": None, f"implied_mfu/{key}": None}
+    assert summary["values"] == {f"fits/{key}": False, f"hbm_gb/{key}": None, f"update_s/{key}": None}
     assert summary["aims"][f"fits/{key}"] == {"value": False, "aim": True, "met": False}
 
 
-def test_all_writes_a_table_with_a_line_for_every_case(monkeypatch, tmp_path, capsys):
-    def compiled(job, python, dump):
-        model = Architecture.from_hf(job.model)
-        return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
+def compiled(job: compile_tpu.Job, python: pathlib.Path, dump: str | None) -> compile_tpu.Compiled:
+    found = estimate(answer(), job.config, Architecture.from_hf(job.model), job.family)
+    return compile_tpu.Compiled(job=job, estimate=found, answer=answer())
 
+
+def test_all_prints_a_line_and_writes_the_numbers_of_every_case(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compile_tpu, "compile_job", compiled)
-    assert run("--all", f"--out={tmp_path / 'tpu.md'}") == 0
-    text = (tmp_path / "tpu.md").read_text()
-    assert [c.key for c in CASES if f"|{c.key} |" not in text] == []
-    assert "does not see" in text
-    aims = json.loads(capsys.readouterr().out.splitlines()[-1])["aims"]
-    # An MFU is aimed at for dense models on v5p only.
-    assert sorted(k for k in aims if k.startswith("implied_mfu")) == [
-        "implied_mfu/Qwen2.5-32B@v5p:4x4x8",
-        "implied_mfu/Qwen2.5-7B@v5p:4x4x4",
-        "implied_mfu/Qwen3-4B@v5p:2x4x4",
-    ]
+    assert run("--all", f"--out={tmp_path / 'tpu.json'}") == 0
+    rows = json.loads((tmp_path / "tpu.json").read_text())
+    assert list(rows) == [case.key for case in CASES]
+    row = rows["Qwen3-1.7B@v5e:4x4"]
+    assert row["fits"] and row["mesh"] == "fsdp 16" and sum(row["hbm_bytes"].values()) == 13 * GIB + GIB // 4 + 1024
+    assert row["programs"]["apply"]["collectives"] == {"all-gather": 3}
+    out = capsys.readouterr().out
+    assert [key for key in rows if not re.search(rf"{re.escape(key)} .* yes .*13.25 of", out)] == []
 
 
 def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, capsys):
-    def compiled(job, python, dump):
+    def broken_on_v6e(job, python, dump):
         if job.family == "v6e":
             raise RuntimeError("the compiler crashed")
-        model = Architecture.from_hf(job.model)
-        return compile_tpu.Compiled(job=job, estimate=estimate(answer(), job.config, model, V5E), answer=answer())
+        return compiled(job, python, dump)
 
-    monkeypatch.setattr(compile_tpu, "compile_job", compiled)
+    monkeypatch.setattr(compile_tpu, "compile_job", broken_on_v6e)
     assert run("--all") == 1
     out, err = capsys.readouterr()
     assert "Qwen2.5-32B@v6e:16x16: the compiler crashed" in err
-    # Without --out the table is printed.
-    assert "|Qwen2.5-7B@v5p:4x4x4 |" in out and "v6e:16x16 |" not in out
+    assert "Qwen2.5-7B@v5p:4x4x4" in out and "Qwen2.5-32B@v6e:16x16" not in out
 
 
 def test_environment_has_jax_for_tpus_and_no_engine():
@@ -356,7 +297,7 @@ SMALLEST = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_compile_for_the_smallest_slice_fits(capfd):
     assert run(*SMALLEST) == 0
     out = capfd.readouterr().out
@@ -364,11 +305,11 @@ def test_real_compile_for_the_smallest_slice_fits(capfd):
     key = "Qwen3-0.6B@v5e:2x2"
     # 0.6B parameters at 16 bytes over 4 chips, and what the step needs.
     assert 2.4 < values[f"hbm_gb/{key}"] < 10
-    assert 0.02 < values[f"implied_mfu/{key}"] < 0.75
+    assert values[f"update_s/{key}"] > 0
     assert "all-gather" in out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_compile_of_a_model_that_is_too_large_says_so(capfd):
     assert run(*(a.replace("Qwen3-0.6B", "Qwen3-14B") for a in SMALLEST)) == 1
     assert "DOES NOT FIT" in capfd.readouterr().out

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from launch.get_model import hub
-from launch.get_model.landing import Landing
+from launch.get_model.landing import get
 from launch.get_model.trainable import PATTERNS
 from tests.learner.model_folder import make_model_folder
 
@@ -23,16 +23,18 @@ def test_name_of_the_hub_is_an_owner_and_a_model(name, is_one):
 
 def test_model_is_downloaded_without_other_formats_of_its_weights(tmp_path, monkeypatch):
     model = make_model_folder(tmp_path / "theirs")
+    asked: list[tuple[str, str | None, list[str]]] = []
 
     def download(name: str, *, revision: str | None, local_dir: pathlib.Path, allow_patterns: list[str]) -> None:
-        assert (name, revision, allow_patterns) == ("owner/small", "v1", list(PATTERNS))
+        asked.append((name, revision, allow_patterns))
         shutil.copytree(model, local_dir, dirs_exist_ok=True)
-        (local_dir / ".cache").mkdir()
+        (local_dir / ".cache").mkdir(exist_ok=True)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    source = hub.FromHub("owner/small", revision="v1")
+    source = hub.from_hub("owner/small", revision="v1")
     (tmp_path / "out").mkdir()
     source.fill(tmp_path / "out")
+    assert asked == [("owner/small", "v1", ["config.json"]), ("owner/small", "v1", list(PATTERNS))]
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in model.iterdir())
     assert source.short_name == "small" and source.identity == {"hub": "owner/small", "revision": "v1"}
     assert not {"*.bin", "*.gguf", "*.safetensors"} & set(PATTERNS)
@@ -61,13 +63,13 @@ def test_model_that_the_learner_does_not_compute_is_refused_before_its_weights_a
     else:
         config.unlink()
     with pytest.raises(ValueError, match="gpt2" if what == "family" else "config.json"):
-        Landing(tmp_path / "out").fill(hub.FromHub("owner/large"))
+        get(tmp_path / "out", hub.from_hub("owner/large"))
     assert asked == [["config.json"] if what == "family" else []] and not (tmp_path / "out").exists()
 
 
 def test_model_that_the_learner_computes_is_fetched_after_its_config(tmp_path, asked):
     names = sorted(p.name for p in make_model_folder(tmp_path / "theirs").iterdir())
-    Landing(tmp_path / "out").fill(hub.FromHub("owner/small"))
+    get(tmp_path / "out", hub.from_hub("owner/small"))
     assert asked == [["config.json"], names] and {*names} <= {p.name for p in (tmp_path / "out").iterdir()}
 
 
@@ -77,4 +79,4 @@ def test_hub_out_of_reach_is_one_line_that_says_what_to_do(tmp_path, monkeypatch
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(ValueError, match=r"owner/other can't be had from .*\(OSError: no route to host\); .* smollm2"):
-        hub.FromHub("owner/other").fill(tmp_path)
+        hub.from_hub("owner/other").fill(tmp_path)

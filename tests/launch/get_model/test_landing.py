@@ -2,28 +2,25 @@
 
 import json
 import pathlib
-from typing import Any
+import threading
 
 import pytest
 
 from launch.get_model import landing
-from launch.get_model.landing import RECORD, Landing, landed
+from launch.get_model.landing import RECORD, Source
 from tests.learner.model_folder import make_model_folder
 
 
 class Folder:
     """A source that makes a small model, and may be interrupted."""
 
-    short_name = "small"
-    description = "a test"
-
-    def __init__(self, revision: int = 0, *, is_interrupted: bool = False, is_wrong: bool = False) -> None:
-        self.identity: dict[str, Any] = {"revision": revision}
-        self.is_interrupted, self.is_wrong = is_interrupted, is_wrong
+    def __init__(self, revision: int = 0, *, is_interrupted: bool = False) -> None:
+        self.is_interrupted = is_interrupted
         self.found: list[str] = []
         """What an earlier try had left."""
-
-    def find_config(self, folder: pathlib.Path) -> None: ...
+        self.source = Source(
+            short_name="small", description="a test", identity={"revision": revision}, fill=self.fill, licence="none"
+        )
 
     def fill(self, folder: pathlib.Path) -> None:
         self.found = sorted(p.name for p in folder.iterdir())
@@ -33,21 +30,9 @@ class Folder:
         (folder / "first").unlink()
         make_model_folder(folder)
 
-    def check(self, folder: pathlib.Path) -> None:
-        if self.is_wrong:
-            raise ValueError("another model")
 
-    def licence(self, folder: pathlib.Path) -> str:
-        return "none"
-
-
-def get(out: pathlib.Path, source: Folder) -> bool:
-    place = Landing(out)
-    with place.alone():
-        if landed(out, source):
-            return False
-        place.fill(source)
-        return True
+def get(out: pathlib.Path, folder: Folder) -> bool:
+    return landing.get(out, folder.source)
 
 
 def names(folder: pathlib.Path) -> list[str]:
@@ -77,12 +62,10 @@ def test_what_another_source_left_half_made_is_not_gone_on_with(tmp_path):
     assert get(tmp_path / "small", other) and other.found == []
 
 
-@pytest.mark.parametrize("what", ["wrong", "no model"])
-def test_folder_that_is_not_what_it_should_be_does_not_get_its_place(tmp_path, what, monkeypatch):
-    if what == "no model":
-        monkeypatch.setattr("tests.launch.get_model.test_landing.make_model_folder", lambda folder: None)
-    with pytest.raises(ValueError, match="another model" if what == "wrong" else "config.json"):
-        get(tmp_path / "small", Folder(is_wrong=what == "wrong"))
+def test_folder_that_is_no_model_does_not_get_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.launch.get_model.test_landing.make_model_folder", lambda folder: None)
+    with pytest.raises(ValueError, match="config.json"):
+        get(tmp_path / "small", Folder())
     assert not (tmp_path / "small").exists()
 
 
@@ -97,13 +80,18 @@ def test_place_that_holds_something_else_is_left_as_it_is(tmp_path):
         get(tmp_path / "one", Folder(revision=1))
 
 
-def test_model_that_was_changed_since_is_refused(tmp_path):
+def test_model_that_lost_its_weights_since_is_refused(tmp_path):
     get(tmp_path / "small", Folder())
-    with pytest.raises(ValueError, match="another model"):
-        get(tmp_path / "small", Folder(is_wrong=True))
     (tmp_path / "small" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="has no weights"):
         get(tmp_path / "small", Folder())
+
+
+def test_folder_whose_record_says_more_is_there_already(tmp_path):
+    """As one of an earlier version does, which had hashes in it."""
+    get(tmp_path / "small", Folder())
+    (tmp_path / "small" / RECORD).write_text(json.dumps({"revision": 0, "tensors_blake3": "b6fc"}))
+    assert not get(tmp_path / "small", Folder())
 
 
 def test_place_that_is_a_file_or_below_one_is_refused(tmp_path):
@@ -130,15 +118,16 @@ def test_place_that_has_no_name_of_its_own_is_the_folder_that_it_stands_for(tmp_
 
 
 def test_second_one_waits_for_the_first_and_finds_it_there(tmp_path):
-    import threading
-
     order: list[str] = []
-    first = Landing(tmp_path / "small")
-    with first.alone():
-        waiting = threading.Thread(target=lambda: order.append(f"second made it: {get(tmp_path / 'small', Folder())}"))
-        waiting.start()
-        first.fill(Folder())
-        order.append("first")
+    waiting = threading.Thread(target=lambda: order.append(f"second made it: {get(tmp_path / 'small', Folder())}"))
+
+    class First(Folder):
+        def fill(self, folder: pathlib.Path) -> None:
+            waiting.start()
+            super().fill(folder)
+            order.append("first")
+
+    get(tmp_path / "small", First())
     waiting.join(timeout=60)
     assert order == ["first", "second made it: False"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.plan.engine_profile import EngineProfile
@@ -90,7 +90,6 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(
     prefill=st.sampled_from([0.0, 0.03]),
     request_s=st.sampled_from([0.0, 0.2]),
 )
-@settings(max_examples=300, deadline=None)
 def test_finish_times_and_preemptions_are_those_of_one_token_at_a_time(
     requests, capacity, kept_free, prefill, request_s
 ):
@@ -148,7 +147,6 @@ TIMES = st.integers(0, 400).map(lambda n: n / 16)
     updates=st.lists(st.tuples(TIMES, st.sampled_from([0.0, 0.3, 2.0])), max_size=4),
     latency=st.sampled_from([0.0, 0.7]),
 )
-@settings(max_examples=300, deadline=None)
 def test_finish_times_with_arrivals_and_updates_are_those_of_remaining_tokens_by_hand(arrivals, updates, latency):
     profile = profile_of(start_latency_s=latency)
     engine = SimEngine(profile)
@@ -179,7 +177,6 @@ OPERATIONS = st.lists(
     latency=st.sampled_from([0.0, 0.2]),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
 def test_whatever_happens_every_token_is_made_once_under_rising_versions(operations, mode, capacity, latency, data):
     profile = profile_of(kv_capacity_tokens=capacity, prefill_s_per_token=0.01, start_latency_s=latency)
     engine, lengths, finished, now, step = SimEngine(profile), {}, [], 0.0, 0

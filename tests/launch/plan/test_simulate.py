@@ -246,7 +246,7 @@ SCHEDULES = {
     is_shared=st.booleans(),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_no_ticket_is_lost_or_trained_twice(
     name, sigma, num_engines, capacity, per_token_s, publish_s, is_shared, seed
 ):

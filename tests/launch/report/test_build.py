@@ -160,6 +160,7 @@ def test_samples_budget_is_of_what_is_written(tmp_path):
     assert 400_000 < len(json_for_script(shown.groups)) <= 600_000
 
 
+@pytest.mark.heavy
 def test_report_of_very_many_actors_and_of_markup_stays_below_its_size(tmp_path):
     folder = make_folder(tmp_path / "run", steps=60, actors=16, groups=150, texts=("<>&" * 1300,))
     for file in folder.glob("events/actor-*.jsonl"):
@@ -168,6 +169,7 @@ def test_report_of_very_many_actors_and_of_markup_stays_below_its_size(tmp_path)
     assert len(build([folder]).encode()) < 6_000_000
 
 
+@pytest.mark.heavy
 def test_report_of_damaged_files_is_made(tmp_path):
     folder = make_folder(tmp_path / "run", steps=4, killed=True)
     rows = [

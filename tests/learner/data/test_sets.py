@@ -69,6 +69,7 @@ def test_set_of_the_held_out_problems_that_leaves_no_room_is_refused(tmp_path, t
         opened(with_sets(config, wide=EvaluationSet(max_tokens=60)), tokenizer)
 
 
+@pytest.mark.heavy
 def test_set_that_can_not_be_read_is_refused_by_its_own_name(tmp_path, tokenizer):
     config = config_of(path=jsonl(tmp_path, rows_of(100)))
     with pytest.raises(ValueError, match=r"no prompts file"):

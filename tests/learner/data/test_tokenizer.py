@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from learner.data.tokenizer import load_tokenizer
 from tests.learner.model_folder import CHAT_TEMPLATE, VOCAB_SIZE, make_model_folder
+from tests.support.lazy import transformers
 
 # The character tokenizer: the 95 printable ASCII characters from 0 on, newline, <pad>, <eos>.
 NEWLINE, PAD, EOS = 95, 96, 97
@@ -164,7 +164,7 @@ def test_render_chat_is_what_transformers_renders(tmp_path, name, source):
         both = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHAT_TEMPLATE}]
         edit(folder / "tokenizer_config.json", chat_template=both)
     messages = [{"role": role, "content": content} for role, content in CONVERSATIONS[name]]
-    reference = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), eos_token="<eos>")
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), eos_token="<eos>")
     want = reference.apply_chat_template(
         messages, chat_template=CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False
     )

@@ -4,6 +4,3 @@
 class NoPublisher:
     def publish(self, params, *, step, is_awaited=False):
         del params, step, is_awaited
-
-    def let_go(self):
-        pass

@@ -81,6 +81,7 @@ def test_fresh_adapters_change_nothing_and_begin_as_in_peft():
             assert not leaf.any()
 
 
+@pytest.mark.heavy
 def test_steps_train_adapters_alone_and_move_the_policy_as_the_whole_gradient_says():
     config = with_lora(config_of())
     steps, base = steps_of(config), fresh_params()
@@ -121,6 +122,7 @@ def test_accumulate_makes_no_gradient_of_the_base():
     assert sums(build_steps(model, config_of(), mesh)) != []
 
 
+@pytest.mark.heavy
 def test_the_kl_reference_is_the_base_itself_zero_at_the_start_and_right_later():
     config = with_lora(config_of(kl_coef=0.1))
     steps, base, groups = steps_of(config), jax.tree.map(jnp.asarray, fresh_params()), random_groups(0, 2)

@@ -8,6 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from bridge import codec
 from bridge.weights_digest import weights_digest
 from configs.sections import LoraConfig
 from learner.checkpoint import CheckpointError, Checkpoints
@@ -66,11 +67,13 @@ def losses(trainer, seeds):
 
 
 def save(trainer, step):
-    books = {"model": trainer.architecture.to_hf(), "mesh": CONFIG.mesh.axes, "lora": trainer.base.books}
+    model, base = json.loads(trainer.architecture.hf_json), trainer.base.books
+    books = {"format": codec.FORMAT, "model": model, "mesh": CONFIG.mesh.axes, "lora": base}
     trainer.save(step, json.loads(json.dumps(books)))
     trainer.checkpoints.wait()
 
 
+@pytest.mark.heavy
 def test_a_restored_learner_trains_on_as_if_nothing_had_happened(tmp_path, model_folder):
     one = start(tmp_path / "a", model_folder)
     want = losses(one, [0, 1, 2, 3])
@@ -86,6 +89,7 @@ def test_a_restored_learner_trains_on_as_if_nothing_had_happened(tmp_path, model
     assert jax.tree.structure(restored.state.params) == structure
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path, model_folder):
     trainer = start(tmp_path, model_folder)
     losses(trainer, [0])
@@ -103,6 +107,7 @@ def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path, model_fol
     assert base_shapes and not base_shapes & {x.shape for x in saved}
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_goes_on_from_its_own_base_alone(tmp_path, model_folder):
     trainer = start(tmp_path, model_folder)
     save(trainer, 1)
@@ -134,6 +139,7 @@ def test_weights_digest_of_shards_names_what_is_missing(tmp_path, model_folder):
         weights_digest(tmp_path / "shards")
 
 
+@pytest.mark.heavy
 def test_a_reference_of_its_own_is_loaded_beside_the_base(tmp_path, model_folder):
     other = tmp_path / "other"
     hf_io.save(other, MODEL, jax.tree.map(lambda x: x * np.float32(0.9), fresh_params()))

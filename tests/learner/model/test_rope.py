@@ -4,15 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen3Config
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from learner.model.hf.fields import read_rope
 from learner.model.rope import frequencies, rotary_angles, rotate
+from tests.support.lazy import torch, transformers
 
 YARN = dict(rope_type="yarn", original_max_position_embeddings=32768, factor=4.0)
 LLAMA3 = dict(rope_type="llama3", original_max_position_embeddings=8192, factor=8.0, low_freq_factor=1.0)
@@ -29,7 +26,11 @@ KINDS = [
 
 def reference(rope, head_dim, theta):
     """transformers' (frequencies, attention factor) in float64, through its own float32 code."""
-    config = Qwen3Config(head_dim=head_dim, max_position_embeddings=40960, rope_parameters=rope | {"rope_theta": theta})
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = transformers.Qwen3Config(
+        head_dim=head_dim, max_position_embeddings=40960, rope_parameters=rope | {"rope_theta": theta}
+    )
     found, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
     return found.numpy(), factor
 
@@ -74,7 +75,11 @@ def test_frequencies_yarn_equal_transformers_for_any_setting(theta, factor, orig
 
 @pytest.mark.parametrize("rope", [dict(rope_type="default"), YARN | dict(attention_factor=1.25)], ids=str)
 def test_rotate_long_positions_equals_transformers(rope):
-    config = Qwen3Config(head_dim=16, max_position_embeddings=40960, rope_parameters=rope | {"rope_theta": 1e6})
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
+
+    config = transformers.Qwen3Config(
+        head_dim=16, max_position_embeddings=40960, rope_parameters=rope | {"rope_theta": 1e6}
+    )
     rng = np.random.default_rng(0)
     positions = np.array([[0, 1, 17, 4095, 32767], [40000, 5, 5, 6, 131071]])
     q = rng.normal(size=(2, 5, 3, 16)).astype(np.float32)

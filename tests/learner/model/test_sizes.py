@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from bridge.names import flatten
 from configs.model_sizes import MODEL_SIZES
 from learner.model.config import Architecture
 from learner.model.decoder import abstract_params
+from tests.learner.model.tiny import SIZES
+from tests.param_tensors import iter_tensors
+from tests.support.lazy import torch, transformers
 
 # Of parameters; a tied head counts once. Qwen, SmolLM2, Mistral and Gemma 2: the safetensors totals of the model cards.
 # Llama: the model cards of Llama 2, 3.1 and 3.2 (6.74B, 8.03B, 70.6B, 1.23B and 3.21B), and the totals of their files.
@@ -60,17 +61,19 @@ def test_every_published_size_is_counted():
     assert set(MODEL_SIZES) == set(MILLIONS)
 
 
-@pytest.mark.parametrize("name", MODEL_SIZES)
+@pytest.mark.parametrize("name", SIZES)
 def test_parameters_of_a_published_size_are_transformers_own(name):
     config = Architecture.from_hf(MODEL_SIZES[name])
     with torch.device("meta"):
         fields = {k: v for k, v in MODEL_SIZES[name].items() if k != "model_type"}
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.family, **fields))
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(config.family, **fields)
+        )
     want = {key: tuple(p.shape) for key, p in model.named_parameters()}
     if config.num_experts:  # transformers fuses the experts in memory, not in files
         want = dict(unfused(want))
     shapes = {path: np.broadcast_to(0, spec.shape) for path, spec in flatten(abstract_params(config)).items()}
-    got = {key: tensor.shape for key, tensor in config.param_names.iter_tensors(shapes)}
+    got = {key: tensor.shape for key, tensor in iter_tensors(config.param_names, shapes)}
     assert got == want
     count = sum(math.prod(shape) for shape in got.values())
     assert round(count / 1e6) == MILLIONS[name]

@@ -3,10 +3,11 @@
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import pytest
 
+from configs.model_sizes import MODEL_SIZES
 from learner.model.config import Architecture
+from tests.support.lazy import torch, transformers
 
 SHAPE = dict(vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4)
 SHAPE |= dict(num_key_value_heads=2)
@@ -56,18 +57,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+SIZES = [
+    name
+    if fields["model_type"] not in [MODEL_SIZES[earlier]["model_type"] for earlier in list(MODEL_SIZES)[:i]]
+    else pytest.param(name, marks=pytest.mark.nightly)
+    for i, (name, fields) in enumerate(MODEL_SIZES.items())
+]
+"""Published sizes, for a parametrized test: daily the first one of each family, nightly all."""
+
+
 def reference(name: str, seed: int = 0) -> Any:
     """A transformers model (float32, eager attention) with every weight, norm and bias drawn at random."""
     family, fields = MODELS[name]
     rope = fields.get("rope_parameters")
     if rope and "full_attention" not in rope:
         fields = fields | {"rope_parameters": {"rope_type": "default"} | rope}
-    return reference_of(AutoConfig.for_model(family, **(SHAPE | fields)), seed)
+    return reference_of(transformers.AutoConfig.for_model(family, **(SHAPE | fields)), seed)
 
 
 def reference_of(config: Any, seed: int = 0) -> Any:
     """The same for any transformers config."""
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, weight in model.named_parameters():

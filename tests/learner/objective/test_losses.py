@@ -141,7 +141,7 @@ CONSTANTS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     logp=NATS, mu=NATS, prox=NATS, seq=NATS.map(lambda x: x + 4), adv=ADVANTAGES, mask=MASKS, given_constants=CONSTANTS
 )
@@ -170,7 +170,6 @@ def test_loss_value_gradient_and_clipping_match_float64_numpy(name, logp, mu, pr
             assert out.clipped[i] == was_clipped(name, *ratios, a, k), name
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     seed=st.integers(0, 10**6),
@@ -212,7 +211,7 @@ def test_gspo_mean_over_a_sequence_has_the_sequence_objectives_value_and_gradien
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     logp=NATS,
     mu=NATS,

@@ -13,6 +13,7 @@ from configs.sections import PublishConfig
 from learner.metrics import METRICS
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, config_of, fresh_params
+from tests.param_tensors import iter_tensors
 
 CONFIG = config_of()
 KEYS: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}
@@ -77,7 +78,7 @@ def metrics_of(published: Publisher, *names: str) -> list[float]:
 def wanted_of(params, dtype="float32") -> dict[str, np.ndarray]:
     """Copies, by Hugging Face's names; rounded by numpy."""
     leaves = {path: np.array(x).astype(dtype) for path, x in flatten(params).items()}
-    return dict(MODEL.param_names.iter_tensors(leaves))
+    return dict(iter_tensors(MODEL.param_names, leaves))
 
 
 def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:

@@ -4,13 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from bridge import codec
 from bridge.types import Group, Rollout
 from learner.model.hf import io as hf_io
 from tests.learner.streams import MODEL, TEMPERATURE, config_of, fresh_params, pack, random_groups, steps_of, stream
+from tests.support.lazy import torch, transformers
 
 STEP = 8
 MAX_WEIGHT = 1.5
@@ -115,7 +114,11 @@ def test_group_over_three_versions_is_trained_with_each_tokens_own_lag_and_ratio
     assert int(state.step) == STEP and int(state.skipped_updates) == 0
 
     hf_io.save(tmp_path / "model", MODEL, state.params)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager").float().eval()
+    model = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
+        .float()
+        .eval()
+    )
     group, oracle = in_flight_group(model)
     group = codec.decode(Group, codec.encode(group))  # as it comes out of the store
     batches = pack(config, [group], ends_update=True)

@@ -16,6 +16,7 @@ from learner.publish import lane
 from learner.publish.outlets import outlets_of
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, fresh_params
+from tests.param_tensors import iter_tensors
 
 
 class Run:
@@ -46,7 +47,7 @@ def on_device():
 
 
 def wanted_of(params):
-    return dict(MODEL.param_names.iter_tensors({path: np.array(x) for path, x in flatten(params).items()}))
+    return dict(iter_tensors(MODEL.param_names, {path: np.array(x) for path, x in flatten(params).items()}))
 
 
 def test_versions_of_a_run_are_fetched_from_its_bucket_by_their_deltas(tmp_path):

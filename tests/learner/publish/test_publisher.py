@@ -57,14 +57,8 @@ def test_publish_while_the_writer_stands_still_the_next_micro_batch_runs(setup, 
     assert published.announced == published.version and setup.seen == ["2:0"]
 
 
-@pytest.mark.parametrize("place", ["in place", "buffer of its own"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_publish_step_taken_before_the_parameters_were_read_does_not_change_what_goes_out(
-    setup, steps, dtype, place, monkeypatch
-):
-    monkeypatch.setattr(publisher, "_READ_S", 0.0)  # the step does not wait
-    if place != "in place":
-        monkeypatch.setattr(export, "_is_host_memory", lambda params: False)
+def test_publish_step_taken_before_the_parameters_were_read_does_not_change_what_goes_out(setup, steps, dtype):
     published = setup.publisher(dtype=dtype)
     state = steps.init(fresh_params())
     state, _ = steps.apply(micro_batch(steps, state, 0))
@@ -73,29 +67,11 @@ def test_publish_step_taken_before_the_parameters_were_read_does_not_change_what
     assert setup.writer.reached.wait(DEADLINE_S)
     for seed in range(3):  # memory that was given back too early would be used again
         state = micro_batch(steps, state, seed)
-        published.let_go()
         state, _ = steps.apply(state)
     setup.writer.gate.set()
     published.finish()
     assert_same(setup.tensors(), want)
     assert np.any(wanted_of(state.params, dtype)["lm_head.weight"] != want["lm_head.weight"])
-
-
-def test_let_go_waits_until_the_parameters_are_read_and_the_step_may_have_their_memory(setup, steps):
-    published = setup.publisher()
-    state, _ = steps.apply(micro_batch(steps, steps.init(fresh_params()), 0))
-    before = pointers(state.params)
-    published.publish(state.params, step=1)
-    assert setup.writer.reached.wait(DEADLINE_S)
-    is_over = threading.Event()
-    step = threading.Thread(target=lambda: (published.let_go(), is_over.set()))
-    step.start()
-    assert not is_over.is_set()
-    setup.writer.gate.set()
-    step.join(DEADLINE_S)
-    assert is_over.is_set()
-    state, _ = steps.apply(micro_batch(steps, state, 1))
-    assert pointers(state.params) == before  # nothing held them, so nothing was copied
 
 
 def test_publish_that_is_late_waits_for_the_one_before(setup):
@@ -137,7 +113,7 @@ def test_publish_that_somebody_waits_for_is_not_replaced(setup):
     assert metrics_of(published, "late", "replaced") == [2, 0]
 
 
-@pytest.mark.parametrize("call", ["finish", "check", "let_go", "publish"])
+@pytest.mark.parametrize("call", ["finish", "check", "publish"])
 def test_failure_of_the_thread_is_raised_by_the_next_call_as_it_is(setup, call, monkeypatch):
     failure = SnapshotError("no room")
 
@@ -252,11 +228,10 @@ def test_probe_is_due_before_every_nth_publish(setup):
     assert due == [True, False, False, True, False]
 
 
-def test_export_of_the_served_dtype_on_a_device_is_a_buffer_of_its_own(monkeypatch):
-    monkeypatch.setattr(export, "_is_host_memory", lambda params: False)
+def test_export_of_the_served_dtype_is_a_buffer_of_its_own():
     params = fresh_params_on_device()
-    made = export.Export(params, "float32", MODEL.param_names, in_place=True)
-    assert not made.is_in_place and pointers(made._parts).isdisjoint(pointers(params))
+    made = export.Export(params, "float32", MODEL.param_names)
+    assert pointers(made._parts).isdisjoint(pointers(params))
 
 
 _SHARDED = """
@@ -266,6 +241,7 @@ from bridge.snapshots.writer import SnapshotWriter, latest, fetch, map_tensors
 from configs.sections import MeshConfig, PublishConfig
 from learner.publish.publisher import Publisher
 from tests.learner.streams import MODEL, config_of, fresh_params, steps_of
+from tests.param_tensors import iter_tensors
 steps = steps_of(config_of(rows=8, mesh=MeshConfig(fsdp=8)))
 params = steps.init(fresh_params()).params
 with tempfile.TemporaryDirectory() as folder:
@@ -278,7 +254,7 @@ with tempfile.TemporaryDirectory() as folder:
     fetch(folder + "/weights", manifest, folder + "/copy", run="r", tokenizer_hash="t")
     got = map_tensors(folder + "/copy", manifest)
     want = {p: np.array(x).astype("bfloat16") for p, x in flatten(fresh_params()).items()}
-    equal = [bool((got[n] == x).all()) for n, x in MODEL.param_names.iter_tensors(want)]
+    equal = [bool((got[n] == x).all()) for n, x in iter_tensors(MODEL.param_names, want)]
     print(json.dumps({"devices": jax.device_count(), "equal": equal}))
     published.close()
 """

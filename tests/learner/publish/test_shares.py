@@ -48,7 +48,7 @@ def publish(folder, params, names, num_hosts, host_of, dtype):
     for i, writer in enumerate(writers):
         share = share_of(leaves, names, i, host_of=host_of)
         assert all(host_of(source.device) == i for source in share.sources)
-        parts.append(write(writer, Export(params, dtype, names, in_place=False, share=share)))
+        parts.append(write(writer, Export(params, dtype, names, share=share)))
     manifest = writers[0].join(parts)
     for writer in writers:
         writer.announce(manifest)

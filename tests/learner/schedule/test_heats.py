@@ -248,19 +248,6 @@ def test_rounds_of_a_window_are_counted_by_its_winners():
             window.consume(ticket.id)
 
 
-def test_state_of_before_there_were_heats_goes_on_in_the_updates_it_was_in():
-    window, U = window_of(config_of(3, eta=1.0, alpha=1.0)), 3
-    tickets = window.issue(step=0) + window.issue(step=0)
-    for ticket in (tickets[1], tickets[4], tickets[5]):
-        window.arrive(ticket.id)
-        window.consume(ticket.id)
-    state = {k: v for k, v in window.get_state().items() if k != "heats"}
-    restored = window_of(config_of(U, eta=2.0, alpha=1.0))
-    restored.set_state(state, window.open_tickets)
-    assert [restored.arrive(t.id) for t in restored.open_tickets] == [[], [], []]  # none of them raced
-    assert len(restored.issue(step=1)) == 6
-
-
 def test_state_whose_heats_do_not_add_up_is_refused():
     window = window_of(config_of(2, eta=1.5))
     tickets = window.issue(step=0)

@@ -239,7 +239,7 @@ def spy_on(w: World) -> dict[str, Group]:
 @pytest.mark.parametrize(
     "schedule", [pytest.param(s, marks=pytest.mark.heavy) if s.endswith(" of samples") else s for s in SCHEDULES]
 )
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 10**6))
 def test_nothing_is_lost_or_doubled_and_no_bound_is_broken(schedule: str, seed: int):
     config = config_of(schedule)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from configs import schema, sections
 from learner.schedule.planner import RoundPlanner
-from learner.schedule.tail_batching import max_rounds_deferred
 from learner.schedule.ticket_books import MAX_REPLACED_PER_GROUP, training_sampling
 from tests.learner.schedule.fakes import Problems, Sourced
 
@@ -72,6 +71,19 @@ def play_round(planner, rng, *, step=0):
 
 
 ETAS = st.sampled_from([1.0, 1.1, 1.25, 1.5, 2.0, 3.0])
+
+
+def max_rounds_deferred(rounds) -> int:
+    """A bound on the rounds between the one a prompt loses and the long one it comes back in; 0 without a race.
+
+    A short round adds n = eta_P R - R prompts, so a prompt is back after at most ceil(R / n) + 1 rounds, or twice that
+    where R are before it.
+    """
+    num_losers = rounds.groups_issued - rounds.groups_per_round
+    if num_losers == 0:
+        return 0
+    period = -(-rounds.groups_per_round // num_losers) + 1
+    return period * -(-(rounds.groups_per_round + num_losers) // rounds.groups_per_round)
 
 
 @given(R=st.integers(1, 9), eta=ETAS, seed=st.integers(0, 999))

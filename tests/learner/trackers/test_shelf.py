@@ -31,7 +31,7 @@ def test_extra_of_a_tracker_installs_what_it_needs(name):
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_tracker_that_is_not_installed_is_refused_with_its_extra(name, monkeypatch):
     monkeypatch.setattr(shelf.importlib.util, "find_spec", lambda package: None)
-    with pytest.raises(ValueError, match=rf"run.trackers has {name}, and .* pip install 'sluice\[{name}\]'") as e:
+    with pytest.raises(ValueError, match=rf"run.trackers has {name}, and .* pip install -e .*\[{name}\]'") as e:
         check_installed(["tensorboard", name])
     assert "\n" not in str(e.value)
     with pytest.raises(ValueError, match="not installed"):  # before the run starts

@@ -65,6 +65,7 @@ def test_kept_per_token_by_hand():
         kept_per_token(MODEL, "half")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.heavy
 def test_estimates_are_near_and_in_the_order_of_xlas_analysis():
     measured, estimated = {}, {}
     for policy in CHOICES:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.metrics import METRICS
@@ -108,7 +108,6 @@ def test_lag_buckets_each_lag_counts_in_its_own():
 
 
 @given(log_w=st.lists(st.floats(-30, 30) | st.floats(-0.01, 0.01), min_size=1, max_size=12))
-@settings(deadline=None, max_examples=40)
 def test_ratio_quantiles_match_numpy_to_the_stated_resolution(log_w):
     (micro,) = pack(config_of(), [group("a", rollout([1] * len(log_w), [STEP] * len(log_w), 0.0))])
     mu = np.zeros(micro.batch.tokens.shape, np.float32)
@@ -200,7 +199,7 @@ def test_measure_weights_beyond_float32_keep_their_ess():
     np.testing.assert_allclose(finalize(measured(micro.batch))["ess"], 2 / 3, rtol=1e-4)
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.mark.heavy
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(4)), cut=st.integers(0, 4))
 def test_merge_of_any_split_equals_the_numbers_of_all_tokens_at_once(seed, order, cut):
     rng = np.random.default_rng(seed)

@@ -89,7 +89,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
     def end_update():
         run.step = run.stream.step = run.step + 1
 
-    publisher: Any = SimpleNamespace(let_go=lambda: None, metrics=lambda: {}, serves=lambda step: True)
+    publisher: Any = SimpleNamespace(metrics=lambda: {}, serves=lambda step: True)
     checkpoints: Any = SimpleNamespace(num_failed=0)
     trainer = Trainer(
         config=config,

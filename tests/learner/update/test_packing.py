@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.sections import PackingConfig
@@ -58,7 +58,6 @@ def test_first_fit_decreasing_places_each_once_within_the_row(lengths):
             assert longer + lengths[row[0]] > 16 or len(earlier) == 3
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 6), name=st.sampled_from(["grpo", "mean_baseline"]))
 def test_pack_groups_holds_every_sequence_exactly_once(seed, num_groups, name):
     config = config_of(advantage=name)
@@ -86,7 +85,6 @@ def test_pack_groups_holds_every_sequence_exactly_once(seed, num_groups, name):
     assert found == want
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 6), rows=st.integers(1, 5))
 def test_pack_groups_has_one_shape_and_marks_each_ticket_once_with_its_last_batch(seed, num_groups, rows):
     config = config_of(rows=rows)

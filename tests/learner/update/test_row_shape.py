@@ -221,12 +221,6 @@ def test_restart_goes_on_with_the_same_shapes(num_before):
     assert rest[0] == rest[1] and len(set(rest[0][1])) > 1
 
 
-def test_restart_from_a_checkpoint_that_has_only_a_shape_goes_on_with_it():
-    shape = RowShape(mixed(4))
-    shape.set_state({"shape": [2, 1600], "num_changes": 3})
-    assert (shape.packing.rows, shape.packing.row_tokens) == (2, 1600)
-
-
 def test_restart_with_less_room_forgets_a_shape_that_is_too_large():
     shape = RowShape(auto())
     shape.take(groups_of(71), ends_update=True)
@@ -239,7 +233,7 @@ def test_without_auto_the_configured_shape_is_used_and_nothing_is_looked_at():
     config = config_of()
     shape = RowShape(config)
     assert shape.take([], ends_update=True) == config.packing == shape.packing
-    shape.set_state({"shape": [1, 64], "num_changes": 1})
+    shape.set_state({"shape": [1, 64], "num_held": 0, "num_seen": 0, "packs": []})
     assert shape.packing == config.packing
 
 

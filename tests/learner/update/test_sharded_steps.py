@@ -16,46 +16,50 @@ from learner.model.hf import io as hf_io
 from learner.update.loss_sum import AnchorLogprobs
 from learner.update.step import build_steps
 from tests.learner import eight_devices
-from tests.learner.streams import MODEL, config_of, random_groups, stream
+from tests.learner.streams import config_of, model_of, random_groups, stream
 
 # All that a mesh splits is divisible by what it is split by.
 SHAPE: dict[str, Any] = dict(
-    vocab_size=20, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8
+    vocab_size=20, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8
 )
 # Tied and biased, as Qwen2.5; the mixture of experts below is neither.
-DENSE = dataclasses.replace(MODEL, **SHAPE, family="qwen2", tie_word_embeddings=True, qkv_bias=True)
+DENSE = model_of("qwen2", "Qwen2", **SHAPE, tie_word_embeddings=True)
 MESHES = {
-    "fsdp 8": dict(fsdp=8),
     "fsdp 4 x tensor 2": dict(fsdp=4, tensor=2),
     "data 2 x fsdp 2 x tensor 2": dict(data=2, fsdp=2, tensor=2),
-    "sequence 2": dict(sequence=2),
     "fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2),
 }
+MORE_MESHES = {"fsdp 8": dict(fsdp=8), "sequence 2": dict(sequence=2)}
+"""For the nightly tests: an axis alone."""
 OF_WHOLE_ROWS = {name: axes for name, axes in MESHES.items() if "sequence" not in axes}
-MOE = dataclasses.replace(
-    MODEL,
+MOE = model_of(
+    "qwen3_moe",
+    "Qwen3Moe",
     **SHAPE,
-    family="qwen3_moe",
     num_experts=4,
-    num_experts_per_token=2,
+    num_experts_per_tok=2,
     moe_intermediate_size=16,
     norm_topk_prob=True,
 )
 MOE_MESHES = {
-    "expert 4": dict(expert=4),
     "fsdp 2 x expert 2 x tensor 2": dict(fsdp=2, expert=2, tensor=2),
-    "expert 2 x sequence 2": dict(expert=2, sequence=2),
+    "data 2 x expert 2 x sequence 2": dict(data=2, expert=2, sequence=2),
 }
+MORE_MOE_MESHES = {"expert 4": dict(expert=4)}
 # Biases wherever there may be some; norms, windows, rotations and caps of the families that have such.
 _GEMMA: dict[str, Any] = SHAPE | dict(
-    sliding_window=4, windowed_layers=(True, False), query_pre_attn_scalar=11.0, logit_soft_cap=3.0
+    sliding_window=4,
+    layer_types=["sliding_attention", "full_attention"],
+    query_pre_attn_scalar=11,
+    final_logit_softcapping=3.0,
+    tie_word_embeddings=True,
 )
 OTHERS = {
-    "llama": dataclasses.replace(MODEL, **SHAPE, family="llama", qkv_bias=True, o_bias=True, mlp_bias=True),
-    "gemma2": dataclasses.replace(MODEL, **_GEMMA, family="gemma2", attention_soft_cap=2.0, tie_word_embeddings=True),
-    "gemma3": dataclasses.replace(
-        MODEL, **_GEMMA, family="gemma3_text", local_rope_theta=10.0, tie_word_embeddings=True
-    ),
+    "gemma3": model_of("gemma3_text", "Gemma3", **_GEMMA, rope_local_base_freq=10.0),
+}
+MORE_OTHERS = {
+    "llama": model_of("llama", "Llama", **SHAPE, attention_bias=True, mlp_bias=True),
+    "gemma2": model_of("gemma2", "Gemma2", **_GEMMA, attn_logit_softcapping=2.0),
 }
 OTHER_MESHES = {"fsdp 2 x sequence 2 x tensor 2": dict(fsdp=2, sequence=2, tensor=2)}
 # What asks most of a mesh: the mean over a sequence, whose tokens may be split, a frozen reference, and the entropy.
@@ -121,22 +125,29 @@ def on_eight_devices(code: str) -> str:
     return eight_devices.run(f"from tests.learner.update import test_sharded_steps as t; {code}")
 
 
+def daily_and_nightly(daily: str, nightly: str) -> pytest.MarkDecorator:
+    """Parametrizes a test by the names of two tables of this module."""
+    return pytest.mark.parametrize("cases", [daily, pytest.param(nightly, marks=pytest.mark.nightly)])
+
+
 @pytest.mark.integration
-def test_two_updates_of_a_dense_model_on_every_mesh_equal_one_device():
+@daily_and_nightly("MESHES", "MORE_MESHES")
+def test_two_updates_of_a_dense_model_on_every_mesh_equal_one_device(cases):
     assert {axis for axes in (*MESHES.values(), *MOE_MESHES.values()) for axis in axes} == set(AXES)
-    assert on_eight_devices("t.compare(t.DENSE, t.MESHES)").count("equal on") == len(MESHES)
+    assert on_eight_devices(f"t.compare(t.DENSE, t.{cases})").count("equal on") == len(globals()[cases])
 
 
 @pytest.mark.integration
-def test_two_updates_of_a_mixture_of_experts_on_every_mesh_equal_one_device():
-    assert on_eight_devices("t.compare(t.MOE, t.MOE_MESHES)").count("equal on") == len(MOE_MESHES)
+@daily_and_nightly("MOE_MESHES", "MORE_MOE_MESHES")
+def test_two_updates_of_a_mixture_of_experts_on_every_mesh_equal_one_device(cases):
+    assert on_eight_devices(f"t.compare(t.MOE, t.{cases})").count("equal on") == len(globals()[cases])
 
 
 @pytest.mark.integration
-def test_two_updates_of_every_kind_of_family_on_a_mesh_equal_one_device():
-    assert on_eight_devices("[t.compare(m, t.OTHER_MESHES) for m in t.OTHERS.values()]").count("equal on") == len(
-        OTHERS
-    )
+@daily_and_nightly("OTHERS", "MORE_OTHERS")
+def test_two_updates_of_every_kind_of_family_on_a_mesh_equal_one_device(cases):
+    code = f"[t.compare(m, t.OTHER_MESHES) for m in t.{cases}.values()]"
+    assert on_eight_devices(code).count("equal on") == len(globals()[cases])
 
 
 @pytest.mark.integration

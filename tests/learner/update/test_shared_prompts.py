@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.devices.mesh import make_mesh
@@ -59,7 +59,6 @@ def sequences_of(batch):
             yield tuple(x[seen].tobytes() for x in (tokens, *others))
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**6), row_tokens=st.sampled_from([24, 48, 96]), most=st.sampled_from([2, 4, 128]))
 def test_shared_packs_hold_the_sequences_of_unshared_ones_from_fewer_tokens(seed, row_tokens, most):
     groups = groups_of(seed)
@@ -104,7 +103,9 @@ def assert_same_update(got, want):
             np.testing.assert_allclose(got[1][name], value, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.heavy) if i else name for i, name in enumerate(LOSSES)]
+)
 def test_update_from_shared_prompts_is_that_of_whole_sequences(name):
     groups = groups_of(1)
     shared, apart = (update_of(config_with(shares=s, **LOSSES[name]), groups) for s in (True, False))

@@ -73,7 +73,7 @@ def check(loss, normalization, seed, arrivals):
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("loss", LOSSES)
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_streamed_gradient_of_any_split_and_order_equals_one_batch(loss, normalization, data):
     order = data.draw(st.permutations(range(NUM_GROUPS)), label="order")

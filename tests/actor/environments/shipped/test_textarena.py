@@ -1,29 +1,50 @@
 import asyncio
+import importlib.util
+from typing import TYPE_CHECKING
 
 import pytest
 
 from actor.environments.pool import EnvironmentPool
-from actor.environments.protocol import EpisodeError
+from actor.environments.protocol import Step
 from configs.environments import textarena
 from configs.sections.environments import EnvironmentsConfig
 
-pytest.importorskip("textarena", reason="the extra `textarena` is not installed")
+if TYPE_CHECKING:
+    from actor.environments.shipped.textarena import TextArena
 
-from tests.bench.textarena_trial import Trial
-
+# The library is imported by the tests: with nltk and scipy it takes seconds.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("textarena") is None, reason="the extra `textarena` is not installed"
+)
 PLAYABLE = {game: told for game, told in textarena.tried_games().items() if not told["problem"]}
 
 
-def play(row: dict, actions) -> list:
+def play_in(game: "TextArena", row: dict, actions) -> list[Step]:
+    seen = [Step(messages=game.reset(row))]
+    for action in actions:
+        seen.append(game.step(action))
+        if seen[-1].done:
+            break
+    return seen
+
+
+def play(row: dict, actions) -> list[Step]:
+    """An episode in this process; `actor/environments/test_pool.py` has the one around it."""
+    from actor.environments.shipped.textarena import TextArena
+
+    return play_in(TextArena(), row, actions)
+
+
+def play_apart(row: dict, actions) -> list:
+    """An episode in a process of its own, as in a run."""
+
     async def body():
         pool = EnvironmentPool(EnvironmentsConfig())
         try:
             async with pool.open("textarena") as process:
                 seen = [await process.reset(row)]
-                for action in actions:
-                    seen.append(await process.step(action))
-                    if seen[-1].done:
-                        break
+                while not seen[-1].done and len(seen) <= len(actions):
+                    seen.append(await process.step(actions[len(seen) - 1]))
                 return seen
         finally:
             await pool.close()
@@ -42,33 +63,29 @@ def said(step) -> str:
 @pytest.mark.heavy
 def test_guess_the_number_is_won_by_halving():
     """Played by what it says alone; each observation holds only what is new."""
+    from actor.environments.shipped.textarena import TextArena
 
-    async def body():
-        pool = EnvironmentPool(EnvironmentsConfig())
-        try:
-            async with pool.open("textarena") as process:
-                start = await process.reset(row_of("GuessTheNumber-v0"))
-                assert "between 1 and 20" in said(start)
-                low, high = 1, 20
-                while True:
-                    middle = (low + high) // 2
-                    step = await process.step(str(middle))  # without brackets, which the game wants
-                    if step.done:
-                        return step.reward
-                    assert "between 1 and 20" not in said(step) and len(step.messages) == 1
-                    low, high = (middle + 1, high) if "higher" in said(step) else (low, middle - 1)
-        finally:
-            await pool.close()
-
-    assert asyncio.run(asyncio.wait_for(body(), 120)) == 1.0
+    game = TextArena()
+    assert "between 1 and 20" in game.reset(row_of("GuessTheNumber-v0"))[0]["content"]
+    low, high = 1, 20
+    while True:
+        middle = (low + high) // 2
+        step = game.step(str(middle))  # without brackets, which the game wants
+        if step.done:
+            break
+        assert "between 1 and 20" not in said(step) and len(step.messages) == 1
+        low, high = (middle + 1, high) if "higher" in said(step) else (low, middle - 1)
+    assert step.reward == 1.0
 
 
 @pytest.mark.heavy
 def test_same_row_is_the_same_episode_in_any_process():
     actions = ["[4]", "[0]", "[8]", "[2]"]
-    first, again = (play(row_of("TicTacToe-v0", seat=1, seed=3), actions) for _ in range(2))
+    first, again = (play_apart(row_of("TicTacToe-v0", seat=1, seed=3), actions) for _ in range(2))
     assert first == again
-    assert first[0] != play(row_of("TicTacToe-v0", seat=1, seed=4), actions)[0]
+    here = play(row_of("TicTacToe-v0", seat=1, seed=3), actions)
+    assert [(s.messages, s.reward, s.done) for s in first] == [(s.messages, s.reward, s.done) for s in here]
+    assert first[0].messages != play(row_of("TicTacToe-v0", seat=1, seed=4), actions)[0].messages
 
 
 @pytest.mark.heavy
@@ -100,7 +117,7 @@ def test_move_at_which_a_game_raises_is_an_invalid_one(game, action):
 @pytest.mark.parametrize("game", ["QuantumTicTacToe-v0", "PublicGoodsGame-v0"])
 def test_game_of_several_that_one_player_may_start_is_refused(game):
     """One sets a table for two and breaks at the second move; the other is a public good of a public of one."""
-    with pytest.raises(EpisodeError, match="is played by 2 players, not by 1"):
+    with pytest.raises(ValueError, match="is played by 2 players, not by 1"):
         play(row_of(game) | {"num_players": 1}, [])
     assert PLAYABLE[game]["num_players"] == 2
 
@@ -113,6 +130,8 @@ def test_game_of_two_in_the_form_that_it_shows_is_played_to_its_end():
 
 @pytest.mark.heavy
 def test_trial_of_a_game_finds_a_legal_move_or_says_so():
+    from tests.bench.textarena_trial import Trial
+
     trial = Trial()
     trial.reset(row_of("TicTacToe-v0", seat=1))
     assert not trial.step("0").done

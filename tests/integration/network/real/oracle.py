@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 
 from bridge.types import Group, Rollout, Version
+from tests.support.lazy import torch, transformers
 
 BOUND = 1e-4
 """Nats that an engine may be off, in float32; the learner's own (`Config.parity_bound`)."""

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from bridge.types import Group, Version
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.network.real.oracle import BOUND, Oracle
 from tests.integration.support import models
+from tests.support.lazy import torch
 
 pytestmark = pytest.mark.heavy
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 from blake3 import blake3
 
-from bridge import codec, versions
+from bridge import versions
 from bridge.published import Announcement, CardFile, RunCard
 from bridge.secrets import read_token
 from bridge.snapshots.layout import place_of
@@ -89,7 +89,6 @@ def make_card(told: Setting) -> tuple[RunCard, dict[str, bytes]]:
         files=tuple(CardFile(name=n, num_bytes=len(d), blake3=blake3(d).hexdigest()) for n, d in data.items()),
         tensors=tensors,
         sluice=versions.SLUICE,
-        formats=codec.describe_formats(),
         vllm="",
     )
     return card, {blake3(d).hexdigest(): d for d in data.values()}

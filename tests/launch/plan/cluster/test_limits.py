@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.plan.cluster.limits import first_to_give_out, generate_groups_per_s, train_groups_per_s
@@ -137,7 +137,6 @@ def test_too_few_connections_give_out_at_any_pace():
 RATES = st.floats(0, 1e-2)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.floats(0.01, 1.0), RATES, RATES, RATES, RATES, st.booleans())
 def test_more_engines_never_make_any_shared_part_less_loaded(engines, more, pace, claim, write, read, told, by_round):
     fields = dict(
@@ -156,7 +155,6 @@ def test_more_engines_never_make_any_shared_part_less_loaded(engines, more, pace
     assert all(many[name] >= few[name] * (1 - 1e-12) for name in few)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 64), st.floats(0, 0.2), st.floats(0, 0.01), st.integers(500, 5000))
 def test_nothing_gives_out_below_the_limit_and_something_does_at_it(engines, chips, group_s, claim_s, link):
     cluster = cluster_of(

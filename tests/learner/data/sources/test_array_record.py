@@ -1,11 +1,10 @@
 import json
 
-import msgspec
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from learner.data.sources import array_record
-from learner.data.sources.array_record import ArrayRecordRows, decode
+from learner.data.sources.array_record import ArrayRecordRows
 
 
 def write(path, records, options="group_size:1"):
@@ -15,44 +14,11 @@ def write(path, records, options="group_size:1"):
     writer.close()
 
 
-def proto(number, payload):
-    """A length-delimited protobuf field, written by hand."""
-    assert len(payload) < 128
-    return bytes([number << 3 | 2, len(payload)]) + payload
-
-
-def example(**features):
-    """A tf.train.Example: text as a BytesList, whole numbers as an Int64List."""
-    entries = b""
-    for name, value in features.items():
-        kind = proto(1, proto(1, value.encode())) if isinstance(value, str) else proto(3, proto(1, bytes([value])))
-        entries += proto(1, proto(1, name.encode()) + proto(2, kind))
-    return proto(1, entries)
-
-
-ROW = {"prompt": "1+1", "answer": 2}
-
-
-@pytest.mark.parametrize(
-    "record",
-    [json.dumps(ROW).encode(), b' \n{"prompt": "1+1", "answer": 2}', msgspec.msgpack.encode(ROW), example(**ROW)],
-)
-def test_decode_reads_json_msgpack_and_examples(record):
-    assert decode(record) == ROW
-
-
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        (b"{torn", "not JSON"),
-        (b"", "neither JSON, msgpack"),
-        (b"\xc1", "neither JSON, msgpack"),
-        (msgspec.msgpack.encode([1]), "not a map but list"),
-        (b"\x0a\xff\xff", "no tf.train.Example"),
-    ],
-)
-def test_decode_of_anything_else_gives_the_reason(record, said):
-    assert said in str(decode(record))
+@pytest.mark.parametrize("record", [b"{torn", b"", b"\xc1", b"\x0a\xff\xff"])
+def test_array_record_that_is_not_json_gives_the_reason(tmp_path, record):
+    write(tmp_path / "rows.arrayrecord", [b'{"prompt": "1+1"}', record])
+    good, bad = ArrayRecordRows(str(tmp_path / "rows.arrayrecord")).batches().__next__()
+    assert good == {"prompt": "1+1"} and "not JSON" in str(bad)
 
 
 @pytest.mark.parametrize("options", ["group_size:1", "group_size:16"])

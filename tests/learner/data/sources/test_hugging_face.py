@@ -1,4 +1,5 @@
 import builtins
+import importlib.util
 
 import pytest
 
@@ -6,7 +7,9 @@ from configs import sections
 from learner.data.sources.hugging_face import load
 from tests.learner.data.rooms import parquet, rows_of
 
-pytest.importorskip("datasets", reason="the extra `huggingface` is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="the extra `huggingface` is not installed"
+)
 
 CARD = """\
 ---
@@ -81,5 +84,5 @@ def test_load_without_the_library_names_the_extra(folder, monkeypatch):
 
     imported = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", no_datasets)
-    with pytest.raises(ValueError, match=r"needs the library `datasets`.*'sluice\[huggingface\]'"):
+    with pytest.raises(ValueError, match=r"needs the library `datasets`.*pip install -e .*\[huggingface\]"):
         load(source_of(folder), ("prompt", "answer"), split="train")

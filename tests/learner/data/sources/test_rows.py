@@ -30,7 +30,7 @@ def test_json_lines_blank_lines_are_none_and_count(tmp_path):
     assert all_of(found) == got
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size=5), max_size=30),
     ends=st.booleans(),

@@ -66,7 +66,7 @@ VARIANTS = [
     XLA,
     Variant("xla-block-16", (("path", "xla"), ("block", 16)), soft_caps=True),
     SPLASH,
-    SPLASH_BLOCKS,
+    pytest.param(SPLASH_BLOCKS, marks=pytest.mark.nightly),  # interpreted, so that one case takes ten seconds
     Variant("pallas-interpreted", (("path", "pallas"), ("interpret", True)), windows=False),
     pytest.param(Variant("cudnn", (("path", "cudnn"),), float32=False), marks=pytest.mark.gpu),
     pytest.param(Variant("pallas", (("path", "pallas"),), windows=False), marks=pytest.mark.gpu),

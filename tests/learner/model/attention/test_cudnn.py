@@ -16,7 +16,6 @@ from tests.learner.model.attention.attention_cases import BFLOAT16, example
 layout = jax.jit(segment_layout, static_argnums=1)
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=12), M=st.sampled_from([2, 5])
 )
@@ -38,7 +37,7 @@ def test_segment_layout_is_the_start_and_length_of_each_segment(lengths, M):
     assert (np.asarray(got_starts[1]) == -1).all() and (np.asarray(got_lengths[1]) == -1).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 999))
 def test_segment_layout_after_the_library_lists_every_row_in_one_buffer(seed):
     """JAX turns rows into one list of element offsets; they must be those of the tokens in [B, S, H, hd] memory."""

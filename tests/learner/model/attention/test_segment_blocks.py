@@ -73,7 +73,6 @@ def share(kernel, shard: int):
     return type(kernel).tree_unflatten(kwargs, [table and half(table) for table in tables])
 
 
-@settings(max_examples=25, deadline=None)
 @given(rows=ROWS, window=st.sampled_from(WINDOWS), shard=st.sampled_from([None, 0, 1]))
 def test_tables_run_exactly_the_pairs_of_blocks_with_a_query_that_sees_a_key(rows, window, shard):
     segments = packed(rows)
@@ -89,7 +88,7 @@ def test_tables_run_exactly_the_pairs_of_blocks_with_a_query_that_sees_a_key(row
             assert len(got(table)) == len(want) and set(got(table)) == want
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(rows=ROWS, seed=st.integers(0, 99))
 def test_tables_of_ids_in_any_order_miss_no_pair(rows, seed):
     segments = packed(rows)

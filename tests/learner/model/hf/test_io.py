@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from bridge.names import flatten, unflatten
 from learner.model.decoder import init_params, make_apply, output_head
 from learner.model.hf.io import load, save
 from tests.learner.model.tiny import MODELS, SHAPE, config_of, reference, reference_of, row, save_reference
+from tests.support.lazy import safetensors_torch, torch, transformers
 
 ROOT = pathlib.Path(__file__).parents[4]
 
@@ -33,7 +31,7 @@ def test_save_fresh_params_loads_in_transformers_with_equal_logits(name, tmp_pat
     fresh = flatten(init_params(config, jax.random.key(1)))
     params = unflatten({p: x if "scale" in p else x * 5 for p, x in fresh.items()})
     save(tmp_path / "out", config, params)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").float()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").float()
     tokens = np.random.default_rng(0).integers(0, 61, (2, 9))
     with torch.no_grad():
         want = model(torch.from_numpy(tokens)).logits.numpy()
@@ -43,14 +41,14 @@ def test_save_fresh_params_loads_in_transformers_with_equal_logits(name, tmp_pat
 
 @pytest.mark.parametrize(
     "name,dtype",
-    [(name, torch.float32) for name in MODELS]
-    + [(name, dtype) for name in ("qwen3-tied", "moe") for dtype in (torch.bfloat16, torch.float16)],
+    [(name, "float32") for name in MODELS]
+    + [(name, dtype) for name in ("qwen3-tied", "moe") for dtype in ("bfloat16", "float16")],
 )
 def test_load_then_save_is_byte_equal(name, dtype, tmp_path):
-    model = reference(name).to(dtype)
+    model = reference(name).to(getattr(torch, dtype))
     model.save_pretrained(tmp_path / "in")
     config, params = load(tmp_path / "in")
-    assert {str(x.dtype) for x in jax.tree.leaves(params)} == {str(dtype).removeprefix("torch.")}
+    assert {str(x.dtype) for x in jax.tree.leaves(params)} == {dtype}
     save(tmp_path / "out", config, params)
     assert file_bytes(tmp_path / "in") == file_bytes(tmp_path / "out")
     configs = [json.loads((tmp_path / side / "config.json").read_text()) for side in ("in", "out")]
@@ -64,7 +62,7 @@ def test_save_over_the_size_limit_shards_with_an_index_that_loads(tmp_path):
     save(tmp_path / "out", config, params, max_shard_bytes=15_000)
     files = file_bytes(tmp_path / "out")
     assert len(files) > 2 and all(len(data) < 15_000 + 2_000 for data in files.values())
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     for key, want in model.state_dict().items():
         assert torch.equal(again.state_dict()[key], want), key
     assert_equal(load(tmp_path / "out")[1], params)
@@ -103,7 +101,9 @@ def test_two_processes_load_their_own_bytes_and_save_the_same_files_together(tmp
     shape = dict(SHAPE, hidden_size=2048, vocab_size=61, head_dim=8) | dict(
         num_hidden_layers=2, moe_intermediate_size=8
     )
-    config = AutoConfig.for_model("qwen3_moe", **shape, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)
+    config = transformers.AutoConfig.for_model(
+        "qwen3_moe", **shape, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True
+    )
     model = reference_of(config)
     model.save_pretrained(tmp_path / "in", max_shard_size="150KB")
     with socket.socket() as free:
@@ -128,7 +128,11 @@ def test_two_processes_load_their_own_bytes_and_save_the_same_files_together(tmp
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
     assert_equal(load(tmp_path / "out")[1], load(tmp_path / "in")[1])
     stored = [
-        {name: x for file in (tmp_path / side).glob("*.safetensors") for name, x in load_file(file).items()}
+        {
+            name: x
+            for file in (tmp_path / side).glob("*.safetensors")
+            for name, x in safetensors_torch.load_file(file).items()
+        }
         for side in ("in", "out")
     ]
     assert set(stored[0]) == set(stored[1])
@@ -162,13 +166,13 @@ print(peak)
 @pytest.mark.integration
 def test_load_and_save_peak_memory_is_what_is_kept_and_part_of_a_tensor(tmp_path):
     shape = dict(SHAPE, vocab_size=40_000, hidden_size=512, intermediate_size=8192, num_hidden_layers=12, head_dim=64)
-    config = AutoConfig.for_model("qwen3", **shape, tie_word_embeddings=True)
+    config = transformers.AutoConfig.for_model("qwen3", **shape, tie_word_embeddings=True)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     config.architectures = ["Qwen3ForCausalLM"]
     config.save_pretrained(tmp_path / "big")
     tensors = {key: torch.ones(p.shape, dtype=torch.bfloat16) for key, p in model.named_parameters()}
-    save_file(tensors, tmp_path / "big/model.safetensors", metadata={"format": "pt"})
+    safetensors_torch.save_file(tensors, tmp_path / "big/model.safetensors", metadata={"format": "pt"})
     save_reference("qwen3-tied", tmp_path / "small")
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}  # the compiler is in memory
     command = [sys.executable, "-c", PEAK, *(str(tmp_path / name) for name in ("big", "small", "out"))]
@@ -293,9 +297,9 @@ def wrong_tied_head(tensors):
 )
 def test_load_weights_that_do_not_fit_are_named(damage, message, tmp_path):
     save_reference("qwen3-tied", tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = safetensors_torch.load_file(tmp_path / "model.safetensors")
     damage(tensors)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    safetensors_torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
 
@@ -303,9 +307,9 @@ def test_load_weights_that_do_not_fit_are_named(damage, message, tmp_path):
 def test_load_tied_model_with_a_copied_head_is_accepted(tmp_path):
     save_reference("qwen3-tied", tmp_path)
     want = load(tmp_path)[1]
-    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = safetensors_torch.load_file(tmp_path / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    safetensors_torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert_equal(load(tmp_path)[1], want)
 
 

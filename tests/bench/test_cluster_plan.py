@@ -4,11 +4,9 @@ import dataclasses
 
 import pytest
 
-from launch.plan.cluster.figure import COLOURS, name_in_figure, plot_scale
 from launch.plan.cluster.limits import first_to_give_out
-from launch.plan.cluster.scale import counts_up_to, scale
-from launch.plan.cluster.variants import variant_of
 from launch.plan.profiles import LearnerProfile
+from tests.bench.cluster_plan import COLOURS, counts_up_to, name_in_figure, plot_scale, scale, variant_of
 from tests.launch.plan.cluster.setup import cluster_of, network, served, store
 from tests.launch.plan.setup import by_window, profile_of
 

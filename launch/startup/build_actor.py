@@ -1,0 +1,71 @@
+"""Parts of an actor that training, evaluation and checks build alike: verifiers, judge, environments."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Collection, Generator, Sequence
+
+from actor.engine.protocol import Engine
+from actor.environments.episode import Episodes
+from actor.environments.pool import EnvironmentPool
+from actor.environments.rendering import read_rendering
+from actor.rewards.adaptive import Anchors
+from actor.rewards.scheduler import Rewards
+from actor.verifiers.judge import Judge, read_template
+from actor.verifiers.pool import VerifierPool
+from configs.schema import Config
+from launch.judge import JudgeService
+from launch.placement import core_ids
+
+
+def verifier_cores(config: Config) -> Sequence[int]:
+    """Returns the cores that verifiers are bound to; empty: any."""
+    return core_ids(config.rewards.cpu_cores) if config.rewards.cpu_cores else ()
+
+
+def build_scorer(
+    config: Config, judge: Judge | None, *, own: Collection[str] | None = None, anchors: Anchors | None = None
+) -> Rewards:
+    """Returns what scores responses, by verifiers on their cores and by the judge."""
+    pool = VerifierPool.of_config(config, own=own, cores=verifier_cores(config))
+    elsewhere = {"judge": judge} if judge is not None else {}
+    return Rewards(pool, truncated=config.prompts.truncated, anchors=anchors, elsewhere=elsewhere)
+
+
+@contextlib.contextmanager
+def open_judge(config: Config, log: pathlib.Path, *, beats: Callable[[], None] = lambda: None) -> Generator[Judge]:
+    """The judge; one beside the engine is started before the engine, since both measure the memory left.
+
+    Args:
+      config: the run's; its judge is on.
+      log: file for a server that is started.
+      beats: called while it starts, some times a second.
+
+    Raises:
+      ValueError: it does not start, or the file of its key or its template can't be used.
+    """
+    if not config.judge.colocate:
+        yield Judge(config.judge)
+        return
+    read_template(config.judge)  # before anything takes minutes to start
+    log.parent.mkdir(parents=True, exist_ok=True)
+    service = JudgeService(config.judge, log, stopped_s=config.supervision.heartbeat_s, beats=beats)
+    with contextlib.closing(service):
+        yield Judge(service.config, failure=lambda: service.failure)
+
+
+def build_episodes(config: Config, engine: Engine, model: pathlib.Path) -> Episodes | None:
+    """Returns what plays the environments of the run's prompts with the model of a folder; None where it has none."""
+    if not config.environments_played:
+        return None
+    return Episodes(
+        engine,
+        EnvironmentPool(config.environments, own=config.own_environments, names=config.environments_played),
+        read_rendering(
+            model,
+            config.prompts.chat_template,
+            config.prompts.template_settings,
+            thinking_marks=config.model.thinking_marks,
+        ),
+        config.environments,
+        max_context_tokens=config.model.max_tokens,
+    )
