@@ -13,7 +13,7 @@ from tests.docs.markdown import REPO, Command, commands
 from tests.test_docs import named, pages
 
 OURS = ("launch.", "tests.", "bridge.", "learner.")
-OTHERS = {"mkdocs", "pytest", "venv"}
+OTHERS = {"mkdocs", "pip", "pytest", "venv"}
 _FLAG = re.compile(r"--([a-z][\w.]*)")
 _PLACEHOLDER = re.compile(r"[A-Z]{2,}|\.\.\.|\*")
 

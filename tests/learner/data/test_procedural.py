@@ -74,17 +74,6 @@ def test_stream_with_bad_rows_restored_goes_on_alike_and_counts_alike(chat_token
     assert num_before + len(found) == sum(counts.values()) == len(BAD)
 
 
-def test_state_of_before_bad_rows_were_counted_is_read(chat_tokenizer):
-    stream, _, _ = load_prompts(config(), chat_tokenizer)
-    take(stream, 20)
-    state = stream.get_state()
-    for name in ("num_bad", "num_too_long"):
-        del state["sources"][""][name]
-    want = take(stream, 9)
-    stream.set_state(state)
-    assert take(stream, 9) == want
-
-
 def test_stream_of_nothing_but_bad_rows_ends_with_the_last_reason(chat_tokenizer, small):
     stream, _, _ = load_prompts(config(broken_from=60, num_problems=0), chat_tokenizer)
     with pytest.raises(ValueError, match=r"environment='toy': 20 rows in a row were set aside; .*row 79: .*is empty"):

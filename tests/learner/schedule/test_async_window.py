@@ -26,6 +26,14 @@ def issue(window: AsyncWindow, *, step=0, num_unclaimed=0) -> int:
     return len(window.issue(step=step, num_unclaimed=lambda: num_unclaimed))
 
 
+def trained_to(window: AsyncWindow, num_updates: int) -> AsyncWindow:
+    """Consumes so many updates' groups, each as soon as it is issued."""
+    for step in range(num_updates):
+        for ticket in window.issue_up_to(2 * step + 1, step=step):
+            window.consume(ticket.id)
+    return window
+
+
 @given(
     alpha=st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 4.0]),
     every=st.sampled_from([1, 2, 3, 4]),
@@ -123,8 +131,7 @@ def test_lag_bound_holds_tickets_back_and_is_counted():
 
 def test_tickets_are_of_the_learners_incarnation_also_when_asked_for_anew():
     # An actor compares incarnations first: of incarnation 0 a restarted learner's tickets would ask for nothing.
-    window = window_of(async_ratio=0.0, incarnation=3)
-    window.set_state(dict(num_issued=10, num_consumed=10, num_deferred=0, round_is_long=False), [])
+    window = trained_to(window_of(async_ratio=0.0, incarnation=3), 5)
     (first, _) = window.issue(step=5, num_unclaimed=lambda: 0)
     assert str(first.min_version) == "3:5"
     (again, _) = window.renew(step=6)
@@ -133,6 +140,5 @@ def test_tickets_are_of_the_learners_incarnation_also_when_asked_for_anew():
 
 @pytest.mark.parametrize(("alpha", "earliest"), [(0.0, 4), (0.5, 3), (1.0, 3), (2.0, 2)])
 def test_ticket_may_begin_on_weights_alpha_behind_its_turn_never_on_ones_to_come(alpha, earliest):
-    window = window_of(async_ratio=alpha, every_n_steps=1)
-    window.set_state(dict(num_issued=8, num_consumed=8, num_deferred=0, round_is_long=False), [])
+    window = trained_to(window_of(async_ratio=alpha, every_n_steps=1), 4)
     assert window.issue(step=4, num_unclaimed=lambda: 0)[0].min_version.step == earliest
