@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping, MutableMapping
 
 INSTALL = "apt-get install gcc g++ python3-dev"
@@ -35,22 +34,20 @@ def missing_compiler(environment: Mapping[str, str] = os.environ, *, include: st
         return f"a C++ compiler ({compiler[0]})"
     if not os.path.isfile(os.path.join(include, "Python.h")):
         return f"Python's headers ({include}/Python.h)"
-    # In a folder of its own: an empty include path, or a working folder with headers, changes nothing.
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                [*compiler, "-fsyntax-only", "-fopenmp", "-I", include, "-x", "c++", "-"],
-                input=_PROGRAM,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_COMPILE_S,
-                cwd=folder,
-                env=dict(environment),
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as e:
-            return f"a C++ compiler that works ({compiler[0]}: {e})"
+    try:
+        done = subprocess.run(
+            [*compiler, "-fsyntax-only", "-fopenmp", "-I", include, "-x", "c++", "-"],
+            input=_PROGRAM,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMPILE_S,
+            cwd="/",  # an empty include path means the working folder: one without headers
+            env=dict(environment),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return f"a C++ compiler that works ({compiler[0]}: {e})"
     said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit status {done.returncode}")
     return f"a C++ compiler that works ({compiler[0]}: {said})" if done.returncode else ""
 

@@ -9,8 +9,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _LAUNCH = ROOT / "launch"
-_NOT_FOR_HANDS = {"judge_server", "snapshot_server", "tracker_service"}
-"""What another process starts, with arguments of its own."""
+_NOT_FOR_HANDS = {"judge_server", "snapshot_server", "tracker_service", "uv_settings"}
+"""What another process or a script starts, with arguments of its own."""
 
 
 def names() -> list[str]:

@@ -20,14 +20,14 @@ from learner.objective.losses import LOSSES
 from tests.integration.support.processes import REPO
 
 LAUNCH = pathlib.Path(REPO) / "launch"
-BECOMES_ANOTHER = {"judge_server"}
-"""What takes another program's arguments, and shows that one's help."""
+NO_FLAGS = {"judge_server", "uv_settings"}
+"""What takes another program's arguments, and shows that one's help; what a script starts, which takes none."""
 
 
 def commands() -> list[str]:
     """What `python -m launch.NAME` starts."""
     modules = [f.stem for f in LAUNCH.glob("*.py") if 'if __name__ == "__main__"' in f.read_text()]
-    return sorted({*modules, *(f.parent.name for f in LAUNCH.glob("*/__main__.py"))} - BECOMES_ANOTHER)
+    return sorted({*modules, *(f.parent.name for f in LAUNCH.glob("*/__main__.py"))} - NO_FLAGS)
 
 
 def names(folder: str) -> set[str]:

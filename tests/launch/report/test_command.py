@@ -82,7 +82,7 @@ def test_results_are_given_with_a_run_or_without_one(done, runs):
 
 def test_without_its_library_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(ValueError, match="sluice\\[report\\]"):
+    with pytest.raises(ValueError, match=r"\[report\]"):
         check_library()
 
 
