@@ -39,7 +39,9 @@ if compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
   quickly_compiled=("${as_in_a_run[@]}")
 fi
 case "${1:-}" in -h | --help) exec sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' launch/test.sh ;; esac
-folder="$(mktemp -d)" # the linters' output, the summary
+folder="$(mktemp -d)" # the linters' output, what all steps said, the summary
+colour=()
+if [ -t 1 ]; then colour=(--color=yes); fi
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
 
 is_fast=false is_nightly=false
@@ -81,7 +83,7 @@ step() {
   local name="$1" start=$SECONDS status=0
   shift
   printf '\n== %s\n' "$name"
-  "$@" </dev/null || status=$?
+  "$@" </dev/null 2>&1 | tee -a "$folder/said" || status=$?
   if [ "$status" -eq 0 ]; then
     echo "ok      $name ($((SECONDS - start))s)" >>"$folder/summary"
   else
@@ -93,7 +95,7 @@ step() {
 tests() {
   local name="$1" compiled="$2[@]"
   shift 2
-  step "$name" "${!compiled}" "$bin/python" -m pytest --durations=10 "$@"
+  step "$name" "${!compiled}" "$bin/python" -m pytest --durations=10 "${colour[@]}" "$@"
 }
 
 lint() {
@@ -123,5 +125,6 @@ if ! $is_fast && ! $is_nightly && [ $# -eq 0 ]; then
 fi
 
 printf '\n== summary\n'
+grep -E $'^(\e\\[[0-9;]*m)*(FAILED|ERROR)' "$folder/said" | head -n 100 # what pytest said far above
 cat "$folder/summary"
 ! grep -q ^FAILED "$folder/summary"
