@@ -23,7 +23,14 @@ command_line.run(interrupt)
 @pytest.mark.parametrize("when", [["import"], []])
 def test_interrupt_is_one_word_and_no_traceback(when):
     call = [sys.executable, "-c", PROGRAM, *when]
-    done = subprocess.run(call, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, text=True)
+    done = subprocess.run(
+        call,
+        cwd=REPO,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also where the tests run in the background
+    )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted\n")
 
 
