@@ -151,12 +151,13 @@ def dump_postgres(admin: psycopg.Connection, run: str) -> dict[str, list[str]]:
 
 
 def dump_sqlite(path: str) -> dict[str, list[str]]:
-    """All rows of a file, by table."""
+    """All rows of a file, by table; without the reading of the clock that any of its writers keeps."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         tables = [t for (t,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         found: dict[str, list[str]] = {}
         for table in tables:
-            cursor = db.execute(f"SELECT * FROM {table}")
+            kept = " WHERE key NOT LIKE 'clock_%'" if table == "meta" else ""
+            cursor = db.execute(f"SELECT * FROM {table}{kept}")
             columns = [c[0] for c in cursor.description]
             found[table] = sorted(_plain(columns, row) for row in cursor.fetchall())
         return found
